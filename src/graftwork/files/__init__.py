@@ -1,0 +1,1 @@
+"""What is done to files alone: written whole, hashed, appended to."""

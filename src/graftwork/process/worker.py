@@ -1,0 +1,51 @@
+"""How a child process begins and ends: `python -m some.worker JOB_FILE`.
+
+In: the job as a file. Out: an exit code of the design and, for an expected failure, `error.json`
+in the job's folder, so that the parent can say what happened without parsing a traceback.
+"""
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from graftwork.files.whole import write_whole
+from graftwork.process import lock
+from graftwork.records.base import Record
+from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, GraftError
+
+ERROR_FILE = "error.json"
+
+J = TypeVar("J", bound=Record)
+
+stop_asked = threading.Event()
+"""Set by SIGTERM: the worker ends at its next safe point and asks to be resumed."""
+
+
+def run_worker(kind: type[J], folder_of: Callable[[J], Path], work: Callable[[J], None]) -> int:
+    """Read the job, hold its folder, work; turn expected errors into `error.json`."""
+    job = kind.from_json(Path(sys.argv[1]).read_bytes())
+    folder = folder_of(job)
+    signal.signal(signal.SIGTERM, _ask_to_stop)
+    try:
+        with lock.hold(folder):
+            (folder / ERROR_FILE).unlink(missing_ok=True)
+            try:
+                work(job)
+            except GraftError as error:
+                write_whole(folder / ERROR_FILE, json.dumps(error.as_json()))
+                return error.exit_code
+    except GraftError as error:
+        print(json.dumps(error.as_json()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return EXIT_DONE
+
+
+def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:
+    stop_asked.set()

@@ -1,0 +1,1 @@
+"""The nouns of Graftwork. Frozen, typed, without any input or output."""

@@ -1,0 +1,35 @@
+"""What every record shares: frozen, typed, strict about unknown keys, hashable by content.
+
+In: values. Out: immutable nouns that the stages pass to each other. Knows nothing of files,
+databases, models or clocks.
+"""
+
+import hashlib
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Record(BaseModel):
+    """A frozen noun. Unknown keys are a mistake, not a surprise for later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    def to_json(self) -> str:
+        """The record as readable JSON, keys in the order of their definition."""
+        return self.model_dump_json(indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        return cls.model_validate_json(text)
+
+    def fingerprint(self) -> str:
+        """The same content has the same fingerprint on every machine."""
+        return fingerprint(self.model_dump(mode="json"))
+
+
+def fingerprint(value: Any) -> str:
+    """SHA-256 over canonical JSON: sorted keys, no spaces, plain UTF-8."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,82 @@
+"""The one hierarchy of expected errors, and the exit codes that the command line gives them.
+
+An expected error says what is wrong, why that matters and how to mend it; the doors print it
+without a traceback. Anything else that is raised is a bug and propagates.
+
+To add one: subclass the class whose exit code fits, and pass `what`, `why` and `fix`.
+"""
+
+from typing import ClassVar
+
+EXIT_DONE = 0
+EXIT_ANSWER_IS_NO = 1
+EXIT_USER_MISTAKE = 2
+EXIT_ENVIRONMENT = 3
+EXIT_ITERATE = 10
+EXIT_ABORT = 11
+EXIT_NOT_ENOUGH_EVIDENCE = 12
+EXIT_RESUME_ME = 75
+EXIT_INTERRUPTED = 130
+
+
+class GraftError(Exception):
+    """An expected failure: what happened, why it matters, how to mend it, and where."""
+
+    exit_code: ClassVar[int] = EXIT_USER_MISTAKE
+
+    def __init__(self, what: str, *, why: str = "", fix: str = "", where: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.why = why
+        self.fix = fix
+        self.where = where
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "why": self.why,
+            "fix": self.fix,
+            "where": self.where,
+            "exit_code": self.exit_code,
+        }
+
+
+class UserMistake(GraftError):
+    """The input is wrong: a file, a key, a value, an argument."""
+
+
+class AnswerIsNo(GraftError):
+    """The work was done and the answer is no: a gate refused, it does not fit, the audit blocks."""
+
+    exit_code = EXIT_ANSWER_IS_NO
+
+
+class EnvironmentLacks(GraftError):
+    """Something outside is missing: a package, a model, disk space, a permission."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class Busy(EnvironmentLacks):
+    """Another worker holds the lock of this run."""
+
+
+class Damaged(EnvironmentLacks):
+    """A file does not have the bytes that its manifest promises."""
+
+
+class WorkerFailed(EnvironmentLacks):
+    """A child process ended without a result."""
+
+
+class StoppedInOrder(GraftError):
+    """The work was stopped at a safe point and can be resumed."""
+
+    exit_code = EXIT_RESUME_ME
+
+
+class Interrupted(GraftError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = EXIT_INTERRUPTED

@@ -1,0 +1,48 @@
+"""One logged exchange with a model, traceable to its file and line for good."""
+
+from typing import Any, Literal
+
+from graftwork.records.base import Record
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Origin(Record):
+    """Where a row came from: the file as the user named it, and the line counted from 1."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Message(Record):
+    role: Role
+    content: str
+
+
+class Interaction(Record):
+    """What was asked (`messages`), what was answered (`reply`), and what the log says about it.
+
+    `group` is the role or domain of the agent; `session` ties exchanges of one conversation.
+    A status, finish reason or model that the log does not state is None, never guessed.
+    """
+
+    id: str
+    origin: Origin
+    messages: tuple[Message, ...]
+    reply: str
+    status: str | None = None
+    finish_reason: str | None = None
+    group: str | None = None
+    session: str | None = None
+    model: str | None = None
+    duration_ms: float | None = None
+    max_tokens: int | None = None
+    extra: dict[str, Any] = {}
+
+    @property
+    def question(self) -> str:
+        """The last turn of the user: what the reply answers."""
+        return next((m.content for m in reversed(self.messages) if m.role == "user"), "")
