@@ -1,0 +1,1 @@
+"""The language model as the stages share it: find, load, template and mask, adapter, generate."""

