@@ -1,0 +1,1 @@
+"""Does it fit, how long, how much: pure maths on facts."""

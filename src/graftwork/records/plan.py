@@ -34,6 +34,20 @@ class DeviceFacts(Record):
     certainty: Certainty = "computed"
 
 
+class Workload(Record):
+    """What is to be trained, as numbers: the rows that were chosen and the adapter's shape."""
+
+    lengths: tuple[int, ...]
+    trained_tokens: int
+    batch_rows: int
+    epochs: int
+    rank: int
+    targets: tuple[str, ...]
+    adapted_layers: int
+    validation_tokens: int = 0
+    checkpoints: int = 1
+
+
 class Plan(Record):
     """The run as figures. `train` holds the resolved training settings that produce them."""
 

@@ -44,3 +44,4 @@ class AliasMove(Record):
     when: str
     why: str
     forced: bool = False
+    rollback: bool = False

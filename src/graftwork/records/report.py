@@ -29,6 +29,7 @@ class EvalJob(Record):
     max_new_tokens: int
     batch_size: int
     threads: int | None = None
+    latency_cases: int = 8
 
 
 class Answer(Record):
@@ -104,3 +105,4 @@ class Report(Record):
     comparisons: tuple[Comparison, ...]
     looks: int = 1
     settings: dict[str, Any] = {}
+    groups: dict[str, str] = {}

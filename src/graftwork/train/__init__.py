@@ -1,0 +1,1 @@
+"""Plan and dataset in, adapter out: the step, the loop, checkpoints, resume."""

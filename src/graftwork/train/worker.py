@@ -1,0 +1,187 @@
+"""The training process: `python -m graftwork.train.worker JOB_FILE`.
+
+In: a TrainJob. Out: `adapter/` and `outcome.json` in the run's folder, and on the way a heartbeat,
+a journal of steps, checkpoints. Runs with torch, transformers, safetensors and pydantic alone.
+"""
+
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from graftwork.files.dataset_folder import read_rows
+from graftwork.files.digest import folder_digest
+from graftwork.files.journal import Journal
+from graftwork.files.whole import write_whole
+from graftwork.process.heartbeat import Heart
+from graftwork.process.memory import peak_memory_gib
+from graftwork.process.worker import run_worker, stop_asked
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.run import TrainJob, TrainOutcome, TrainStep
+from graftwork.train.order import choose_rows
+from graftwork.train.settings import TrainSettings
+
+ATTEMPTS = "attempts.jsonl"
+WORDS = "words.jsonl"
+OUTCOME = "outcome.json"
+REHEARSED = "rehearsed"
+ADAPTER = "adapter"
+
+
+def train(job: TrainJob) -> None:
+    folder = Path(job.folder)
+    outcome_file = folder / OUTCOME
+    if outcome_file.exists():
+        return
+    attempts, words = Journal(folder / ATTEMPTS), Journal(folder / WORDS)
+    attempts.append({"pid": os.getpid(), "at": time.time()}, durable=True)
+    with Heart(folder) as heart:
+        outcome = _train(job, heart, words, restarts=len(attempts.read()) - 1)
+        write_whole(outcome_file, outcome.to_json())
+        heart.beat("done", outcome.steps, outcome.steps)
+
+
+def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> TrainOutcome:
+    import torch
+
+    from graftwork.model.adapter import AdapterShape, save_adapter
+    from graftwork.model.load import base_digest, load_base, use_threads
+    from graftwork.train.loop import Hooks, Loop
+    from graftwork.train.loss import mean_loss
+
+    folder = Path(job.folder)
+    settings = TrainSettings.model_validate(job.plan.train["settings"])
+    begun = time.perf_counter()
+    heart.beat("loading the base model", 0, 1)
+    torch.use_deterministic_algorithms(True)
+    use_threads(settings.threads)
+    model = load_base(Path(job.base_folder), dtype=job.plan.dtype, device=job.plan.device.kind)
+    before = base_digest(model)
+    rows = read_rows(Path(job.dataset_folder), "train")
+    rows = [rows[at] for at in choose_rows(len(rows), most=settings.max_rows, seed=settings.seed)]
+    if not rows:
+        raise EnvironmentLacks(
+            "the training split is empty", fix="prepare more data", where=job.dataset_folder
+        )
+    checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
+    heart.beat("loss before training", 0, 1)
+    device = job.plan.device.kind
+    loss_before = _once(folder / "loss_before", lambda: mean_loss(model, checks, batch_rows=8, device=device))
+    shape = AdapterShape.model_validate(job.plan.train["adapter"])
+    loop = Loop(model, rows, settings=settings, shape=shape, folder=folder)
+    loaded = time.perf_counter() - begun
+    clock = _Clock()
+
+    def on_step(step: TrainStep, steps: int) -> None:
+        left = clock.seconds_left(step.step, steps)
+        rate = step.tokens / step.seconds
+        heart.beat("training", step.step, steps, seconds_left=left, loss=step.loss, tokens_per_second=rate)
+
+    replay = loop.run(
+        Hooks(
+            on_step=on_step,
+            on_word=lambda word: words.append({"word": word}),
+            stop_asked=stop_asked.is_set,
+            before_step=lambda number, steps: _rehearse(settings, folder, number, steps),
+        )
+    )
+    heart.beat("loss after training", loop.steps, loop.steps)
+    loss_after = mean_loss(model, checks, batch_rows=8, device=device)
+    after = base_digest(model)
+    if after != before:
+        raise EnvironmentLacks(
+            "the base weights changed during training",
+            why="an adapter trained on shifting ground cannot be served",
+            fix="this is a fault of the program: please report it with the run's folder",
+            where=str(folder),
+        )
+    adapter = folder / ADAPTER
+    save_adapter(model, adapter, shape=shape, base=job.plan.base)
+    steps = _all_steps(folder)
+    busy = sum(step.seconds for step in steps)
+    return TrainOutcome(
+        run_id=job.run_id,
+        adapter_folder=str(adapter),
+        adapter_hash=folder_digest(adapter),
+        base_hash_before=before,
+        base_hash_after=after,
+        steps=loop.steps,
+        epochs=settings.epochs,
+        first_loss=steps[0].loss,
+        final_loss=steps[-1].loss,
+        validation_loss_before=loss_before,
+        validation_loss_after=loss_after,
+        seconds=busy,
+        load_seconds=loaded,
+        tokens_per_second=sum(step.tokens for step in steps) / busy,
+        peak_memory_gib=peak_memory_gib(),
+        trainable_parameters=loop.trainable,
+        restarts=restarts,
+        replayed_steps=replay.steps if replay else 0,
+        replay_identical=replay.identical if replay else None,
+        versions=_versions(),
+        settings=job.plan.train,
+    )
+
+
+class _Clock:
+    """Time left, from the steps of this process alone."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._begun = 0.0
+
+    def seconds_left(self, step: int, steps: int) -> float | None:
+        now = time.perf_counter()
+        if self._first is None:
+            self._first, self._begun = step, now
+            return None
+        return (now - self._begun) / (step - self._first) * (steps - step)
+
+
+def _rehearse(settings: TrainSettings, folder: Path, step: int, steps: int) -> None:
+    """Die once, halfway, without warning, if that was asked for."""
+    marker = folder / REHEARSED
+    if not settings.rehearse_crash or marker.exists():
+        return
+    every = settings.checkpoint_every
+    # A few steps behind a checkpoint, so that there are steps to do again.
+    halfway = max(steps // 2 // every, 1) * every + min(3, every - 1) + 1
+    if step == min(halfway, steps):
+        write_whole(marker, f"killed before step {step}\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _once(path: Path, compute: Any) -> float | None:
+    """A figure that a resumed run need not compute again."""
+    if not path.exists():
+        write_whole(path, repr(compute()))
+    text = path.read_text()
+    return None if text == "None" else float(text)
+
+
+def _all_steps(folder: Path) -> list[TrainStep]:
+    from graftwork.train.loop import read_steps
+
+    return read_steps(folder)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    import graftwork
+
+    return {
+        "graftwork": graftwork.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train))
