@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from graftwork.files.whole import write_whole
 from graftwork.process import lock
+from graftwork.process.parent import stop_with_parent
 from graftwork.records.base import Record
 from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, GraftError
 
@@ -31,6 +32,7 @@ def run_worker(kind: type[J], folder_of: Callable[[J], Path], work: Callable[[J]
     job = kind.from_json(Path(sys.argv[1]).read_bytes())
     folder = folder_of(job)
     signal.signal(signal.SIGTERM, _ask_to_stop)
+    stop_with_parent()
     try:
         with lock.hold(folder):
             (folder / ERROR_FILE).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""graft.yaml: the settings of all stages, composed and checked; the project's folder."""

@@ -1,0 +1,57 @@
+"""This machine as a place: a job is a child process.
+
+In: a Job. Out: a running child whose output goes to `worker.log` in the job's folder, and which is
+asked to stop when its parent dies. Does not restart anything: that is the supervisor's business.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.records.job import Job, Place
+
+PLACE = Place(name="local", kind="local")
+LOG_FILE = "worker.log"
+
+
+def start(job: Job) -> subprocess.Popen[bytes]:
+    """Start the job's module with the job's file as its only argument."""
+    folder = Path(job.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        **job.environment,
+        "PYTHONUNBUFFERED": "1",
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    with (folder / LOG_FILE).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", job.module, job.job_file],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+            # A session of its own: Ctrl-C reaches the parent alone, which then stops the child in order.
+            start_new_session=True,
+        )
+
+
+def stop(child: subprocess.Popen[bytes], *, patience: float = 30.0) -> int:
+    """Ask the child to stop at its next safe point; end it if it does not."""
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            child.kill()
+    return child.wait()
+
+
+def last_words(folder: Path, *, lines: int = 12) -> str:
+    """The end of a worker's log, for whoever must find out why it died."""
+    path = folder / LOG_FILE
+    if not path.exists():
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

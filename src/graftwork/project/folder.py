@@ -1,0 +1,57 @@
+"""The project's folder: where graft.yaml stands and where `.graft/` keeps what was made."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from graftwork.project.load import PROJECT_FILE, load_settings
+from graftwork.project.settings import ProjectSettings
+
+STATE_FOLDER = ".graft"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's settings and its places on disk."""
+
+    root: Path
+    settings: ProjectSettings
+
+    @property
+    def state(self) -> Path:
+        return self.root / STATE_FOLDER
+
+    @property
+    def datasets(self) -> Path:
+        return self.state / "datasets"
+
+    @property
+    def runs(self) -> Path:
+        return self.state / "runs"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.state / "evaluations"
+
+    @property
+    def releases(self) -> Path:
+        return self.state / "releases"
+
+    @property
+    def serving(self) -> Path:
+        return self.state / "serving"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def database_url(self) -> str:
+        """The team's PostgreSQL where one is named, else a file of the project's own."""
+        return os.environ.get("GRAFT_DATABASE_URL") or f"sqlite:///{self.state / 'state.db'}"
+
+
+def open_project(root: Path | None = None) -> Project:
+    """The project in `root`, or in the working folder."""
+    folder = (root or Path()).absolute()
+    return Project(root=folder, settings=load_settings(folder / PROJECT_FILE))

@@ -1,0 +1,144 @@
+"""Read graft.yaml strictly: every mistake is named with its line, its rule and its mending.
+
+In: a path. Out: ProjectSettings. Unknown keys are refused with the nearest known one suggested;
+duplicate keys are refused, since YAML would silently keep the last.
+"""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from graftwork.files.whole import explain_os_error
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.errors import UserMistake
+
+PROJECT_FILE = "graft.yaml"
+
+
+def load_settings(path: Path) -> ProjectSettings:
+    text = _read(path)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        lines = _lines_of(node, path) if node is not None else {}
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise UserMistake(
+            f"this is not valid YAML: {getattr(error, 'problem', error)}",
+            fix="check the indentation and the quotes around this line",
+            where=f"{path}:{mark.line + 1}" if mark else str(path),
+        ) from error
+    if not isinstance(content, dict):
+        raise UserMistake(
+            f"{path.name} is empty or not a mapping of keys",
+            fix="`graft init` writes one to start from",
+            where=str(path),
+        )
+    return _validate(content, lines, path)
+
+
+def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: Path) -> ProjectSettings:
+    try:
+        return ProjectSettings.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = tuple(str(part) for part in first["loc"])
+        line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
+        name = ".".join(key)
+        more = error.error_count() - 1
+        why = f"and {more} more" if more else ""
+        where = f"{path}:{line}"
+        if first["type"] == "extra_forbidden":
+            raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
+        if first["type"] == "missing":
+            raise UserMistake(
+                f"the key {name!r} is missing", why=why, fix=f"add {name!r} to {path.name}", where=where
+            ) from error
+        raise UserMistake(
+            f"{name}: {first['msg']}, found {first['input']!r}",
+            why=why,
+            fix=_describe(key) or "`graft schema` lists what each key takes",
+            where=where,
+        ) from error
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        raise UserMistake(
+            f"there is no {path.name} here",
+            why="a project is a folder with this file",
+            fix="`graft init` makes one, or go to the folder that has it",
+            where=str(path.parent.resolve()),
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except UnicodeDecodeError as error:
+        raise UserMistake(
+            f"{path.name} is not UTF-8", why=str(error), fix="save it as UTF-8", where=str(path)
+        ) from error
+
+
+def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:
+    """The line of every key, and an end to duplicate ones."""
+    lines: dict[tuple[str, ...], int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*prefix, str(key.value))
+            if here in lines:
+                raise UserMistake(
+                    f"the key {'.'.join(here)!r} stands twice",
+                    why=f"first in line {lines[here]}; YAML would silently keep the last",
+                    fix="remove one of them",
+                    where=f"{path}:{key.start_mark.line + 1}",
+                )
+            lines[here] = key.start_mark.line + 1
+            lines.update(_lines_of(value, path, here))
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            lines[(*prefix, str(place))] = value.start_mark.line + 1
+            lines.update(_lines_of(value, path, (*prefix, str(place))))
+    return lines
+
+
+def _owner(key: tuple[str, ...]) -> type[BaseModel] | None:
+    """The settings class that the last part of `key` should belong to."""
+    owner: Any = ProjectSettings
+    for part in key[:-1]:
+        if part.isdigit():
+            continue
+        field = owner.model_fields.get(part)
+        owner = _model_in(field.annotation) if field is not None else None
+        if owner is None:
+            return None
+    found: type[BaseModel] = owner
+    return found
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in getattr(annotation, "__args__", ()):
+        found = _model_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _nearest(key: tuple[str, ...]) -> str:
+    owner = _owner(key)
+    known = list(owner.model_fields) if owner else []
+    close = difflib.get_close_matches(key[-1], known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {'.'.join((*key[:-1], close[0]))!r}?"
+    return f"known here: {', '.join(known)}" if known else "`graft schema` lists all keys"
+
+
+def _describe(key: tuple[str, ...]) -> str:
+    owner = _owner(key)
+    field = owner.model_fields.get(key[-1]) if owner else None
+    return field.description or "" if field else ""
