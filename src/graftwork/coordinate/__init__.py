@@ -1,0 +1,1 @@
+"""One table of steps, the wiring between stages and store, supervision of child processes."""

@@ -1,0 +1,1 @@
+"""Logs in, a proven dataset out: read, audit, redact, de-duplicate, split, render."""

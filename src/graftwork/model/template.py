@@ -13,6 +13,7 @@ refused.
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -108,12 +109,12 @@ class Template:
         longest_first = sorted(self._special, key=len, reverse=True)
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
-    def prompt(self, messages: tuple[Message, ...]) -> list[int]:
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens up to the place where the model begins to answer."""
         text, contents = self._render(messages, generate=True)
         return self._encode(text, contents)
 
-    def render(self, messages: tuple[Message, ...], reply: str) -> Rendered:
+    def render(self, messages: Sequence[Message], reply: str) -> Rendered:
         """Prompt, reply and end of turn, proven."""
         prompt = self.prompt(messages)
         self._require_plain_turn(messages, reply)
@@ -135,7 +136,7 @@ class Template:
     def _special_ids(self) -> frozenset[int]:
         return frozenset(self._special.values())
 
-    def _require_plain_turn(self, messages: tuple[Message, ...], reply: str) -> None:
+    def _require_plain_turn(self, messages: Sequence[Message], reply: str) -> None:
         """The template writes prompt, reply and end of turn in this order and nothing between."""
         asked = self._substituted(messages, generate=True)
         answered = self._substituted((*messages, Message(role="assistant", content=reply)), generate=False)
@@ -147,13 +148,13 @@ class Template:
                 fix="check the template of the base model, or drop the row",
             )
 
-    def _substituted(self, messages: tuple[Message, ...], *, generate: bool) -> str:
+    def _substituted(self, messages: Sequence[Message], *, generate: bool) -> str:
         text, contents = self._render(messages, generate=generate)
         for mark, content in contents.items():
             text = text.replace(mark, content)
         return text
 
-    def _render(self, messages: tuple[Message, ...], *, generate: bool) -> tuple[str, dict[str, str]]:
+    def _render(self, messages: Sequence[Message], *, generate: bool) -> tuple[str, dict[str, str]]:
         """The template's text with a mark in place of each content."""
         marks = {f"\ue000{i}\ue001": m.content for i, m in enumerate(messages)}
         if any("\ue000" in content for content in marks.values()):

@@ -1,0 +1,1 @@
+"""What is done to text alone: redact, normalise, compare, recognise by shape."""

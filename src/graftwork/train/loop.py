@@ -21,13 +21,12 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, StoppedInOrder
 from graftwork.records.run import TrainStep
 from graftwork.train.checkpoint import Checkpoint, latest_good, write_checkpoint
+from graftwork.train.files import CHECKPOINTS, STEPS
+from graftwork.train.log import read_journal
 from graftwork.train.loss import Batch, summed_loss
 from graftwork.train.order import plan_batches
 from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
-
-JOURNAL = "steps.jsonl"
-CHECKPOINTS = "checkpoints"
 
 
 class Diverged(AnswerIsNo):
@@ -71,7 +70,7 @@ class Loop:
             epochs=settings.epochs,
             seed=settings.seed,
         )
-        self._journal = Journal(folder / JOURNAL)
+        self._journal = Journal(folder / STEPS)
 
     @property
     def steps(self) -> int:
@@ -84,7 +83,7 @@ class Loop:
     def run(self, hooks: Hooks) -> Replay | None:
         """Go on from the last good checkpoint to the last step."""
         done = self._resume(hooks)
-        earlier = {s.step: s for s in self._logged() if s.step > done}
+        earlier = {s.step: s for s in read_journal(self._folder) if s.step > done}
         same: list[bool] = []
         for number in range(done + 1, self.steps + 1):
             if hooks.stop_asked():
@@ -142,9 +141,6 @@ class Loop:
             where=", ".join(str(row.origin) for row in rows),
         )
 
-    def _logged(self) -> list[TrainStep]:
-        return [TrainStep.model_validate(line) for line in self._journal.read()]
-
     def _save(self, step: int) -> None:
         tensors = {f"adapter/{k}": v.clone() for k, v in adapter_tensors(self._model).items()}
         for place, parameter in enumerate(self._parameters):
@@ -181,12 +177,3 @@ class Loop:
         torch.set_rng_state(checkpoint.tensors["random/torch"])
         hooks.on_word(f"resuming after step {checkpoint.step} of {self.steps}")
         return checkpoint.step
-
-
-def read_steps(folder: Path) -> list[TrainStep]:
-    """The journal of a run, the last word on each step."""
-    steps: dict[int, TrainStep] = {}
-    for line in Journal(folder / JOURNAL).read():
-        step = TrainStep.model_validate(line)
-        steps[step.step] = step
-    return [steps[number] for number in sorted(steps)]

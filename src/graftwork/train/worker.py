@@ -21,14 +21,10 @@ from graftwork.process.memory import peak_memory_gib
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome, TrainStep
+from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, REHEARSED, WORDS
+from graftwork.train.log import read_steps
 from graftwork.train.order import choose_rows
 from graftwork.train.settings import TrainSettings
-
-ATTEMPTS = "attempts.jsonl"
-WORDS = "words.jsonl"
-OUTCOME = "outcome.json"
-REHEARSED = "rehearsed"
-ADAPTER = "adapter"
 
 
 def train(job: TrainJob) -> None:
@@ -100,7 +96,7 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
         )
     adapter = folder / ADAPTER
     save_adapter(model, adapter, shape=shape, base=job.plan.base)
-    steps = _all_steps(folder)
+    steps = read_steps(folder)
     busy = sum(step.seconds for step in steps)
     return TrainOutcome(
         run_id=job.run_id,
@@ -161,12 +157,6 @@ def _once(path: Path, compute: Any) -> float | None:
         write_whole(path, repr(compute()))
     text = path.read_text()
     return None if text == "None" else float(text)
-
-
-def _all_steps(folder: Path) -> list[TrainStep]:
-    from graftwork.train.loop import read_steps
-
-    return read_steps(folder)
 
 
 def _versions() -> dict[str, str]:

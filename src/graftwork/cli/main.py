@@ -1,0 +1,79 @@
+"""`graft`: gathers the verbs, and turns every expected error into words and an exit code.
+
+Imports nothing heavy: each verb fetches what it needs when it is called, so that `graft --help`
+answers at once.
+"""
+
+import sys
+
+import typer
+
+from graftwork.cli import data, doctor, evaluate, gate, init, plan, release, run, schema, serve, status, train
+from graftwork.cli.output import print_error
+from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
+
+app = typer.Typer(
+    name="graft",
+    help="Turn your agent logs into a better small model: audit, prepare, plan, train, evaluate, "
+    "gate, release, serve.",
+    epilog="Start here:  graft data audit YOUR_LOG.jsonl   ·   graft init   ·   graft run",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("init")(init.init)
+app.add_typer(data.app, name="data")
+app.command("plan")(plan.plan)
+app.command("train")(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command("gate")(gate.gate)
+app.add_typer(release.app, name="release")
+app.command("serve")(serve.serve)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+app.command("schema")(schema.schema)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and leave."),
+) -> None:
+    if version:
+        from graftwork import __version__
+
+        print(__version__)
+        raise typer.Exit
+    del context
+
+
+def main() -> None:
+    """The entry point: exit codes as the design names them."""
+    as_json = "--json" in sys.argv
+    try:
+        code = app(standalone_mode=False)
+    except GraftError as error:
+        print_error(error, as_json=as_json)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print_error(Interrupted("interrupted", fix="run the same command again"), as_json=as_json)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        show = getattr(error, "show", None)
+        if show is None:
+            raise
+        # A usage error of the command line library: it knows best how to show itself.
+        show()
+        sys.exit(EXIT_USER_MISTAKE)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

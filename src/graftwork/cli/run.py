@@ -1,0 +1,26 @@
+"""`graft run`: the whole way."""
+
+import typer
+
+from graftwork.cli.output import Json
+from graftwork.cli.steps import Folder
+
+
+def run(project: Folder = None, json: Json = False) -> None:
+    """From logs to a served, gated adapter. What has not changed is not done again.
+
+    Example:  graft run -C examples/cited_answers
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.steps import run_upto
+    from graftwork.records.verdict import Verdict
+
+    made = run_upto(None, project=project, as_json=json)
+    verdict = made.get("gate", Verdict)
+    if json:
+        print_json({name: output.model_dump(mode="json") for name, output in made.outputs.items()})
+    else:
+        stdout.print(f"[bold]{verdict.decision}[/]: {verdict.reason}", highlight=False)
+        report = getattr(made.outputs.get("report"), "path", None)
+        stdout.print(f"the whole story: {report}", highlight=False)
+    raise typer.Exit(verdict.exit_code)

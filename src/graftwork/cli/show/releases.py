@@ -1,0 +1,65 @@
+"""Releases and what they answer, as tables."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from graftwork.cli.show.tables import table
+from graftwork.records.release import AliasMove, Release
+
+
+def show_release(console: Console, release: Release) -> None:
+    rows = table("release", release.id[:12])
+    for label, value in (
+        ("project", release.project),
+        ("base", f"{release.base} @ {release.base_fingerprint[:12]}"),
+        ("adapter", release.adapter_hash[:12]),
+        ("dataset", release.dataset_hash[:12]),
+        ("run", release.run_id),
+        ("verdict", release.decision),
+        ("parent", release.parent[:12] if release.parent else "none"),
+        ("made", release.created_at),
+    ):
+        rows.add_row(label, value)
+    console.print(rows)
+
+
+def show_releases(console: Console, releases: tuple[Release, ...], aliases: dict[str, str]) -> None:
+    if not releases:
+        console.print("no release yet: `graft run` makes one", highlight=False)
+        return
+    rows = table("release", "alias", "verdict", "base", "dataset", "parent", "made")
+    for release in releases:
+        names = ", ".join(sorted(alias for alias, to in aliases.items() if to == release.id))
+        rows.add_row(
+            release.id[:12],
+            f"[bold green]{names}[/]",
+            release.decision,
+            release.base,
+            release.dataset_hash[:12],
+            (release.parent or "")[:12],
+            release.created_at,
+        )
+    console.print(rows)
+
+
+def show_move(console: Console, move: AliasMove) -> None:
+    before = move.previous[:12] if move.previous else "nothing"
+    console.print(f"{move.alias}: {before} → [bold]{move.release_id[:12]}[/]", highlight=False)
+
+
+def show_try_out(console: Console, try_out: Any) -> None:
+    for tried in try_out.tried:
+        rows = table("asked", escape(tried.question))
+        rows.add_row("base", escape(tried.base_answer))
+        rows.add_row("[green]release[/]", f"[green]{escape(tried.release_answer)}[/]")
+        rows.add_row("the log says", escape(tried.reference))
+        rows.add_row(
+            "[dim]answered by[/]",
+            f"[dim]{tried.answered_by[:12]}, in {tried.seconds:.1f} s, captured as {tried.capture_id}[/]",
+        )
+        console.print(rows)
+
+
+PRINTERS = {"Release": show_release, "TryOut": show_try_out}

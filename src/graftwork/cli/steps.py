@@ -1,0 +1,37 @@
+"""What the verbs that run a step have in common: open the project, run up to the step, show."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from graftwork.coordinate.step import Made
+
+Folder = Annotated[
+    Path | None, typer.Option("--project", "-C", help="Folder of the project; the working folder by default.")
+]
+
+
+def run_upto(step: str | None, *, project: Path | None, as_json: bool) -> "Made":
+    """Bring the project up to date as far as `step`, telling on standard error how it goes."""
+    from graftwork.cli.narrate import RichNarrator
+    from graftwork.coordinate.pipeline import run_pipeline
+    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.project.folder import open_project
+
+    opened = open_project(project)
+    with RichNarrator(tables=not as_json) as narrator, open_workplace(opened, narrator) as work:
+        return run_pipeline(work, upto=step)
+
+
+def run_and_show(step: str, *, project: Path | None, as_json: bool) -> None:
+    """Run up to the step; then its result, in full, even where nothing had to be done."""
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show import show
+
+    output = run_upto(step, project=project, as_json=as_json).outputs[step]
+    if as_json:
+        print_json(output)
+    else:
+        show(stdout, output)

@@ -1,0 +1,52 @@
+"""What the work tells whoever watches: a terminal, a program, a test.
+
+The doors implement it. The work itself never prints.
+"""
+
+from typing import Protocol
+
+from graftwork.records.base import Record
+
+
+class Narrator(Protocol):
+    def started(self, step: str, title: str) -> None: ...
+
+    def unchanged(self, step: str, title: str) -> None:
+        """The step has nothing to do: its inputs are those of the last time."""
+
+    def progress(
+        self,
+        phase: str,
+        done: float,
+        total: float,
+        *,
+        seconds_left: float | None,
+        detail: dict[str, float | str],
+    ) -> None: ...
+
+    def word(self, text: str) -> None:
+        """Something worth knowing happened."""
+
+    def finished(self, step: str, output: Record, seconds: float) -> None: ...
+
+
+class Silent:
+    """Tells nobody."""
+
+    def started(self, step: str, title: str) -> None: ...
+
+    def unchanged(self, step: str, title: str) -> None: ...
+
+    def progress(
+        self,
+        phase: str,
+        done: float,
+        total: float,
+        *,
+        seconds_left: float | None,
+        detail: dict[str, float | str],
+    ) -> None: ...
+
+    def word(self, text: str) -> None: ...
+
+    def finished(self, step: str, output: Record, seconds: float) -> None: ...

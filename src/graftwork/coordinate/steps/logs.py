@@ -1,0 +1,18 @@
+"""Which files the logs of a project are, and what is in them, as the first two steps need it."""
+
+from graftwork.coordinate.workplace import Workplace
+from graftwork.data.read import find_files
+from graftwork.files.digest import file_digest
+from graftwork.files.whole import explain_os_error
+
+
+def log_hashes(work: Workplace) -> dict[str, str]:
+    """Every log file that `data.logs` names, with the hash of its bytes."""
+    root = work.project.root
+    hashes: dict[str, str] = {}
+    for name in find_files(work.settings.data.logs, root=root):
+        try:
+            hashes[name] = file_digest(root / name)
+        except OSError as error:
+            raise explain_os_error(error, root / name) from error
+    return hashes

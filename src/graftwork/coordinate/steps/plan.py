@@ -1,0 +1,114 @@
+"""Step: say what training will take, before anything is loaded."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from graftwork.coordinate.step import Made, Step
+from graftwork.coordinate.steps.prepare import Prepared
+from graftwork.coordinate.workplace import Workplace
+from graftwork.model.probe import probe_device
+from graftwork.model.shape import read_shape
+from graftwork.plan.estimate import make_plan
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Dataset
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.plan import ModelShape, Plan, Workload
+from graftwork.train.order import choose_rows
+from graftwork.train.settings import TrainSettings
+
+
+def _do(work: Workplace, made: Made) -> Plan:
+    dataset = made.get("prepare", Prepared).dataset
+    settings = work.settings.train
+    shape = read_shape(Path(work.base.folder))
+    device = probe_device(threads=settings.threads)
+    plan = make_plan(
+        base=work.base.name,
+        base_fingerprint=work.base.revision,
+        dataset_hash=dataset.content_hash,
+        shape=shape,
+        work=_workload(dataset, settings, shape),
+        device=device,
+        settings=work.settings.plan,
+        train={
+            "settings": settings.model_dump(mode="json"),
+            "adapter": _adapter(settings, shape),
+        },
+        learned=_learned(work, device.name),
+    )
+    if not plan.fits:
+        raise AnswerIsNo(
+            "the run does not fit the limits",
+            why="; ".join(plan.notes[1:]),
+            fix="change the settings that the reason names",
+        )
+    return plan
+
+
+def _workload(dataset: Dataset, settings: TrainSettings, shape: ModelShape) -> Workload:
+    lengths = dataset.lengths["train"]
+    if not lengths:
+        raise UserMistake(
+            "the training split is empty",
+            why="every row was dropped or held out",
+            fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
+        )
+    chosen = choose_rows(len(lengths), most=settings.max_rows, seed=settings.seed)
+    summary = dataset.splits["train"]
+    checks = dataset.lengths["validation"][: settings.validation_rows]
+    steps = math.ceil(len(chosen) / settings.batch_rows) * settings.epochs
+    return Workload(
+        lengths=tuple(lengths[row] for row in chosen),
+        trained_tokens=round(summary.trained_tokens * len(chosen) / summary.rows),
+        batch_rows=settings.batch_rows,
+        epochs=settings.epochs,
+        rank=settings.rank,
+        targets=settings.targets,
+        adapted_layers=len(_layers(settings, shape)),
+        validation_tokens=sum(checks),
+        checkpoints=math.ceil(steps / settings.checkpoint_every),
+    )
+
+
+def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
+    return {
+        "rank": settings.rank,
+        "alpha": settings.alpha,
+        "targets": list(settings.targets),
+        "layers": list(_layers(settings, shape)),
+    }
+
+
+def _layers(settings: TrainSettings, shape: ModelShape) -> range:
+    return range(shape.layers - min(settings.upper_layers or shape.layers, shape.layers), shape.layers)
+
+
+def _learned(work: Workplace, device: str) -> tuple[float, ...]:
+    """Tokens a second of earlier runs like this one on this machine."""
+    key = kind_of_run(work)
+    recent = work.residuals.recent(device=device, base=key)
+    return tuple(residual.actual for residual in recent if residual.name == "tokens_per_second")
+
+
+def kind_of_run(work: Workplace) -> str:
+    """Runs of the same kind do the same work a token, so that their speeds can be compared."""
+    same = work.settings.train.model_dump(
+        mode="json", include={"method", "rank", "targets", "upper_layers", "batch_rows", "threads"}
+    )
+    return fingerprint([work.base.revision, same])
+
+
+STEP = Step(
+    name="plan",
+    title="plan the run",
+    needs=("prepare",),
+    makes=Plan,
+    depends_on=lambda work, _made: [
+        work.settings.train.model_dump(mode="json"),
+        work.settings.plan.model_dump(mode="json"),
+    ],
+    do=_do,
+    # Later steps care for what will be trained, not for how well it was foretold.
+    identity=lambda plan: fingerprint([plan.base_fingerprint, plan.dataset_hash, plan.dtype, plan.train]),
+)

@@ -1,0 +1,133 @@
+"""Step: serve the release for real, ask it through the official client, find it in the captures."""
+
+import time
+from typing import Any
+
+from graftwork.coordinate.serving import served_beside
+from graftwork.coordinate.step import Made, Step
+from graftwork.coordinate.steps.evaluate import Evaluated, load_cases
+from graftwork.coordinate.workplace import Workplace
+from graftwork.records.base import Record
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.records.release import Release
+from graftwork.records.report import Case
+
+QUESTIONS = 4
+
+
+class Tried(Record):
+    """One question, answered by base and release."""
+
+    case_id: str
+    question: str
+    reference: str
+    base_answer: str
+    release_answer: str
+    answered_by: str
+    capture_id: str
+    captured_reply: str
+    seconds: float
+
+
+class TryOut(Record):
+    tried: tuple[Tried, ...]
+
+
+def _do(work: Workplace, made: Made) -> TryOut:
+    release = made.get("release", Release)
+    cases = _telling(made.get("evaluate", Evaluated))
+    settings = work.settings.serve.model_copy(update={"port": 0, "host": "127.0.0.1", "api_key_env": None})
+    with served_beside(work, settings) as url:
+        client = _client(url)
+        asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
+    # The endpoint is down: all captures are in the store now.
+    tried = tuple(_find_again(work, one) for one in asked)
+    if any(one.answered_by != release.id for one in tried):
+        raise WorkerFailed(
+            "another release answered than the one that was just made",
+            why=f"expected {release.id[:12]}",
+            fix="look at `graft release list`: somebody may have moved the alias",
+        )
+    return TryOut(tried=tried)
+
+
+def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
+    """Cases worth looking at: some where the adapter does better than the base, of both kinds."""
+    cases = load_cases(evaluated)
+    before = evaluated.report.baseline.metrics
+    after = evaluated.report.candidate.metrics
+
+    def gain(case: Case) -> tuple[float, int]:
+        gained = sum(
+            (after[name].scores.get(case.id) or 0) - (before[name].scores.get(case.id) or 0)
+            for name in after
+            if name in before and after[name].kind == "rate"
+        )
+        return -gained, len(case.reference)
+
+    ranked = sorted(cases, key=gain)
+    # Shortest references are refusals, longest are answers: show both.
+    by_length = sorted(ranked[: max(QUESTIONS * 6, QUESTIONS)], key=lambda case: len(case.reference))
+    half = QUESTIONS // 2
+    return tuple(dict.fromkeys((*by_length[-(QUESTIONS - half) :], *by_length[:half])))
+
+
+def _client(url: str) -> Any:
+    try:
+        from openai import OpenAI
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "the package openai is not installed",
+            why="the release is tried out through the client that its users will use",
+            fix='pip install "graftwork[serve]"',
+        ) from error
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def _ask_both(work: Workplace, client: Any, case: Case, place: int, total: int) -> Tried:
+    messages = [{"role": m.role, "content": m.content} for m in case.messages]
+    limit = work.settings.evaluate.max_new_tokens
+    work.narrator.progress("asking", place, total, seconds_left=None, detail={})
+    base = client.chat.completions.create(model="base", messages=messages, max_tokens=limit, temperature=0)
+    begun = time.perf_counter()
+    raw = client.chat.completions.with_raw_response.create(
+        model=work.settings.release.alias,
+        messages=messages,
+        max_tokens=limit,
+        temperature=0,
+        extra_headers={"x-session-id": "try-out"},
+    )
+    seconds = time.perf_counter() - begun
+    answer = raw.parse()
+    return Tried(
+        case_id=case.id,
+        question=next(m.content for m in reversed(case.messages) if m.role == "user"),
+        reference=case.reference,
+        base_answer=base.choices[0].message.content or "",
+        release_answer=answer.choices[0].message.content or "",
+        answered_by=raw.headers["x-graft-release"],
+        capture_id=raw.headers["x-graft-capture"],
+        captured_reply="",
+        seconds=seconds,
+    )
+
+
+def _find_again(work: Workplace, tried: Tried) -> Tried:
+    capture = work.captures.get(tried.capture_id)
+    if capture is None:
+        raise WorkerFailed(
+            f"the exchange {tried.capture_id} is not among the captures",
+            why="what is served must be found again, or the loop is open",
+            fix="look at .graft/serving/worker.log",
+        )
+    return tried.model_copy(update={"captured_reply": capture.reply})
+
+
+STEP = Step(
+    name="try",
+    title="serve it and ask it",
+    needs=("evaluate", "release"),
+    makes=TryOut,
+    depends_on=lambda _work, _made: None,
+    do=_do,
+)

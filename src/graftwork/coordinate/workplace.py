@@ -1,0 +1,81 @@
+"""A project opened for work: its settings, its folders, its stores, and somebody who listens."""
+
+import getpass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+
+from graftwork.coordinate.narrator import Narrator
+from graftwork.model.base import Base, find_base
+from graftwork.project.folder import Project
+from graftwork.project.settings import ProjectSettings
+from graftwork.store.captures import CaptureStore
+from graftwork.store.database import Database, open_database
+from graftwork.store.looks import Looks
+from graftwork.store.releases import Releases
+from graftwork.store.residuals import Residuals
+from graftwork.store.runs import RunStore
+from graftwork.store.steps import StepLedger
+
+
+@dataclass(frozen=True)
+class Workplace:
+    project: Project
+    database: Database
+    narrator: Narrator
+
+    @property
+    def settings(self) -> ProjectSettings:
+        return self.project.settings
+
+    @cached_property
+    def base(self) -> Base:
+        return find_base(self.settings.base, project_folder=self.project.root)
+
+    @property
+    def ledger(self) -> StepLedger:
+        return StepLedger(self.database, project=self.settings.project)
+
+    @property
+    def runs(self) -> RunStore:
+        return RunStore(self.database, project=self.settings.project)
+
+    @property
+    def releases(self) -> Releases:
+        return Releases(self.database, project=self.settings.project)
+
+    @property
+    def captures(self) -> CaptureStore:
+        return CaptureStore(self.database, project=self.settings.project)
+
+    @property
+    def looks(self) -> Looks:
+        return Looks(self.database)
+
+    @property
+    def residuals(self) -> Residuals:
+        return Residuals(self.database)
+
+
+@contextmanager
+def open_workplace(project: Project, narrator: Narrator) -> Iterator[Workplace]:
+    project.state.mkdir(parents=True, exist_ok=True)
+    database = open_database(project.database_url)
+    try:
+        yield Workplace(project=project, database=database, narrator=narrator)
+    finally:
+        database.close()
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def who() -> str:
+    """Who moves an alias, for the log."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

@@ -1,0 +1,42 @@
+"""What our own endpoint captured: the request as the client sent it, and the reply that was served."""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from graftwork.data.formats.fields import BadRow, take_messages, take_optional_count, take_text
+from graftwork.records.capture import Capture
+from graftwork.records.interaction import Interaction, Origin
+
+
+def fits(row: dict[str, Any]) -> bool:
+    request = row.get("request")
+    return isinstance(request, dict) and "messages" in request and "reply" in row
+
+
+def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+    try:
+        capture = Capture.model_validate(row)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise BadRow(f"`{key}`: {first['msg']}") from None
+    messages = take_messages(capture.request["messages"], "request.messages")
+    if not any(message.role == "user" for message in messages):
+        raise BadRow("`request.messages` holds no turn of the user")
+    limit = capture.request.get("max_completion_tokens", capture.request.get("max_tokens"))
+    return Interaction(
+        id=capture.id,
+        origin=origin,
+        messages=messages,
+        reply=take_text(capture.reply, "reply"),
+        # A client that hung up got a part of the reply: nobody has seen whether it was good.
+        status="disconnected" if capture.disconnected else None,
+        finish_reason=capture.finish_reason,
+        group=capture.model,
+        session=capture.session,
+        model=capture.release,
+        duration_ms=capture.total_ms,
+        max_tokens=take_optional_count(limit, "request.max_tokens"),
+        extra={"timestamp": capture.at},
+    )

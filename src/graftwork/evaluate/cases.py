@@ -1,0 +1,84 @@
+"""What is asked: cases from held-out rows, and the worked example that the base is shown.
+
+In: the rows of a split. Out: cases in a fixed order, and the file that a worker reads them from.
+Does not know how a dataset lies on the disk.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from graftwork.evaluate.fields import AnswerFields, read_answer
+from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Row
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Message
+from graftwork.records.report import Case
+
+
+def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:
+    """The rows as cases. Where there are more than `most`, ids drawn by hash: the same every time."""
+    cases = [
+        Case(
+            id=row.id,
+            origin=row.origin,
+            messages=row.messages,
+            reference=row.reply,
+            group=row.group,
+            session=row.session,
+        )
+        for row in rows
+    ]
+    if not cases:
+        raise UserMistake(
+            "there are no held-out cases to evaluate on",
+            why="without them nothing can be said about the adapter",
+            fix="give the split a larger test share, or bring more logs",
+        )
+    if most is None or len(cases) <= most:
+        return tuple(cases)
+    drawn = {case.id for case in sorted(cases, key=_drawing_order)[:most]}
+    return tuple(case for case in cases if case.id in drawn)
+
+
+def choose_worked_example(rows: Sequence[Row], *, fields: AnswerFields) -> tuple[Message, ...]:
+    """Question and reply of a typical training row: of median length among those that answer.
+
+    A refusal would teach the base to refuse, and the longest row would eat its context.
+    """
+    telling = [row for row in rows if (a := read_answer(row.reply, fields=fields)) and not a.refused]
+    ranked = sorted(telling or rows, key=lambda row: (len(row.tokens), row.id))
+    if not ranked:
+        return ()
+    chosen = ranked[(len(ranked) - 1) // 2]
+    shown = tuple(message for message in chosen.messages if message.role != "system")
+    return (*shown, Message(role="assistant", content=chosen.reply))
+
+
+def insert_example(messages: Sequence[Message], *, example: Sequence[Message]) -> tuple[Message, ...]:
+    """The worked example, right behind the opening system turns."""
+    opening = 0
+    while opening < len(messages) and messages[opening].role == "system":
+        opening += 1
+    return (*messages[:opening], *example, *messages[opening:])
+
+
+def hash_cases(cases: Sequence[Case]) -> str:
+    return fingerprint([case.model_dump(mode="json") for case in cases])
+
+
+def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
+    write_whole(path, "".join(case.model_dump_json() + "\n" for case in cases))
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    return tuple(Case.from_json(line) for line in lines if line.strip())
+
+
+def _drawing_order(case: Case) -> tuple[str, str]:
+    return hashlib.sha256(case.id.encode()).hexdigest(), case.id

@@ -1,0 +1,109 @@
+"""What graft.yaml says about evaluation and about the gate, checked when it is read."""
+
+from difflib import get_close_matches
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from graftwork.evaluate.fields import AnswerFields
+from graftwork.evaluate.metrics import ALWAYS_MEASURED, METRICS, RATES
+from graftwork.records.base import Record
+
+Bound = Literal["lower", "upper", "value"]
+
+
+def _require_known(name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise ValueError(f"there is no metric {name}; {hint}")
+
+
+class EvaluateSettings(Record):
+    """How base and adapter are asked, and what is measured. Decoding is always greedy."""
+
+    max_cases: int | None = Field(default=None, ge=1)
+    """At most so many held-out cases; all of them without it."""
+    max_new_tokens: int = Field(default=64, ge=1)
+    """An answer longer than this is cut off and counts as truncated."""
+    batch_size: int = Field(default=32, ge=1)
+    """Answers generated side by side."""
+    metrics: tuple[str, ...] = tuple(METRICS)
+    """What is graded: names of the metrics."""
+    worked_example: bool = True
+    """Show the base one worked example from the training split, so that the comparison is fair."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """The confidence of every interval."""
+    latency_cases: int = Field(default=8, ge=1)
+    """Cases asked once more, one at a time, to measure the latency of a single request."""
+    fields: AnswerFields = AnswerFields()
+    """Which keys of a reply hold the answer, the citations and the refusal."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _metrics_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if not names:
+            raise ValueError("name at least one metric")
+        for name in names:
+            _require_known(name, tuple(METRICS))
+        return tuple(dict.fromkeys(names))
+
+
+class Rule(Record):
+    """One promise: a metric over or under a limit, by a bound of its interval."""
+
+    metric: str
+    over: float | None = None
+    """The metric must lie over this. Rates are written as 0.95, not 95."""
+    under: float | None = None
+    """The metric must lie under this."""
+    bound: Bound | None = None
+    """What is held against the limit; the lower bound for `over`, the upper for `under`."""
+    severity: Literal["must", "invariant"] = "must"
+    """A broken invariant ends the attempt (abort); a broken must asks for another one (iterate)."""
+
+    @model_validator(mode="after")
+    def _one_limit_that_fits(self) -> Self:
+        _require_known(self.metric, (*METRICS, *ALWAYS_MEASURED))
+        if (self.over is None) == (self.under is None):
+            raise ValueError(f"the rule for {self.metric} needs `over` or `under`, and not both")
+        if self.metric in RATES and not 0 <= self.limit <= 1:
+            raise ValueError(
+                f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
+            )
+        return self
+
+    @property
+    def limit(self) -> float:
+        return self.over if self.over is not None else self.under if self.under is not None else 0.0
+
+    @property
+    def held_bound(self) -> Bound:
+        return self.bound or ("lower" if self.over is not None else "upper")
+
+
+class GateSettings(Record):
+    """When an adapter may be served."""
+
+    rules: tuple[Rule, ...] = (
+        Rule(metric="json_valid", over=0.95),
+        Rule(metric="citation_coverage", over=0.85),
+        Rule(metric="refusal_correct", over=0.80),
+    )
+    """All of them must hold."""
+    primary: str | None = None
+    """A metric, named beforehand, on which the adapter must beat the base (exact McNemar test)."""
+
+    @field_validator("rules")
+    @classmethod
+    def _some_rules(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+        if not rules:
+            raise ValueError("a gate without rules would let anything through: name at least one")
+        return rules
+
+    @field_validator("primary")
+    @classmethod
+    def _primary_is_known(cls, name: str | None) -> str | None:
+        if name is not None:
+            _require_known(name, tuple(METRICS))
+        return name

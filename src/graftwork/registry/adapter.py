@@ -1,0 +1,81 @@
+"""The two files of a PEFT adapter, and the proof that they are what they are called.
+
+In: an adapter folder. Out: its files with their hashes, or an error. Nothing is unpickled: the
+weights must be safetensors by their content, not only by their name.
+"""
+
+import json
+from pathlib import Path
+
+from graftwork.files.digest import file_digest, folder_digest
+from graftwork.files.whole import explain_os_error
+from graftwork.records.errors import Damaged
+from graftwork.records.release import ReleaseFile
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+ADAPTER_FILES = (CONFIG, WEIGHTS)
+
+_LARGEST_HEADER = 100_000_000  # the limit of the safetensors format
+
+
+def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, ...]:
+    """The files of the adapter that the training run left, proven to be those."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError as error:
+        raise explain_os_error(error, folder) from error
+    if names != list(ADAPTER_FILES):
+        raise Damaged(
+            "the adapter folder does not hold an adapter and nothing else",
+            why=f"it holds {', '.join(names) or 'nothing'}; a release takes {' and '.join(ADAPTER_FILES)}",
+            fix="train again (`graft train`), or move what does not belong there away",
+            where=str(folder),
+        )
+    if folder_digest(folder) != expected_hash:
+        raise Damaged(
+            "the adapter is not the one that the training run left",
+            why=f"its hash is not {expected_hash[:12]}…",
+            fix="train again (`graft train`)",
+            where=str(folder),
+        )
+    require_safetensors(folder / WEIGHTS)
+    _require_config(folder / CONFIG)
+    return tuple(
+        ReleaseFile(path=name, sha256=file_digest(folder / name), size=(folder / name).stat().st_size)
+        for name in ADAPTER_FILES
+    )
+
+
+def require_safetensors(path: Path) -> None:
+    """Refuse a file whose header is not that of safetensors; pickles come under any name."""
+    with path.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        header = handle.read(length) if length <= _LARGEST_HEADER else b""
+    try:
+        whole = len(header) == length and isinstance(json.loads(header), dict)
+    except ValueError:
+        whole = False
+    if not whole:
+        raise Damaged(
+            f"{path.name} is not a safetensors file",
+            why="its header cannot be read; other formats can run code when they are loaded",
+            fix="train again (`graft train`)",
+            where=str(path),
+        )
+
+
+def _require_config(path: Path) -> None:
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Damaged(
+            f"{path.name} is not JSON", why=str(error), fix="train again (`graft train`)", where=str(path)
+        ) from error
+    if not isinstance(config, dict) or "peft_type" not in config:
+        raise Damaged(
+            f"{path.name} does not describe a PEFT adapter",
+            why="it has no peft_type",
+            fix="train again (`graft train`)",
+            where=str(path),
+        )

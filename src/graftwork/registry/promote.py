@@ -1,0 +1,104 @@
+"""Which release is live: aliases moved forward by a verdict, and back when it was wrong.
+
+In: an index, a release, an alias, and who wants it when and why. Out: the move that was made. The
+log of moves is never rewritten: a rollback is one more move.
+"""
+
+from collections.abc import Iterable
+
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.release import AliasMove, Release
+from graftwork.registry.names import NAME, require_name
+from graftwork.registry.ports import ReleaseIndex
+
+
+def find_release(index: ReleaseIndex, name: str) -> Release:
+    """The release that an alias, an id or a unique beginning of an id means."""
+    pointed_at = index.aliases().get(name) if NAME.fullmatch(name) else None
+    return index.get(pointed_at or name)
+
+
+def promote(
+    index: ReleaseIndex,
+    release: Release,
+    *,
+    alias: str,
+    who: str,
+    when: str,
+    why: str = "",
+    force: bool = False,
+    require_verdict: bool = True,
+) -> AliasMove | None:
+    """Point the alias at the release. None: it pointed there already, and nothing was logged.
+
+    Of two who promote at once one gets Busy and can look again. Only a verdict to deploy lets a
+    release pass; `force` overrules it and leaves its reason in the log.
+    """
+    require_name(alias, kind="alias")
+    cleared = release.decision == "deploy" or not require_verdict
+    if not cleared and not force:
+        raise _not_cleared(release, alias)
+    if not cleared and not why.strip():
+        raise UserMistake(
+            "a promotion against the verdict needs a reason",
+            why="whoever is on call later has to know why this was done",
+            fix='say it: --force --reason "…"',
+        )
+    current = index.aliases().get(alias)
+    if current == release.id:
+        return None
+    return index.move_alias(
+        alias,
+        release.id,
+        expected_previous=current,
+        who=who,
+        when=when,
+        why=why or release.decision,
+        forced=not cleared,
+    )
+
+
+def rollback_target(index: ReleaseIndex, *, alias: str) -> str:
+    """The release that a rollback would make live."""
+    history = standing(index.alias_log(require_name(alias, kind="alias")))
+    if len(history) < 2:
+        raise UserMistake(
+            f"there is nothing to roll {alias} back to",
+            why="it points at the first release it ever had" if history else "it never pointed at a release",
+            fix=f"promote the release you want: `graft release promote ID --alias {alias}`",
+        )
+    return history[-2]
+
+
+def rollback(index: ReleaseIndex, *, alias: str, who: str, when: str, why: str = "") -> AliasMove:
+    """Point the alias at the release before the present one. Each further rollback goes further back."""
+    target = rollback_target(index, alias=alias)
+    current = index.aliases()[alias]
+    return index.move_alias(
+        alias,
+        target,
+        expected_previous=current,
+        who=who,
+        when=when,
+        why=why or f"rollback of {current[:12]}",
+        rollback=True,
+    )
+
+
+def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
+    """The releases that still count as history: a promotion adds one, a rollback takes one off."""
+    history: list[str] = []
+    for move in log:
+        if move.rollback:
+            history.pop()
+        else:
+            history.append(move.release_id)
+    return tuple(history)
+
+
+def _not_cleared(release: Release, alias: str) -> AnswerIsNo:
+    return AnswerIsNo(
+        f"release {release.id[:12]} is not cleared to be {alias}",
+        why=f"the verdict on it is {release.decision.replace('_', ' ')}, not deploy",
+        fix=f"read why (`graft release show {release.id[:12]}`), or overrule it with --force and a --reason",
+    )

@@ -1,0 +1,92 @@
+"""Builds the manifest of a release from its parts. Pure: no clock, no disk.
+
+In: what was trained, on what, how it was judged, and the files. Out: a `Release` whose id is the
+hash of all of it but the time: the same content has the same id whenever it is made. Parts that do
+not belong together are refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import Dataset
+from graftwork.records.errors import Damaged
+from graftwork.records.plan import Plan
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.report import Report
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where an adapter comes from and what was found out about it."""
+
+    dataset: Dataset
+    plan: Plan
+    outcome: TrainOutcome
+    report: Report
+    verdict: Verdict
+
+
+def make_release(
+    lineage: Lineage,
+    *,
+    project: str,
+    base: str,
+    base_fingerprint: str,
+    template_fingerprint: str,
+    parent: str | None,
+    created_at: str,
+    files: Iterable[ReleaseFile],
+    settings: Mapping[str, Any],
+    versions: Mapping[str, str],
+) -> Release:
+    """Put the manifest together and name it by its content."""
+    _require_one_story(lineage, base_fingerprint=base_fingerprint, template_fingerprint=template_fingerprint)
+    nameless = Release(
+        id="",
+        project=project,
+        base=base,
+        base_fingerprint=base_fingerprint,
+        template_fingerprint=template_fingerprint,
+        adapter_hash=lineage.outcome.adapter_hash,
+        dataset_hash=lineage.dataset.content_hash,
+        plan_hash=lineage.plan.fingerprint(),
+        report_hash=lineage.report.fingerprint(),
+        verdict_hash=lineage.verdict.fingerprint(),
+        decision=lineage.verdict.decision,
+        run_id=lineage.outcome.run_id,
+        parent=parent,
+        created_at=created_at,
+        files=tuple(sorted(files, key=lambda file: file.path)),
+        settings=dict(settings),
+        versions=dict(versions),
+    )
+    return nameless.model_copy(update={"id": name_by_content(nameless)})
+
+
+def name_by_content(release: Release) -> str:
+    """The id that a release with this content has: neither the id itself nor the time counts."""
+    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at"}))
+
+
+def _require_one_story(lineage: Lineage, *, base_fingerprint: str, template_fingerprint: str) -> None:
+    """A release claims that these data, this base and this report belong to this adapter."""
+    dataset, plan, outcome = lineage.dataset, lineage.plan, lineage.outcome
+    claims = (
+        ("the verdict judges this report", lineage.verdict.report_hash, lineage.report.fingerprint()),
+        ("the plan is for this dataset", plan.dataset_hash, dataset.content_hash),
+        ("the plan is for this base", plan.base_fingerprint, base_fingerprint),
+        ("the dataset was made for this base", dataset.base_fingerprint, base_fingerprint),
+        ("the dataset was rendered with this template", dataset.template_fingerprint, template_fingerprint),
+        ("the base weights stayed as they were", outcome.base_hash_after, outcome.base_hash_before),
+    )
+    for claim, one, other in claims:
+        if one != other:
+            raise Damaged(
+                f"the parts of this release do not belong together: it is not so that {claim}",
+                why=f"{one[:12]}… is not {other[:12]}…",
+                fix="run the project again (`graft run`): the steps that are out of date are repeated",
+            )

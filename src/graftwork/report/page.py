@@ -1,0 +1,275 @@
+"""The page: every record of a run as one self-contained HTML document.
+
+In: a ReportPage. Out: HTML without scripts and without a single outside address; a content policy in
+the page itself forbids both. Whatever came from logs or models is escaped by the template.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from graftwork.records.report import Comparison, Metric
+from graftwork.records.run import TrainStep
+from graftwork.records.verdict import Decision
+from graftwork.report import plots, wording
+from graftwork.report.differences import make_pretty, show_answer
+from graftwork.report.inputs import ReportPage
+
+WIDE, NARROW = 760.0, 340.0
+HEADLINES: dict[Decision, str] = {
+    "deploy": "Deploy",
+    "iterate": "Iterate",
+    "abort": "Abort",
+    "not_enough_evidence": "Not enough evidence",
+}
+SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
+
+
+def render_report(page: ReportPage) -> str:
+    """The same records give the same bytes."""
+    environment = Environment(
+        loader=PackageLoader("graftwork", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        name=wording.name_of,
+        percent=wording.percent,
+        number=wording.number,
+        duration=wording.duration,
+        short=wording.short,
+        points=wording.points,
+        p_value=wording.p_value,
+        plural=wording.plural,
+    )
+    template = environment.get_template("page.html.jinja")
+    return template.render(
+        page=page,
+        headline=HEADLINES[page.verdict.decision],
+        tiles=_tiles(page),
+        stages=_stages(page),
+        metrics=_metric_rows(page),
+        answers=_answers(page),
+        residuals=_residual_rows(page),
+        findings=sorted(page.audit.findings, key=lambda f: (SEVERITIES[f.severity], -f.count)),
+        funnel=_funnel(page),
+        lineage=_lineage(page),
+        restarts=find_restarts(page.steps),
+        figure=_figures(page),
+    )
+
+
+def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
+    """Where the journal goes back in steps, the run had been killed and went on."""
+    return [plots.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
+
+
+def _figures(page: ReportPage) -> dict[str, Markup]:
+    """Each plot twice, for a desk and for a phone; the style shows the one that fits."""
+    outcome, metrics = page.outcome, page.report.candidate.metrics
+    steps = [(step.step, step.loss) for step in page.steps]
+    restarts = find_restarts(page.steps)
+    held_out = (outcome.validation_loss_before, outcome.validation_loss_after)
+    limits = {rule.metric: rule.limit for rule in page.verdict.rules if rule.limit and rule.limit <= 1}
+    rates = [m for m in metrics.values() if m.kind == "rate" and m.name in page.report.baseline.metrics]
+    before_after = [_before_after(page, metric, limits.get(metric.name)) for metric in rates if metric.n]
+    against = [_against(residual) for residual in page.outcome.residuals]
+    lengths: dict[str, Sequence[int]] = {str(split): rows for split, rows in page.dataset.lengths.items()}
+    draws: dict[str, Callable[[float], Markup]] = {
+        "loss": lambda w: plots.draw_loss(steps, restarts=restarts, held_out=held_out, width=w),
+        "lengths": lambda w: plots.draw_lengths(lengths, width=w),
+        "metrics": lambda w: plots.draw_before_after(before_after, width=w),
+        "plan": lambda w: plots.draw_plan(against, width=w),
+    }
+    both = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
+    return {name: both.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()}
+
+
+def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> plots.BeforeAfter:
+    base = page.report.baseline.metrics[metric.name]
+    return plots.BeforeAfter(
+        name=wording.name_of(metric.name),
+        before=plots.Span(base.value, base.low, base.high),
+        after=plots.Span(metric.value, metric.low, metric.high),
+        limit=limit,
+        note=f"{wording.percent(base.value)} → {wording.percent(metric.value)}",
+    )
+
+
+def _against(residual: Any) -> plots.Against:
+    planned = residual.planned
+    scale = planned.value or 1.0
+    return plots.Against(
+        name=residual.name,
+        low=planned.low / scale,
+        high=planned.high / scale,
+        actual=residual.actual / scale,
+        note=f"{wording.number(planned.value, planned.unit)} planned, "
+        f"{wording.number(residual.actual, planned.unit)} came",
+    )
+
+
+def _tiles(page: ReportPage) -> list[dict[str, Any]]:
+    """One tile a ruled metric: before, after, the rule and whether it holds."""
+    tiles: dict[str, dict[str, Any]] = {}
+    for rule in page.verdict.rules:
+        after = page.report.candidate.metrics.get(rule.metric)
+        before = page.report.baseline.metrics.get(rule.metric)
+        if after is None or before is None or not after.n:
+            continue
+        tile = tiles.setdefault(
+            rule.metric,
+            {
+                "name": wording.name_of(rule.metric),
+                "before": wording.value_of(before, before.value),
+                "after": wording.value_of(after, after.value),
+                "rules": [],
+            },
+        )
+        tile["rules"].append(rule)
+    return list(tiles.values())
+
+
+def _interval(metric: Metric) -> str:
+    if metric.low == metric.high:
+        return ""
+    return f"{wording.value_of(metric, metric.low)} to {wording.value_of(metric, metric.high)}"
+
+
+def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
+    """Every metric with both subjects and, where there is one, the paired comparison."""
+    pairs: dict[str, Comparison] = {c.metric: c for c in page.report.comparisons}
+    rows = []
+    for name, after in page.report.candidate.metrics.items():
+        before = page.report.baseline.metrics.get(name)
+        if before is None:
+            continue
+        pair = pairs.get(name)
+        rate = after.kind == "rate"
+        rows.append(
+            {
+                "name": wording.name_of(name),
+                "before": wording.value_of(before, before.value),
+                "before_interval": _interval(before),
+                "before_counts": f"{before.successes} of {before.n}" if rate else "",
+                "after": wording.value_of(after, after.value),
+                "after_interval": _interval(after),
+                "after_counts": f"{after.successes} of {after.n}" if rate else "",
+                "pair": pair,
+                "difference": _difference(pair, after) if pair else "",
+                "difference_interval": _difference_interval(pair, after) if pair else "",
+                "better": bool(pair and pair.wins > pair.losses and pair.p_value < 1 - after.confidence),
+                "worse": bool(pair and pair.losses > pair.wins and pair.p_value < 1 - after.confidence),
+            }
+        )
+    return rows
+
+
+def _difference(pair: Comparison, metric: Metric) -> str:
+    return (
+        f"{wording.points(pair.difference)} pts"
+        if metric.kind == "rate"
+        else _signed(pair.difference, metric)
+    )
+
+
+def _difference_interval(pair: Comparison, metric: Metric) -> str:
+    if metric.kind == "rate":
+        return f"{wording.points(pair.low)} to {wording.points(pair.high)}"
+    return f"{_signed(pair.low, metric)} to {_signed(pair.high, metric)}"
+
+
+def _signed(value: float, metric: Metric) -> str:
+    sign = "+" if value > 0 else ""
+    return sign + wording.number(value, metric.unit)
+
+
+def _stages(page: ReportPage) -> list[dict[str, Any]]:
+    """The way of the data, with the time that each step took and one fact about it."""
+    longest = max([seconds for seconds in page.seconds.values() if seconds] or [1.0])
+    notes = {
+        "audit": f"{wording.plural(page.audit.rows, 'row')} read",
+        "prepare": f"{wording.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
+        "plan": f"{wording.number(page.plan.minutes.value)} min foreseen",
+        "train": wording.plural(page.outcome.steps, "step"),
+        "evaluate": wording.plural(page.report.cases, "case"),
+        "gate": HEADLINES[page.verdict.decision].lower(),
+        "release": wording.short(page.release.id) if page.release else "none made",
+        "serve": f"{wording.plural(len(page.side_by_side), 'question')} asked",
+    }
+    names = {"eval": "evaluate"}
+    return [
+        {
+            "name": name,
+            "time": "unchanged" if seconds is None else wording.duration(seconds),
+            "share": 0 if seconds is None else max(round(100 * seconds / longest), 1),
+            "note": notes.get(names.get(name, name), ""),
+        }
+        for name, seconds in page.seconds.items()
+    ]
+
+
+def _answers(page: ReportPage) -> list[dict[str, Any]]:
+    return [
+        {
+            "question": pair.question,
+            "base": show_answer(pair.base_answer, reference=pair.reference),
+            "adapter": show_answer(pair.adapter_answer, reference=pair.reference),
+            "reference": make_pretty(pair.reference)[0],
+            "release": pair.release,
+        }
+        for pair in page.side_by_side
+    ]
+
+
+def _residual_rows(page: ReportPage) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": residual.name,
+            "planned": wording.number(residual.planned.value, residual.planned.unit),
+            "range": f"{wording.number(residual.planned.low)} to {wording.number(residual.planned.high)}",
+            "actual": wording.number(residual.actual, residual.planned.unit),
+            "off": f"{100 * residual.off:+.1f} %".replace("-", "−"),
+            "inside": residual.inside,
+        }
+        for residual in page.outcome.residuals
+    ]
+
+
+def _funnel(page: ReportPage) -> list[dict[str, Any]]:
+    """How many rows were left after each step of the preparation."""
+    most = max([*page.dataset.kept_after.values(), 1])
+    return [
+        {"step": step, "rows": rows, "share": round(100 * rows / most, 1)}
+        for step, rows in page.dataset.kept_after.items()
+    ]
+
+
+def _lineage(page: ReportPage) -> list[tuple[str, str]]:
+    outcome, release = page.outcome, page.release
+    rows = [
+        ("Release", release.id if release else "none"),
+        ("Parent", (release.parent or "none: the first") if release else ""),
+        ("Made", release.created_at if release else ""),
+        ("Run", outcome.run_id),
+        ("Base", page.plan.base),
+        ("Base fingerprint", page.plan.base_fingerprint),
+        ("Base weights after training", _base_proof(outcome.base_hash_before, outcome.base_hash_after)),
+        ("Chat template", page.dataset.template_fingerprint),
+        ("Tokenizer", page.dataset.tokenizer_fingerprint),
+        ("Dataset", page.dataset.content_hash),
+        ("Adapter", outcome.adapter_hash),
+        ("Cases", page.report.cases_hash),
+        ("Report", page.verdict.report_hash),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in sorted(outcome.versions.items()))),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _base_proof(before: str, after: str) -> str:
+    return f"{after} (unchanged)" if before == after else f"{after} (CHANGED, was {before})"

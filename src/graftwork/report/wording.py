@@ -1,0 +1,70 @@
+"""Numbers as people write them."""
+
+from graftwork.records.report import Metric
+
+_UNIT_SUFFIXES = ("seconds", "gib")
+_CAPITALS = {"json": "JSON"}
+
+
+def name_of(metric: str) -> str:
+    """`citation_coverage` as "Citation coverage"; a unit at the end is left to the value."""
+    words = metric.split("_")
+    if len(words) > 1 and words[-1] in _UNIT_SUFFIXES:
+        words = words[:-1]
+    words = [_CAPITALS.get(word, word) for word in words]
+    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
+
+
+def percent(rate: float) -> str:
+    """No rounding up to a clean sweep: 99.96 % is not 100 %."""
+    value = 100 * rate
+    digits = 0 if value == round(value) else 1
+    if digits and round(value, 1) in (0.0, 100.0):
+        return "over 99.9 %" if value > 50 else "under 0.1 %"
+    return f"{value:.{digits}f} %"
+
+
+def points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def number(value: float, unit: str = "") -> str:
+    """Three digits that matter, thousands apart."""
+    size = abs(value)
+    if size >= 1000 or value == int(value):
+        text = f"{value:,.0f}".replace(",", "\u202f")
+    elif size >= 100:
+        text = f"{value:.0f}"
+    elif size >= 10:
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    return f"{text} {unit}".strip().replace("-", "−")
+
+
+def value_of(metric: Metric, value: float) -> str:
+    return percent(value) if metric.kind == "rate" else number(value, metric.unit)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 0.095:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def short(digest: str) -> str:
+    return digest[:12]

@@ -1,0 +1,149 @@
+"""Keeps what was served, behind the caller's back: never blocks, never breaks an answer.
+
+In: exchanges as the gateway saw them. Out: redacted Captures to a sink, in batches, from a thread
+of its own. What cannot wait is dropped and counted; what the sink refuses is tried again, then
+counted as lost. Knows nothing of HTTP or databases.
+"""
+
+import hashlib
+import logging
+import queue
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from graftwork.records.capture import Capture
+from graftwork.serve.ports import CaptureSink
+from graftwork.text.redact import Redactor
+
+log = logging.getLogger(__name__)
+
+_BATCH = 64
+_TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One answer as it went out, not redacted yet."""
+
+    id: str
+    at: float
+    session: str | None
+    model: str
+    release: str
+    request: dict[str, Any]
+    reply: str
+    finish_reason: str | None
+    prompt_tokens: int
+    reply_tokens: int
+    first_token_ms: float | None
+    total_ms: float
+    disconnected: bool = False
+
+
+class CaptureWriter:
+    """Start it, `offer` exchanges, close it: what was offered is with the sink then."""
+
+    def __init__(self, sink: CaptureSink, *, queue_size: int = 1024) -> None:
+        self._sink = sink
+        self._queue: queue.Queue[Exchange | None] = queue.Queue(maxsize=queue_size)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="captures", daemon=True)
+        self.kept = 0
+        self.dropped = 0
+        self.lost = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, exchange: Exchange) -> None:
+        """Hand over one exchange; returns at once in every case."""
+        try:
+            self._queue.put_nowait(exchange)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self, *, seconds: float = 10.0) -> None:
+        """Keep what waits, then end. Blocks: call it from a thread of its own."""
+        self._closing.set()
+        try:
+            self._queue.put(None, timeout=seconds)
+        except queue.Full:
+            log.exception("captures: the sink is stuck; %d exchanges are lost", self._queue.qsize())
+            return
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            taken = [self._queue.get()]
+            while len(taken) < _BATCH and taken[-1] is not None:
+                try:
+                    taken.append(self._queue.get_nowait())
+                except queue.Empty:
+                    break
+            ended = taken[-1] is None
+            batch = [exchange for exchange in taken if exchange is not None]
+            if batch:
+                self._keep(batch)
+
+    def _keep(self, batch: list[Exchange]) -> None:
+        try:
+            captures = [make_capture(exchange) for exchange in batch]
+        except Exception:
+            # Whatever goes wrong here must not end the thread; and nothing unredacted is kept.
+            log.exception("captures: %d exchanges could not be redacted", len(batch))
+            self.lost += len(batch)
+            return
+        for pause in (*_TRIES_AFTER_SECONDS, None):
+            try:
+                self._sink.add_many(captures)
+            except Exception as error:
+                if pause is None:
+                    log.exception("captures: %d exchanges are lost", len(batch))
+                    self.lost += len(batch)
+                    return
+                log.warning("captures: the sink failed (%s); trying again", type(error).__name__)
+                if not self._closing.is_set():
+                    self._closing.wait(pause)
+            else:
+                self.kept += len(captures)
+                return
+
+
+def make_capture(exchange: Exchange) -> Capture:
+    """The exchange with every text redacted: the request, the reply and the session's name."""
+    redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
+    return Capture(
+        id=exchange.id,
+        at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
+        session=_redact_session(exchange.session, redactor),
+        model=exchange.model,
+        release=exchange.release,
+        request=_redact_value(exchange.request, redactor),
+        reply=redactor.redact(exchange.reply).text,
+        finish_reason=exchange.finish_reason,
+        prompt_tokens=exchange.prompt_tokens,
+        reply_tokens=exchange.reply_tokens,
+        first_token_ms=exchange.first_token_ms,
+        total_ms=exchange.total_ms,
+        disconnected=exchange.disconnected,
+    )
+
+
+def _redact_session(session: str | None, redactor: Redactor) -> str | None:
+    """A session named after a person keeps its identity, not its name."""
+    if session is None or redactor.redact(session).text == session:
+        return session
+    return f"session-{hashlib.sha256(session.encode(errors='replace')).hexdigest()[:16]}"
+
+
+def _redact_value(value: Any, redactor: Redactor) -> Any:
+    if isinstance(value, str):
+        return redactor.redact(value).text
+    if isinstance(value, list):
+        return [_redact_value(item, redactor) for item in value]
+    if isinstance(value, dict):
+        return {redactor.redact(key).text: _redact_value(item, redactor) for key, item in value.items()}
+    return value

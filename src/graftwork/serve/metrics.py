@@ -1,0 +1,49 @@
+"""Counters of the gateway, as Prometheus reads them.
+
+In: what happened. Out: the text of `/metrics`. Used from the event loop only.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+_BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+@dataclass(slots=True)
+class Metrics:
+    requests: Counter[tuple[str, int]] = field(default_factory=Counter)
+    tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    disconnects: int = 0
+    in_flight: int = 0
+    _slots: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
+    _seconds: float = 0.0
+
+    def count_request(self, model: str, status: int) -> None:
+        """`model` must be one of the known names: callers must not be able to make up labels."""
+        self.requests[model, status] += 1
+
+    def count_answer(self, model: str, *, prompt_tokens: int, reply_tokens: int, seconds: float) -> None:
+        self.tokens[model, "prompt"] += prompt_tokens
+        self.tokens[model, "reply"] += reply_tokens
+        self._seconds += seconds
+        place = next((i for i, bound in enumerate(_BUCKETS) if seconds <= bound), len(_BUCKETS))
+        self._slots[place] += 1
+
+    def render(self, gauges: dict[str, float]) -> str:
+        lines = ["# TYPE graft_requests_total counter"]
+        for (model, status), count in sorted(self.requests.items()):
+            lines.append(f'graft_requests_total{{model="{model}",status="{status}"}} {count}')
+        lines.append("# TYPE graft_tokens_total counter")
+        for (model, kind), count in sorted(self.tokens.items()):
+            lines.append(f'graft_tokens_total{{model="{model}",kind="{kind}"}} {count}')
+        lines.append("# TYPE graft_answer_seconds histogram")
+        total = 0
+        for bound, count in zip((*map(str, _BUCKETS), "+Inf"), self._slots, strict=True):
+            total += count
+            lines.append(f'graft_answer_seconds_bucket{{le="{bound}"}} {total}')
+        lines += [f"graft_answer_seconds_sum {self._seconds:.6f}", f"graft_answer_seconds_count {total}"]
+        own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
+        for name, value in {**own, **gauges}.items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines += [f"# TYPE {name} {kind}", f"{name} {value:g}"]
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,92 @@
+"""How a project is served: the `serve` section of graft.yaml."""
+
+import ipaddress
+import os
+
+from pydantic import Field
+
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+
+
+class ServeSettings(Record):
+    """The endpoint, its limits, and what it keeps of what it serves."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Anything but this machine itself needs `api_key_env`."""
+
+    port: int = Field(default=8080, ge=0, le=65535)
+    """Port to listen on; 0 takes any free one."""
+
+    default_model: str = "champion"
+    """The model that answers a request which names none: an alias, `base` or a release."""
+
+    capture: bool = True
+    """Keep each exchange, redacted, so that it can become data again."""
+
+    capture_queue: int = Field(default=1024, ge=1)
+    """Exchanges that may wait to be kept; beyond it the newest are dropped and counted."""
+
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    """A larger request is refused with 413."""
+
+    request_timeout_seconds: float = Field(default=120.0, gt=0)
+    """How long an answer, or the next piece of a streamed one, may take."""
+
+    drain_seconds: float = Field(default=20.0, ge=0)
+    """How long running answers may take to finish when the server is asked to stop."""
+
+    queue_limit: int = Field(default=128, ge=1)
+    """Requests that may be under way at once; beyond it a request is refused with 429."""
+
+    batch_size: int = Field(default=8, ge=1)
+    """Requests for the same model that are answered together."""
+
+    batch_wait_ms: float = Field(default=4.0, ge=0)
+    """How long the first request of a batch waits for company."""
+
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key clients must present as bearer token."""
+
+    max_new_tokens: int = Field(default=256, ge=1)
+    """Length of an answer where the request does not say."""
+
+    max_new_tokens_limit: int = Field(default=1024, ge=1)
+    """The longest answer that a request may ask for."""
+
+    alias_refresh_seconds: float = Field(default=1.0, gt=0)
+    """How soon a moved alias is noticed."""
+
+    threads: int | None = Field(default=None, ge=1)
+    """Threads of the engine; None takes all that this process may use."""
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def find_api_key(settings: ServeSettings) -> str | None:
+    """The key that clients must present, or None where only this machine can ask."""
+    if settings.api_key_env is None:
+        if is_loopback(settings.host):
+            return None
+        raise UserMistake(
+            f"serving on {settings.host} needs a key",
+            why="everybody who can reach this machine could use the model and fill the captures",
+            fix="export GRAFT_API_KEY=… and set `serve.api_key_env: GRAFT_API_KEY`, or serve on 127.0.0.1",
+            where="serve.host",
+        )
+    key = os.environ.get(settings.api_key_env, "").strip()
+    if not key:
+        raise UserMistake(
+            f"the environment variable {settings.api_key_env} is not set",
+            why="it should hold the key that clients must present",
+            fix=f"export {settings.api_key_env}=… before `graft serve`",
+            where="serve.api_key_env",
+        )
+    return key

@@ -1,0 +1,184 @@
+"""Opens the state database and hands out transactions.
+
+In: a path (SQLite in WAL mode) or a URL (PostgreSQL). Out: a `Database` at the newest schema, with
+two kinds of transaction: `read`, and `write`, of which there is one at a time. Does not know what
+the tables mean, nor where the URL came from.
+"""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from graftwork.files.whole import explain_os_error
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.store.explain import explain_driver_error, is_busy
+from graftwork.store.migrations import migrate
+
+WAIT_SECONDS = 30.0
+"""How long a transaction waits for another one before it says that the database is busy."""
+
+_WRITES = "graft_writes"
+_WRITE_LOCK = 0x6772616674  # "graft": the advisory lock that all our writers on PostgreSQL share
+
+
+@dataclass(frozen=True)
+class Database:
+    """An open database. Threads may share it; child processes open their own."""
+
+    engine: Engine
+    name: str
+    """What errors call it: the path or URL, without the password."""
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        with self._explained(), self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One writer at a time, from its first statement on: none can deadlock or see stale rows."""
+        with self._explained(), self.engine.connect() as plain:
+            connection = plain.execution_options(**{_WRITES: True})
+            with connection.begin():
+                if connection.dialect.name == "postgresql":
+                    connection.execute(select(func.pg_advisory_xact_lock(_WRITE_LOCK)))
+                yield connection
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            expected = explain_driver_error(error.orig, where=self.name)
+            if expected is None:
+                raise
+            raise expected from error
+
+
+def open_database(target: str | Path, *, wait_seconds: float = WAIT_SECONDS) -> Database:
+    """Open `target`, a path or a URL, make it if it is new, and bring it to the newest schema."""
+    url = _url_of(target)
+    if url.get_backend_name() == "sqlite":
+        database = _open_sqlite(url, wait_seconds)
+    else:
+        database = _open_postgresql(url, wait_seconds)
+    try:
+        migrate(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _url_of(target: str | Path) -> URL:
+    if isinstance(target, Path):
+        return URL.create("sqlite", database=str(target))
+    # What a mistyped URL holds may be a password: no message repeats it.
+    try:
+        url = make_url(target)
+    except (ArgumentError, ValueError) as error:
+        raise UserMistake(
+            "the database URL cannot be read",
+            why="it is not of the form dialect://user:password@host/database",
+            fix="write sqlite:///path/to/state.db or postgresql://user:password@host/database",
+        ) from error
+    if url.drivername in {"postgres", "postgresql"}:
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername not in {"sqlite", "postgresql+psycopg"}:
+        raise UserMistake(
+            f"Graftwork keeps no state in {url.drivername}",
+            why="it is made for SQLite and PostgreSQL",
+            fix="write sqlite:///path/to/state.db or postgresql://user:password@host/database",
+        )
+    if url.drivername == "sqlite" and (url.query or url.database in {None, "", ":memory:"}):
+        raise UserMistake(
+            "the SQLite URL must name a file and nothing else",
+            why="state has to outlive this process",
+            fix="write sqlite:///path/to/state.db",
+            where=str(url),
+        )
+    return url
+
+
+def _open_sqlite(url: URL, wait_seconds: float) -> Database:
+    path = Path(str(url.database))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    _turn_on_wal(path, wait_seconds)
+    engine = create_engine(url, connect_args={"timeout": wait_seconds})
+
+    @event.listens_for(engine, "connect")
+    def _prepare(raw: Any, _record: Any) -> None:
+        raw.isolation_level = None  # we begin transactions ourselves; sqlite3 would begin them late
+        raw.execute("PRAGMA foreign_keys = ON")
+        # Under WAL, FULL waits for the disk at each commit: an alias that was moved stays moved.
+        raw.execute("PRAGMA synchronous = FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        writes = connection.get_execution_options().get(_WRITES, False)
+        # A transaction that reads first and writes later can fail with BUSY at once, without waiting.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return Database(engine=engine, name=str(path))
+
+
+def _turn_on_wal(path: Path, wait_seconds: float) -> None:
+    """WAL is a property of the file. Whoever turns it on needs the file alone, and SQLite's timeout
+    does not cover that: two first openers have to try again."""
+    deadline = time.monotonic() + wait_seconds
+    mode = None
+    while mode is None:
+        try:
+            with closing(sqlite3.connect(path, timeout=wait_seconds)) as raw:
+                mode = raw.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        except sqlite3.Error as error:
+            if is_busy(error) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            expected = explain_driver_error(error, where=str(path))
+            if expected is None:
+                raise
+            raise expected from error
+    if mode != "wal":
+        raise EnvironmentLacks(
+            "this file system cannot hold the state database",
+            why=f"SQLite cannot keep a write-ahead log there (journal mode stays {mode!r})",
+            fix="put the project on a local disk, or set GRAFT_DATABASE_URL to a PostgreSQL",
+            where=str(path),
+        )
+
+
+def _open_postgresql(url: URL, wait_seconds: float) -> Database:
+    name = url.render_as_string(hide_password=True)
+    try:
+        engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+    except ModuleNotFoundError as error:
+        raise EnvironmentLacks(
+            "the PostgreSQL driver is not installed",
+            why=f"Python finds no module {error.name}",
+            fix="pip install 'graftwork[postgres]'",
+            where=name,
+        ) from error
+
+    @event.listens_for(engine, "connect")
+    def _prepare(raw: Any, _record: Any) -> None:
+        wait_ms = int(wait_seconds * 1000)
+        raw.execute(f"SET lock_timeout = {wait_ms}")
+        # A writer that froze in mid-transaction must not hold the others for good.
+        raw.execute(f"SET idle_in_transaction_session_timeout = {2 * wait_ms}")
+        raw.commit()
+
+    return Database(engine=engine, name=name)

@@ -1,0 +1,170 @@
+"""The tables as the queries see them, declared once.
+
+In: nothing. Out: SQLAlchemy `Table` objects. How a database gets to look like this is told by
+`migrations`; a contract test holds the two together. Knows nothing of connections.
+
+Times are ISO strings that the caller brings. `seq` is the order of insertion: it decides what is
+newest, because clocks of several machines do not agree.
+"""
+
+import json
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Dialect,
+    Float,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+
+
+class JsonText(TypeDecorator[Any]):
+    """JSON kept as text: the same characters come back, on both databases.
+
+    PostgreSQL's own JSON types refuse NUL and half surrogate pairs, which logs do hold: the one is
+    escaped by `json`, the other becomes a question mark.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json_text(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+def json_text(value: Any) -> str:
+    """The text that `JsonText` keeps for a value; a search for text has to look for this form."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace").decode()
+
+
+def _seq() -> Column[int]:
+    return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+
+
+metadata = MetaData()
+
+schema_migrations = Table(
+    "schema_migrations",
+    metadata,
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("name", Text, nullable=False),
+    Column("applied_by", Text, nullable=False),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("project", Text, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("output", JsonText, nullable=False),
+    Column("finished_at", Text, nullable=False),
+    Column("seconds", Float, nullable=False),
+    PrimaryKeyConstraint("project", "step"),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("folder", Text, nullable=False),
+    Column("created_at", Text, nullable=False),
+    Column("updated_at", Text, nullable=False),
+    Column("plan", JsonText, nullable=False),
+    Column("outcome", JsonText),
+    Column("error", JsonText),
+    UniqueConstraint("project", "id"),
+)
+
+releases = Table(
+    "releases",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("created_at", Text, nullable=False),
+    Column("body", JsonText, nullable=False),
+    UniqueConstraint("project", "id"),
+)
+
+aliases = Table(
+    "aliases",
+    metadata,
+    Column("project", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("release_id", Text, nullable=False),
+    PrimaryKeyConstraint("project", "name"),
+    ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
+)
+
+alias_moves = Table(
+    "alias_moves",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("alias", Text, nullable=False),
+    Column("release_id", Text, nullable=False),
+    Column("previous", Text),
+    Column("who", Text, nullable=False),
+    Column("moved_at", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("forced", Boolean, nullable=False),
+    Column("rollback", Boolean, nullable=False),
+    ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
+    ForeignKeyConstraint(["project", "previous"], ["releases.project", "releases.id"]),
+    Index("alias_moves_by_alias", "project", "alias", "seq"),
+)
+
+captures = Table(
+    "captures",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("captured_at", Text, nullable=False),
+    Column("release", Text, nullable=False),
+    Column("body", JsonText, nullable=False),
+    UniqueConstraint("project", "id"),
+    Index("captures_by_release", "project", "release", "seq"),
+    Index("captures_in_order", "project", "seq"),
+)
+
+looks = Table(
+    "looks",
+    metadata,
+    Column("cases_hash", Text, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("looked_at", Text, nullable=False),
+    PrimaryKeyConstraint("cases_hash", "number"),
+)
+
+residuals = Table(
+    "residuals",
+    metadata,
+    _seq(),
+    Column("run_id", Text, nullable=False),
+    Column("device", Text, nullable=False),
+    Column("base", Text, nullable=False),
+    Column("recorded_at", Text, nullable=False),
+    Column("body", JsonText, nullable=False),
+    UniqueConstraint("run_id"),
+    Index("residuals_by_machine", "device", "base", "seq"),
+)

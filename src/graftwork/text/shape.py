@@ -1,0 +1,206 @@
+"""What the outside of a reply gives away: a stand-in, a text cut off, a failure in words.
+
+In: a reply. Out: the reason it is recognised by, or None. Knows nothing of the question; it says
+only what can be said without it, and rather too little than too much.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+_FRAME_BEFORE = r"""^[\s"'`<\[({*_.-]*"""
+_FRAME_AFTER = r"""[\s"'`>\])}*_.!…-]*$"""
+_STAND_INS = re.compile(
+    _FRAME_BEFORE
+    + r"""(?:
+        (?:this\ is\ (?:a|an|the|only\ a|just\ a)\ )?
+            (?:mock|dummy|sample|stub|fake|test|canned|default)(?:ed)?[\s_-]
+            (?:response|reply|answer|output|text|completion|message)
+            (?:[\s_-]\#?\d+|[\s_-](?:here|text|for\ (?:unit\ )?test(?:s|ing)?))?
+      | (?:todo|tbd|fixme|xxx+|placeholder|asdf+|lorem\ ipsum)
+      | (?:test[\s,]+)+test
+      | (?:placeholder|todo|tbd|fixme)\s{0,3}[:(-].{0,80}
+      | (?:placeholder|todo|tbd|fixme)\s
+            (?:add|answer|fill|fix|implement|later|reply|response|text|write)\b.{0,60}
+      | (?:insert|enter|your|put|add|some)\ [\w\ -]{0,30}?(?:answer|response|reply|text|output)(?:\ here)?
+      | (?:answer|response|reply|text|output)\ (?:goes\ )?here
+      | to\ be\ (?:done|determined|filled(?:\ in)?|written|completed)
+      | not\ (?:yet\ )?implemented(?:\ yet)?
+    )"""
+    + _FRAME_AFTER,
+    re.IGNORECASE | re.VERBOSE,
+)
+# As a whole reply these say nothing; as one value among others in JSON they may be the answer.
+_NOTHING_SAID = re.compile(
+    _FRAME_BEFORE + r"(?:[Nn]/?[Aa]|null|None|undefined|NaN|foo|foobar|no (?:output|response))" + _FRAME_AFTER
+)
+_LOREM = re.compile(r"\blorem ipsum dolor\b", re.IGNORECASE)
+_BLANK = re.compile(r"[\[<{](?:insert|your|enter|add|placeholder)\b[^\]>}\n]{0,60}[\]>}]", re.IGNORECASE)
+_MADE_UP = re.compile(r"\[(?:generated|simulated|placeholder) (?:content|text)\b", re.IGNORECASE)
+# A blank in a short reply is the reply; in a long one it may be a form that was asked for.
+SHORT_REPLY = 300
+_ONLY_MARKS = re.compile(r"^[\W_]+$")
+
+_TRACEBACK = re.compile(
+    r"[`\s]*(?:Traceback \(most recent call last\):"
+    r"|(?:Uncaught )?[A-Za-z_.]{0,80}(?:Error|Exception): [^\n]{0,500}\n[ \t]+at "
+    r"|panicked at |thread '[^'\n]{1,80}' panicked)"
+)
+_FAILURE = re.compile(
+    r"""^[\s"'`*\[({]*(?:
+        (?:fatal\ |internal\ |server\ |api\ |unexpected\ |http\ )*(?:error|exception)\b\s*[:\-\d(\]]
+      | (?:[a-z_.]*(?:error|exception)):\ \S
+      | (?:http\ )?(?:4\d\d|5\d\d)\ (?:bad|unauthori[sz]ed|forbidden|not\ found|too\ many|internal
+            |service|gateway)
+      | <html>.{0,200}?\b(?:4\d\d|5\d\d)\b
+      | (?:the\ )?(?:request|operation|connection|call|model|server|upstream|tool|agent)\ (?:has\ )?
+            (?:failed|timed\ out|was\ (?:aborted|rejected|refused|reset))
+      | request\ time-?out | rate\ limit\ (?:exceeded|reached)
+      | internal\ server\ error | service\ unavailable | bad\ gateway
+      | (?:oops|whoops)?[,!.\s]*something\ went\ wrong
+      | an\ (?:unexpected\ |internal\ )?error\ (?:has\ )?occurred
+      | (?:sorry|apologies|i\ (?:am|'m)\ sorry|i'm\ sorry|i\ apologi[sz]e|we\ are\ sorry|we're\ sorry
+            |unfortunately|oops|whoops)\b
+            .{0,80}?(?:an\ (?:unexpected\ |internal\ )?error|went\ wrong|error\ occurred|timed\ out
+            |try\ again\ later|technical\ (?:difficult|problem|issue)|rate\ limit
+            |temporarily\ unavailable
+            |(?:could\ not|couldn't|unable\ to|cannot|can't)\ (?:process|complete)\ (?:your|the|this)\ request
+            |(?:could\ not|couldn't|unable\ to|cannot|can't)\ reach\ the)
+    )""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_ERROR_KEYS = frozenset({"error", "errors", "exception", "traceback"})
+
+_THINK = re.compile(r"<(/?)(think|thinking|reasoning|scratchpad)>", re.IGNORECASE)
+_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})", re.MULTILINE)
+_ENDED = re.compile(r"""[.!?…。！？)\]}>"'”’»`*_|~]\s*$|[\U0001F000-\U0001FAFF☀-➿]\s*$""")
+_HANGING = re.compile(
+    r"(?:,|\b(?:a|an|the|and|or|but|of|to|in|on|at|for|with|from|by|that|which|is|are|was|were|as|if"
+    r"|because|when|this|these|its|their|our|your|we|can|will|should|must|not))\s*$",
+    re.IGNORECASE,
+)
+LONG_ENOUGH_TO_HANG = 120
+# A token of prose is about four characters; code and JSON run down to two and a half.
+CHARACTERS_PER_TOKEN = 2.5
+
+
+def find_stand_in(reply: str) -> str | None:
+    """A reply that somebody or a test double put where an answer belongs."""
+    text = reply.strip()
+    if not text:
+        return None
+    if _ONLY_MARKS.match(text) and text not in ("{}", "[]"):
+        return "only punctuation"
+    if _STAND_INS.match(text) or _NOTHING_SAID.match(text) or _LOREM.search(text):
+        return "a stand-in text"
+    if any(_is_stand_in_value(leaf) for leaf in _texts_in_json(text)):
+        return "a stand-in text inside the JSON"
+    if _MADE_UP.search(text) or (len(text) <= SHORT_REPLY and _BLANK.search(text)):
+        return "a blank that was never filled in"
+    return None
+
+
+def holds_stand_in(prompt: str) -> bool:
+    """Whether a prompt holds made-up content, such as `[Simulated content from ...]`."""
+    return _MADE_UP.search(prompt) is not None
+
+
+def find_cut(reply: str, *, finish_reason: str | None = None, max_tokens: int | None = None) -> str | None:
+    """A reply that stops before its end."""
+    if finish_reason in ("length", "max_tokens", "MAX_TOKENS"):
+        return "the log says that the token limit ended it"
+    text = reply.strip()
+    if not text:
+        return None
+    # A model that says it stopped by itself did not stop in a sentence, but may leave JSON open.
+    return _find_open_part(text) or (None if finish_reason else _find_hanging_end(text, max_tokens))
+
+
+def _find_hanging_end(text: str, max_tokens: int | None) -> str | None:
+    if _ENDED.search(text):
+        return None
+    if max_tokens is not None and len(text) >= max_tokens * CHARACTERS_PER_TOKEN:
+        return f"it stops in a sentence near the limit of {max_tokens} tokens"
+    if len(text) >= LONG_ENOUGH_TO_HANG and _HANGING.search(text):
+        return "it stops in the middle of a sentence"
+    return None
+
+
+def find_failure(reply: str) -> str | None:
+    """A reply that reports a failure of the machinery instead of answering."""
+    text = reply.strip()
+    if _TRACEBACK.match(text):
+        return "a traceback"
+    # A long reply that begins with an error's name is more likely to explain it than to be it.
+    if len(text) <= SHORT_REPLY and _FAILURE.match(text):
+        return "an error message"
+    value = _load_json(text)
+    if isinstance(value, dict) and any(value.get(key) for key in _ERROR_KEYS) and len(value) <= 3:
+        return "an error object"
+    return None
+
+
+def _find_open_part(text: str) -> str | None:
+    depth = 0
+    for match in _THINK.finditer(text):
+        depth += -1 if match.group(1) else 1
+    if depth > 0:
+        return "a thinking part that is never closed"
+    if len(_FENCE.findall(text)) % 2:
+        return "a code block that is never closed"
+    if text[0] in "{[" and _load_json(text) is None and _json_is_cut(text):
+        return "JSON that is never closed"
+    return None
+
+
+def _json_is_cut(text: str) -> bool:
+    """Whether text that begins as JSON ends inside a string or with brackets still open."""
+    if not re.match(r'^(?:\{\s*(?:"|$)|\[\s*(?:["{\[\d-]|$))', text):
+        return False
+    depth = 0
+    inside = escaped = False
+    for character in text:
+        if inside:
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+            elif character == '"':
+                inside = False
+        elif character == '"':
+            inside = True
+        elif character in "{[":
+            depth += 1
+        elif character in "}]":
+            depth -= 1
+            if depth == 0:
+                # The value was complete; whatever follows is another fault than a cut.
+                return False
+    return inside or depth > 0
+
+
+def _is_stand_in_value(text: str) -> bool:
+    return bool(_STAND_INS.match(text) or _BLANK.fullmatch(text.strip()) or text.strip() in ("...", "…"))
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _texts_in_json(text: str) -> Iterator[str]:
+    """The strings that stand as values in a JSON reply."""
+    if text[0] not in "{[":
+        return
+    waiting = [_load_json(text)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)

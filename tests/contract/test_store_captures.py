@@ -1,0 +1,80 @@
+import pytest
+from store_samples import capture
+
+from graftwork.store.captures import CaptureStore
+from graftwork.store.database import Database
+
+
+@pytest.fixture
+def captures(database: Database) -> CaptureStore:
+    return CaptureStore(database, project="one")
+
+
+def test_captures_come_back_as_they_went_in(captures: CaptureStore):
+    odd = capture("c1", question='"quoted"\n\u0000 naïve 漢字 % _', reply="\\ {}")
+    assert captures.add([odd]) == 1
+    assert captures.get("c1") == odd
+    assert captures.get("c2") is None
+
+
+def test_the_newest_come_first(captures: CaptureStore):
+    captures.add([capture(f"c{n}") for n in range(5)])
+    assert [c.id for c in captures.recent(limit=2)] == ["c4", "c3"]
+
+
+def test_a_capture_is_kept_once(captures: CaptureStore):
+    assert captures.add([capture("c1", reply="first"), capture("c2")]) == 2
+    assert captures.add([capture("c1", reply="second"), capture("c3"), capture("c3")]) == 1
+    assert captures.count() == 3
+    kept = captures.get("c1")
+    assert kept is not None
+    assert kept.reply == "first"
+
+
+def test_adding_none_is_fine(captures: CaptureStore):
+    assert captures.add([]) == 0
+
+
+@pytest.mark.parametrize("text", ['say "please"', "line\nbreak", "漢字", "100%", "a_b", "\\n", "c7"])
+def test_a_text_is_found_letter_for_letter(captures: CaptureStore, text: str):
+    captures.add([capture("c7", question=f"before {text} after"), capture("other", question="100x aXb")])
+    assert [c.id for c in captures.find(text)] == ["c7"]
+
+
+def test_upper_and_lower_case_differ_and_the_reply_is_searched_too(captures: CaptureStore):
+    captures.add([capture("c1", reply="Paris is right")])
+    assert len(captures.find("Paris")) == 1
+    assert captures.find("paris") == ()
+
+
+def test_the_captures_of_a_release_can_be_told(captures: CaptureStore):
+    captures.add([capture("c1", by="r1"), capture("c2", by="r2"), capture("c3", by="r1")])
+    assert [c.id for c in captures.of_release("r1")] == ["c3", "c1"]
+    assert (captures.count(release="r1"), captures.count(release="r9")) == (2, 0)
+    assert [c.id for c in captures.export(release="r1")] == ["c1", "c3"]
+
+
+def test_the_export_gives_all_in_order_over_many_pages(captures: CaptureStore):
+    names = [f"c{n:05}" for n in range(1203)]
+    captures.add([capture(name) for name in names])
+    assert [c.id for c in captures.export()] == names
+
+
+def test_new_captures_can_be_added_while_others_are_exported(captures: CaptureStore):
+    captures.add([capture(f"c{n}") for n in range(501)])
+    reading = captures.export()
+    next(reading)
+    captures.add([capture("late")])
+    assert "late" in {c.id for c in reading}
+
+
+def test_half_a_surrogate_pair_does_not_lose_the_batch(captures: CaptureStore):
+    captures.add([capture("c1"), capture("c2", question="half \ud800 pair")])
+    assert captures.count() == 2
+
+
+def test_projects_do_not_see_each_others_captures(database: Database, captures: CaptureStore):
+    captures.add([capture("c1")])
+    other = CaptureStore(database, project="two")
+    assert (other.count(), other.find("Where"), other.recent()) == (0, (), ())
+    assert other.add([capture("c1")]) == 1

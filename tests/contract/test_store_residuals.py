@@ -1,0 +1,35 @@
+import pytest
+from store_samples import WHEN
+
+from graftwork.records.figure import Figure
+from graftwork.records.plan import Residual
+from graftwork.store.database import Database
+from graftwork.store.residuals import Residuals
+
+
+def speed(actual: float) -> Residual:
+    return Residual(name="tokens_per_second", planned=Figure.about(100, down=0.5, up=2), actual=actual)
+
+
+@pytest.fixture
+def residuals(database: Database) -> Residuals:
+    return Residuals(database)
+
+
+def test_residuals_come_back_newest_run_first(residuals: Residuals):
+    residuals.add("run-1", device="cpu", base="small", found=[speed(90)], when=WHEN)
+    residuals.add("run-2", device="cpu", base="small", found=[speed(120)], when=WHEN)
+    assert residuals.recent(device="cpu", base="small") == (speed(120), speed(90))
+    assert residuals.recent(device="cpu", base="small", runs=1) == (speed(120),)
+
+
+def test_another_machine_or_base_is_not_learned_from(residuals: Residuals):
+    residuals.add("run-1", device="cpu", base="small", found=[speed(90)], when=WHEN)
+    assert residuals.recent(device="gpu", base="small") == ()
+    assert residuals.recent(device="cpu", base="large") == ()
+
+
+def test_a_run_that_is_told_twice_counts_once(residuals: Residuals):
+    for actual in (90, 95):
+        residuals.add("run-1", device="cpu", base="small", found=[speed(actual)], when=WHEN)
+    assert residuals.recent(device="cpu", base="small") == (speed(95),)

@@ -1,0 +1,270 @@
+"""Asking: nothing is repeated after a kill, a stop is in order, the real worker runs end to end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.evaluate.ask import ANSWERS_FILE, Asker, cut_batches, read_answers
+from graftwork.evaluate.cases import (
+    choose_cases,
+    choose_worked_example,
+    hash_cases,
+    insert_example,
+    read_cases,
+    write_cases,
+)
+from graftwork.evaluate.fields import AnswerFields
+from graftwork.evaluate.worker import GENERATION_FILE, drop_answers_of_another_job, evaluate
+from graftwork.records.dataset import Row
+from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case, EvalJob, Generation
+
+
+def make_cases(n):
+    return tuple(
+        Case(
+            id=f"c{i:03}",
+            origin=Origin(file="f", line=i + 1),
+            messages=(
+                Message(role="system", content="Answer."),
+                Message(role="user", content="why " * (1 + i % 5)),
+            ),
+            reference="{}",
+        )
+        for i in range(n)
+    )
+
+
+def make_row(i, reply, tokens=10):
+    return Row(
+        id=f"r{i}",
+        origin=Origin(file="f", line=i + 1),
+        messages=(Message(role="system", content="S"), Message(role="user", content=f"q{i}")),
+        reply=reply,
+        tokens=tuple(range(tokens)),
+        trained_from=1,
+    )
+
+
+def make_job(folder, **changes):
+    values = {
+        "subject": "adapter",
+        "folder": str(folder),
+        "base_folder": str(folder),
+        "adapter_folder": None,
+        "cases_file": str(folder / "cases.jsonl"),
+        "max_new_tokens": 8,
+        "batch_size": 4,
+        "latency_cases": 3,
+    }
+    return EvalJob(**{**values, **changes})
+
+
+@dataclass
+class Reply:
+    tokens: list[int]
+    finish_reason: str = "stop"
+
+
+class Letters:
+    """A stand-in for template and model: a prompt is its bytes, an answer their length."""
+
+    def __init__(self, *, fail_at_batch=None):
+        self.batches = []
+        self.fail_at_batch = fail_at_batch
+
+    def prompt(self, messages):
+        return list("\n".join(m.content for m in messages).encode())
+
+    def decode(self, tokens):
+        return bytes(tokens).decode()
+
+    def generate(self, prompts):
+        self.batches.append(len(prompts))
+        if len(self.batches) == self.fail_at_batch:
+            raise RuntimeError("killed")
+        return [Reply(list(str(len(prompt)).encode())) for prompt in prompts]
+
+
+class Silent:
+    def __init__(self):
+        self.beats = []
+
+    def beat(self, phase, done, total, *, seconds_left=None, **detail):
+        self.beats.append((phase, done, total))
+
+
+def make_asker(job, model, *, stop=lambda: False, progress=None):
+    return Asker(
+        job,
+        turns=model,
+        generate=model.generate,
+        progress=progress or Silent(),
+        peak_memory_gib=lambda: 0.5,
+        stop_asked=stop,
+    )
+
+
+def texts(folder):
+    return {a.case_id: a.text for a in read_answers(folder)}
+
+
+def test_all_cases_are_answered_in_batches(tmp_path):
+    cases, model, progress = make_cases(10), Letters(), Silent()
+    asker = make_asker(make_job(tmp_path), model, progress=progress)
+    asker.ask_all(cases)
+    assert model.batches == [4, 4, 2]
+    assert texts(tmp_path) == {c.id: str(len(model.prompt(c.messages))) for c in cases}
+    assert progress.beats[-1] == ("answering", 10, 10)
+    seconds = asker.time_single(cases)
+    assert len(seconds) == 3
+    generation = asker.summarise(single_latency_seconds=seconds)
+    assert (generation.answers, generation.peak_memory_gib) == (10, 0.5)
+
+
+def test_a_killed_worker_repeats_nothing(tmp_path):
+    cases, job = make_cases(10), make_job(tmp_path)
+    with pytest.raises(RuntimeError):
+        make_asker(job, Letters(fail_at_batch=2)).ask_all(cases)
+    first = (tmp_path / ANSWERS_FILE).read_bytes()
+    assert len(first.splitlines()) == 4
+    model = Letters()
+    make_asker(job, model).ask_all(cases)
+    assert model.batches == [4, 2]
+    assert (tmp_path / ANSWERS_FILE).read_bytes().startswith(first)
+    assert len(texts(tmp_path)) == 10
+
+
+def test_a_batch_torn_in_the_middle_is_asked_whole_and_kept_once(tmp_path):
+    cases, job = make_cases(8), make_job(tmp_path)
+    make_asker(job, Letters()).ask_all(cases)
+    whole = texts(tmp_path)
+    lines = (tmp_path / ANSWERS_FILE).read_bytes().splitlines(keepends=True)
+    (tmp_path / ANSWERS_FILE).write_bytes(b"".join(lines[:5]) + lines[5][:20])
+    model = Letters()
+    make_asker(job, model).ask_all(cases)
+    assert model.batches == [4]
+    assert texts(tmp_path) == whole
+
+
+def test_a_stop_ends_at_the_next_batch(tmp_path):
+    cases, job, model = make_cases(10), make_job(tmp_path), Letters()
+    with pytest.raises(StoppedInOrder, match="4 of 10"):
+        make_asker(job, model, stop=lambda: len(model.batches) >= 1).ask_all(cases)
+    assert len(texts(tmp_path)) == 4
+
+
+def test_answers_of_another_job_are_not_taken_up(tmp_path):
+    write_cases(tmp_path / "cases.jsonl", cases=make_cases(2))
+    folder, base = tmp_path / "job", tmp_path / "base"
+    base.mkdir()
+    job = make_job(folder, base_folder=str(base), cases_file=str(tmp_path / "cases.jsonl"))
+    drop_answers_of_another_job(job)
+    (folder / ANSWERS_FILE).write_text("kept")
+    drop_answers_of_another_job(job)
+    assert (folder / ANSWERS_FILE).exists()
+    drop_answers_of_another_job(job.model_copy(update={"max_new_tokens": 9}))
+    assert not (folder / ANSWERS_FILE).exists()
+
+
+@given(st.dictionaries(st.text(min_size=1), st.lists(st.just(0), max_size=9)), st.integers(1, 5))
+def test_batches_hold_every_case_once_whatever_their_order(prompts, size):
+    batches = cut_batches(prompts, size=size)
+    assert sorted(i for batch in batches for i in batch) == sorted(prompts)
+    assert all(1 <= len(batch) <= size for batch in batches)
+    assert cut_batches(dict(reversed(prompts.items())), size=size) == batches
+
+
+def test_cases_survive_the_file_and_their_choice_is_stable(tmp_path):
+    rows = [make_row(i, "{}") for i in range(20)]
+    chosen = choose_cases(rows, most=7)
+    assert chosen == choose_cases(rows, most=7)
+    assert set(chosen) <= set(choose_cases(rows, most=12)) <= set(choose_cases(rows))
+    write_cases(tmp_path / "c.jsonl", cases=chosen)
+    assert read_cases(tmp_path / "c.jsonl") == chosen
+    assert hash_cases(chosen) != hash_cases(chosen[:-1])
+    with pytest.raises(UserMistake, match="no held-out cases"):
+        choose_cases([])
+    with pytest.raises(UserMistake, match="no such file"):
+        read_cases(tmp_path / "absent.jsonl")
+
+
+def test_the_worked_example_answers_and_stands_behind_the_system_turn():
+    rows = [
+        make_row(0, '{"answer": "", "refused": true}', tokens=12),
+        make_row(1, '{"answer": "long", "refused": false}', tokens=90),
+        make_row(2, '{"answer": "middle", "refused": false}', tokens=12),
+        make_row(3, '{"answer": "short", "refused": false}', tokens=2),
+    ]
+    example = choose_worked_example(rows, fields=AnswerFields())
+    assert [m.role for m in example] == ["user", "assistant"]
+    assert "middle" in example[1].content
+    messages = insert_example(rows[0].messages, example=example)
+    assert [m.role for m in messages] == ["system", "user", "assistant", "user"]
+    assert insert_example(messages, example=()) == messages
+    assert choose_worked_example([], fields=AnswerFields()) == ()
+
+
+def start_worker(job_file):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [sys.executable, "-m", "graftwork.evaluate.worker", str(job_file)], env=environment
+    )
+
+
+def wait_for_lines(path: Path, *, lines: int, worker, deadline: float = 120.0) -> None:
+    end = time.monotonic() + deadline
+    while not (path.exists() and path.read_bytes().count(b"\n") >= lines):
+        assert time.monotonic() < end, "the worker did not answer in time"
+        try:
+            pytest.fail(f"the worker ended with {worker.wait(timeout=0.02)}")
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny_base):
+    write_cases(tmp_path / "cases.jsonl", cases=make_cases(60))
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    job = make_job(
+        broken,
+        base_folder=str(tiny_base),
+        cases_file=str(tmp_path / "cases.jsonl"),
+        max_new_tokens=16,
+        batch_size=2,
+        threads=1,
+    )
+    import torch
+
+    threads = torch.get_num_threads()
+    evaluate(job.model_copy(update={"folder": str(whole)}))
+    torch.set_num_threads(threads)
+    (tmp_path / "job.json").write_text(job.to_json())
+
+    worker = start_worker(tmp_path / "job.json")
+    wait_for_lines(broken / ANSWERS_FILE, lines=3, worker=worker)
+    worker.kill()
+    assert worker.wait() == -signal.SIGKILL
+    assert not (broken / GENERATION_FILE).exists()
+
+    worker = start_worker(tmp_path / "job.json")
+    wait_for_lines(broken / ANSWERS_FILE, lines=12, worker=worker)
+    worker.terminate()
+    assert worker.wait(timeout=120) == EXIT_RESUME_ME
+    assert json.loads((broken / "error.json").read_text())["error"] == "StoppedInOrder"
+
+    assert start_worker(tmp_path / "job.json").wait(timeout=120) == 0
+    generation = Generation.from_json((broken / GENERATION_FILE).read_bytes())
+    assert generation.answers == 60
+    assert len(generation.single_latency_seconds) == 3
+    assert not (broken / "error.json").exists()
+    assert texts(broken) == texts(whole)

@@ -1,0 +1,174 @@
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from registry_samples import PROJECT, WHEN
+
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.release import Release
+from graftwork.records.verdict import Decision
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.names import NAME, require_name
+from graftwork.registry.promote import find_release, promote, rollback
+from graftwork.registry.settings import ReleaseSettings
+
+BY = {"alias": "champion", "who": "ada", "when": WHEN}
+
+
+def release(letter: str, decision: Decision = "deploy") -> Release:
+    return Release(
+        id=letter * 64,
+        project=PROJECT,
+        base="small",
+        base_fingerprint="b",
+        template_fingerprint="t",
+        adapter_hash="a",
+        dataset_hash="d",
+        plan_hash="p",
+        report_hash="r",
+        verdict_hash="v",
+        decision=decision,
+        run_id="run",
+        parent=None,
+        created_at=WHEN,
+        files=(),
+        settings={},
+        versions={},
+    )
+
+
+A, B, C, D = (release(letter) for letter in "abcd")
+
+
+@pytest.fixture
+def index() -> ReleasesInMemory:
+    made = ReleasesInMemory(project=PROJECT)
+    for one in (A, B, C, D):
+        made.add(one)
+    return made
+
+
+def live(index: ReleasesInMemory) -> str:
+    return index.aliases()["champion"][0]
+
+
+def test_a_cleared_release_goes_live_and_the_log_says_why(index):
+    move = promote(index, A, **BY, why="first")
+    assert move == index.alias_log("champion")[0]
+    assert (move.release_id, move.previous, move.why, move.forced) == (A.id, None, "first", False)
+
+
+def test_promoting_what_is_live_changes_and_logs_nothing(index):
+    promote(index, A, **BY)
+    assert promote(index, A, **BY) is None
+    assert len(index.alias_log("champion")) == 1
+
+
+@pytest.mark.parametrize("decision", ["iterate", "abort", "not_enough_evidence"])
+def test_what_the_verdict_does_not_clear_stays_out_unless_forced_with_a_reason(index, decision):
+    doubtful = release("e", decision)
+    index.add(doubtful)
+    with pytest.raises(AnswerIsNo) as refused:
+        promote(index, doubtful, **BY)
+    assert decision.replace("_", " ") in refused.value.why
+    with pytest.raises(UserMistake, match="reason"):
+        promote(index, doubtful, **BY, force=True, why="  ")
+    assert index.aliases() == {}
+    move = promote(index, doubtful, **BY, force=True, why="the old one is down")
+    assert move.forced
+    assert index.alias_log("champion")[0].why == "the old one is down"
+
+
+def test_force_that_was_not_needed_is_not_logged_as_force(index):
+    assert not promote(index, A, **BY, force=True).forced
+
+
+def test_a_project_may_promote_without_a_verdict(index):
+    doubtful = release("e", "iterate")
+    index.add(doubtful)
+    assert promote(index, doubtful, **BY, require_verdict=False) is not None
+
+
+def test_repeated_rollbacks_walk_back_instead_of_to_and_fro(index):
+    for one in (A, B, C):
+        promote(index, one, **BY)
+    rollback(index, **BY)
+    assert live(index) == "b"
+    rollback(index, **BY)
+    assert live(index) == "a"
+    with pytest.raises(UserMistake, match="nothing to roll"):
+        rollback(index, **BY)
+    assert live(index) == "a"
+
+
+def test_a_promotion_after_a_rollback_rolls_back_to_where_it_came_from(index):
+    for one in (A, B):
+        promote(index, one, **BY)
+    rollback(index, **BY)
+    promote(index, C, **BY)
+    rollback(index, **BY)
+    assert live(index) == "a"
+    assert len(index.alias_log("champion")) == 5
+
+
+def test_an_alias_that_never_was_cannot_be_rolled_back(index):
+    with pytest.raises(UserMistake, match="nothing to roll"):
+        rollback(index, **BY)
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c", "d", "back"]), max_size=30))
+def test_promotions_and_rollbacks_behave_like_a_stack(actions):
+    index = ReleasesInMemory(project=PROJECT)
+    by_letter = {one.id[0]: one for one in (A, B, C, D)}
+    for one in by_letter.values():
+        index.add(one)
+    stack: list[str] = []
+    for action in actions:
+        if action != "back":
+            promote(index, by_letter[action], **BY)
+            if not stack or stack[-1] != action:
+                stack.append(action)
+        elif len(stack) > 1:
+            rollback(index, **BY)
+            stack.pop()
+        else:
+            with pytest.raises(UserMistake):
+                rollback(index, **BY)
+        if stack:
+            assert live(index) == stack[-1]
+
+
+def test_a_release_is_found_by_alias_id_or_beginning(index):
+    promote(index, B, **BY)
+    assert find_release(index, "champion") == find_release(index, B.id) == find_release(index, "bb") == B
+    with pytest.raises(UserMistake):
+        find_release(index, "../../etc")
+
+
+@given(st.text(max_size=70))
+def test_only_harmless_names_pass(name):
+    try:
+        passed = require_name(name, kind="alias")
+    except UserMistake:
+        assert not NAME.fullmatch(name)
+    else:
+        assert passed == name
+        assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789._-")
+        assert 1 <= len(name) <= 64
+        assert name[0] not in "._-"
+
+
+def test_settings_refuse_an_alias_that_is_no_name():
+    assert ReleaseSettings().alias == "champion"
+    with pytest.raises(ValueError, match="alias"):
+        ReleaseSettings(alias="../x")
+
+
+def test_the_registry_does_not_import_the_database():
+    code = (
+        "import sys, graftwork.registry.publish, graftwork.registry.promote, graftwork.registry.settings\n"
+        "assert not {'sqlalchemy', 'torch', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

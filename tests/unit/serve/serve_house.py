@@ -1,0 +1,108 @@
+"""A gateway on a real port over a stand-in engine on a real unix socket, in one event loop."""
+
+import asyncio
+import tempfile
+import threading
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graftwork.serve.capture import CaptureWriter
+from graftwork.serve.client import Client
+from graftwork.serve.gateway import Gateway
+from graftwork.serve.http import Limits, Server
+from graftwork.serve.protocol import make_handler
+from graftwork.serve.routes import Routes
+from graftwork.serve.settings import ServeSettings
+from graftwork.serve.standin import StandIn
+
+RELEASE = "a1b2c3d4e5f60718"
+OTHER = "a1b2c3d4ffffffff"
+DEADLINE = 10.0
+
+
+class ListSink:
+    def __init__(self):
+        self.captures = []
+
+    def add_many(self, captures):
+        self.captures.extend(captures)
+
+
+class BrokenSink:
+    def __init__(self):
+        self.asked = threading.Event()
+
+    def add_many(self, captures):
+        self.asked.set()
+        raise OSError("the disk is full")
+
+
+@dataclass
+class FixedEngine:
+    """An engine that somebody else runs."""
+
+    client: Client | None
+    state: dict = field(default_factory=lambda: {"state": "ready", "reason": "", "restarts": 0})
+
+    def describe(self):
+        return self.state
+
+
+@dataclass
+class House:
+    url: str
+    port: int
+    standin: StandIn
+    engine: FixedEngine
+    gateway: Gateway
+    captures: CaptureWriter | None
+    server: Server
+    engine_server: Server
+
+    def cut_engine(self):
+        """As if the engine had been killed: every connection to it breaks."""
+        for connection in list(self.engine_server.connections):
+            connection.abort()
+
+    async def close_captures(self):
+        await asyncio.to_thread(self.captures.close)
+
+
+@asynccontextmanager
+async def open_house(sink=None, *, settings=None, api_key=None, routes=None, queue_size=64):
+    settings = settings or ServeSettings()
+    routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
+    with tempfile.TemporaryDirectory(prefix="graft-") as folder:
+        standin = StandIn([RELEASE, OTHER])
+        engine_server = Server(make_handler(standin))
+        path = str(Path(folder) / "e.sock")
+        await engine_server.listen_unix(path)
+        engine = FixedEngine(Client(path=path))
+        captures = None
+        if sink is not None:
+            captures = CaptureWriter(sink, queue_size=queue_size)
+            captures.start()
+        gateway = Gateway(
+            engine, settings=settings, routes=lambda: routes, captures=captures, api_key=api_key
+        )
+        server = Server(gateway.handle, limits=Limits(max_body_bytes=settings.max_body_bytes))
+        port = await server.listen()
+        try:
+            yield House(
+                f"http://127.0.0.1:{port}", port, standin, engine, gateway, captures, server, engine_server
+            )
+        finally:
+            await server.close()
+            engine.client and engine.client.close()
+            await engine_server.close()
+
+
+async def raw(port, data):
+    """Send bytes as they are; give back all that comes until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(-1), DEADLINE)
+    finally:
+        writer.close()

@@ -1,0 +1,149 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.text.shape import find_cut, find_failure, find_stand_in, holds_stand_in
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Mock response",
+        "mock_response_1",
+        "This is a mock response for testing.",
+        "TODO",
+        "TODO: write this answer",
+        "[insert answer here]",
+        "lorem ipsum dolor sit amet, consectetur",
+        "...",
+        "None",
+        "null",
+        "xxx",
+        "test test test",
+        '{"answer": "placeholder", "citations": [2]}',
+        '{"answer": "...", "citations": []}',
+        '{"steps": [{"text": "[Simulated content from a book]"}]}',
+    ],
+)
+def test_stand_ins_are_recognised(reply):
+    assert find_stand_in(reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "42",
+        "none",
+        "A mock response lets a test run without the real service.",
+        "Todo lists help: write three things down each morning.",
+        '{"answer": null, "citations": [], "refused": true}',
+        '{"tone": "none", "topic": "N/A"}',
+        "{}",
+        "Dear [Your Name], " + "thank you for the kind letter. " * 20,
+    ],
+)
+def test_answers_are_not_taken_for_stand_ins(reply):
+    assert find_stand_in(reply) is None
+
+
+def test_made_up_prompts_are_recognised():
+    assert holds_stand_in("Content: [Generated content from a book]")
+    assert not holds_stand_in("Content: [1] a real source")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"answer": "Ther',
+        '{"answer": "done", "citations": [1',
+        "[1, 2, {",
+        "Look:\n```python\nprint(1)\n",
+        "<think>\nFirst we need to",
+        "It was a long day for everybody who had come to the summer fair, and when it ended at last the "
+        "visitors went home with the",
+    ],
+)
+def test_cut_replies_are_recognised(reply):
+    assert find_cut(reply)
+
+
+def test_the_log_is_believed_when_it_says_that_the_limit_ended_it():
+    assert find_cut("A whole sentence.", finish_reason="length")
+
+
+def test_a_sentence_that_stops_near_the_token_limit_is_cut():
+    words = "word " * 100
+    assert find_cut(words, max_tokens=100)
+    assert find_cut(words, max_tokens=4000) is None
+    assert find_cut(words + "end.", max_tokens=100) is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Paris",
+        "[1] The museum opens at nine.",
+        "```\nprint(1)\n```",
+        "<think>short</think> Yes.",
+        "{name} is the variable to use here.",
+        "The list is open, as they say, and so are we",
+    ],
+)
+def test_whole_replies_are_not_called_cut(reply):
+    assert find_cut(reply) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=4))
+def test_whole_json_is_never_called_cut_and_any_beginning_of_it_is(value):
+    text = json.dumps(value)
+    assert find_cut(text, finish_reason="stop") is None
+    for end in range(2, len(text)):
+        assert find_cut(text[:end].strip(), finish_reason="stop")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Traceback (most recent call last):\n  File 'x'",
+        "HTTP 502 Bad Gateway",
+        "I'm sorry, something went wrong on our side. Please try again later.",
+        "Error: context window exceeded",
+        "Sorry, I could not reach the search index.",
+        "Internal server error (500).",
+        "<html><body><h1>503 Service Unavailable</h1></body></html>",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        '{"error": {"message": "overloaded"}}',
+    ],
+)
+def test_failures_in_words_are_recognised(reply):
+    assert find_failure(reply)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "I'm sorry, but the sources do not say.",
+        '{"answer": null, "refused": true}',
+        '{"error": null, "answer": "yes"}',
+        "Errors are values in Go.",
+        "To mend it, read the last line of:\n```\nTraceback (most recent call last):\n```",
+    ],
+)
+def test_refusals_and_explanations_are_no_failures(reply):
+    assert find_failure(reply) is None
+
+
+@given(st.text(max_size=200))
+def test_any_text_can_be_looked_at(text):
+    find_stand_in(text)
+    find_cut(text, max_tokens=10)
+    find_failure(text)
