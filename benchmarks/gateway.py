@@ -1,8 +1,9 @@
 """What the gateway adds to a request, beside a plain proxy on asyncio streams and json.
 
-Three processes: the stand-in engine, our gateway (with key, routes, metrics and captures) and the
-peer (none of these). One client asks all of them in turn over kept connections, in rounds, so that
-a busy machine is equally unfair to each. Run: `python benchmarks/gateway.py [--requests N] [--json]`.
+Processes: our gateway over its stand-in engine, without captures and with them; and the peer, which
+relays to the same engine and checks, routes, counts and captures nothing. One client asks all of
+them in turn over kept connections, in rounds, so that a busy machine is equally unfair to each.
+Run: `python benchmarks/gateway.py [--requests N] [--json]`.
 """
 
 import argparse
@@ -14,9 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from graftwork.records.capture import Capture
 from graftwork.serve.client import Client
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.run import run, serve
@@ -35,18 +40,18 @@ JSON = (("content-type", "application/json"),)
 class NoSink:
     """Captures are made and redacted, and kept nowhere."""
 
-    def add_many(self, captures: list[object]) -> None:
+    def add_many(self, captures: list[Capture]) -> None:
         del captures
 
 
-def run_gateway(folder: str) -> None:
+def run_gateway(folder: str, *, captures: bool) -> None:
     job = EngineJob(
         folder=folder, base_folder="none", adapters={RELEASE: "none"}, socket=str(Path(folder) / "e.sock")
     )
     serving = serve(
         ServeSettings(port=0),
         engine_job=job,
-        sink=None if os.environ.get("NOCAP") else NoSink(),
+        sink=NoSink() if captures else None,
         resolve_alias=lambda: {"champion": RELEASE},
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
         engine_module="graftwork.serve.standin",
@@ -113,10 +118,9 @@ class Target:
             assert reply.status == 200
         self.cpu += _cpu_seconds(self.pid) - before
 
-    def summary(self) -> dict[str, float | str]:
+    def summary(self) -> dict[str, float]:
         ordered = sorted(self.times)
         return {
-            "name": self.name,
             "median_ms": 1000 * statistics.median(ordered),
             "p99_ms": 1000 * ordered[int(len(ordered) * 0.99)],
             "cpu_ms": 1000 * self.cpu / len(ordered),
@@ -141,67 +145,78 @@ async def measure(targets: list[Target], *, requests: int, rounds: int) -> None:
             await target.ask(requests // rounds)
 
 
-def compare(requests: int) -> dict[str, object]:
-    """Start the three, ask them, and say what each adds to the engine's own time."""
-    with tempfile.TemporaryDirectory(prefix="graft-") as folder:
-        started = []
+def compare(requests: int) -> dict[str, Any]:
+    """Start them all, ask them, and say what each adds to the engine's own time."""
+    with ExitStack() as stack:
+        folders = [stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-")) for _ in range(2)]
+        plain = stack.enter_context(_started("gateway", folders[0]))
+        capturing = stack.enter_context(_started("capturing", folders[1]))
+        peer = stack.enter_context(_started("peer", folders[0]))
+        targets = run(_ask_all(folders[0], plain, capturing, peer, requests=requests))
+    rows = [target.summary() for target in targets]
+    base = rows[0]["median_ms"]
+    for row in rows:
+        row["added_ms"] = row["median_ms"] - base
+        row["ratio_to_peer"] = row["added_ms"] / (rows[-1]["median_ms"] - base)
+    names = [target.name for target in targets]
+    return {"requests": requests, "body_bytes": len(CHAT), "rows": dict(zip(names, rows, strict=True))}
+
+
+@dataclass(frozen=True)
+class Child:
+    pid: int
+    port: int
+
+
+@contextmanager
+def _started(role: str, folder: str) -> Iterator[Child]:
+    command = [sys.executable, __file__, "--role", role, "--folder", folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
-            ports = []
-            for role in ("gateway", "peer"):
-                command = [sys.executable, __file__, "--role", role, "--folder", folder]
-                started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-                assert started[-1].stdout is not None
-                ports.append(int(started[-1].stdout.readline()))
-            socket = str(Path(folder) / "e.sock")
-
-            async def ask_all() -> list[Target]:
-                chat = "/v1/chat/completions"
-                targets = [
-                    Target("engine alone", Client(path=socket), "/generate", DIRECT),
-                    Target("graftwork gateway", Client(port=ports[0]), chat, CHAT, started[0].pid),
-                    Target("asyncio streams + json", Client(port=ports[1]), chat, CHAT, started[1].pid),
-                ]
-                await measure(targets, requests=requests, rounds=20)
-                return targets
-
-            direct, ours, peer = [target.summary() for target in run(ask_all())]
+            yield Child(process.pid, int(process.stdout.readline()))
         finally:
-            for process in started:
-                process.terminate()
-                process.wait()
-    base = float(direct["median_ms"])
-    added = {"ours_ms": float(ours["median_ms"]) - base, "peer_ms": float(peer["median_ms"]) - base}
-    return {
-        "requests": requests,
-        "body_bytes": len(CHAT),
-        "targets": [direct, ours, peer],
-        "added": added,
-        "ratio_added_ours_to_peer": added["ours_ms"] / added["peer_ms"],
-    }
+            process.terminate()
+
+
+async def _ask_all(
+    folder: str, plain: Child, capturing: Child, peer: Child, *, requests: int
+) -> list[Target]:
+    chat = "/v1/chat/completions"
+    targets = [
+        Target("engine alone", Client(path=str(Path(folder) / "e.sock")), "/generate", DIRECT),
+        Target("graftwork, no captures", Client(port=plain.port), chat, CHAT, plain.pid),
+        Target("graftwork, captures", Client(port=capturing.port), chat, CHAT, capturing.pid),
+        Target("asyncio streams + json", Client(port=peer.port), chat, CHAT, peer.pid),
+    ]
+    await measure(targets, requests=requests, rounds=20)
+    return targets
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--role", choices=("gateway", "peer"))
-    parser.add_argument("--folder", default="")
+    parser.add_argument("--role", choices=("gateway", "capturing", "peer"), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.role == "gateway":
-        run_gateway(arguments.folder)
-    elif arguments.role == "peer":
+    if arguments.role == "peer":
         run_peer(arguments.folder)
+    elif arguments.role is not None:
+        run_gateway(arguments.folder, captures=arguments.role == "capturing")
     else:
-        result = compare(arguments.requests)
-        if arguments.json:
-            print(json.dumps(result, indent=2))
-            return
-        print(f"{result['requests']} requests each, {result['body_bytes']} bytes, one client")
-        print(f"{'':<24}{'median ms':>10}{'p99 ms':>10}{'CPU ms':>10}")
-        for row in result["targets"]:  # type: ignore[attr-defined]
-            print(f"{row['name']:<24}{row['median_ms']:>10.3f}{row['p99_ms']:>10.3f}{row['cpu_ms']:>10.3f}")
-        print(f"added to the median: {result['added']}")
-        print(f"ours : peer = {result['ratio_added_ours_to_peer']:.2f} : 1")
+        show(compare(arguments.requests), as_json=arguments.json)
+
+
+def show(result: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result, indent=2))
+        return
+    print(f"{result['requests']} requests each, {result['body_bytes']} bytes, one client, times in ms")
+    print(f"{'':<26}{'median':>9}{'p99':>9}{'CPU':>9}{'added':>9}{'to peer':>9}")
+    for name, row in result["rows"].items():
+        figures = "".join(f"{row[k]:>9.3f}" for k in ("median_ms", "p99_ms", "cpu_ms", "added_ms"))
+        print(f"{name:<26}{figures}{row['ratio_to_peer']:>8.2f}x")
 
 
 if __name__ == "__main__":

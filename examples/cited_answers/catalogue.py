@@ -110,19 +110,19 @@ GARDEN = Domain(
         ),
     ),
     table="""
-    marsh iris       | in the bog garden           | June      | the Danube delta   | every day
-    tree fern        | in the fern house           | August    | Tasmania           | twice a day
-    snow poppy       | on the north terrace        | April     | the Altai          | once a week
-    blue ginger      | in the tropical hall        | October   | Brazil             | three times a week
-    dwarf quince     | beside the orchard gate     | March     | Honshu             | every ten days
-    silver thistle   | on the dry bank             | July      | the Apennines      | once a month
-    lantern lily     | behind the tea room         | September | Natal              | on Mondays
-    rock rose        | along the south wall        | May       | Crete              | every two weeks
-    paper birch      | by the east entrance        | late May  | Labrador           | only in drought
-    pitcher plant    | in greenhouse two           | November  | Borneo             | every morning
-    honey myrtle     | next to the beehives        | December  | Western Australia  | every third day
-    winter jasmine   | under the clock arch        | January   | Sichuan            | twice a month
-    moon orchid      | in the glass gallery        | February  | Java               | on Fridays
+    marsh iris     | in the bog garden       | June      | the Danube delta  | every day
+    tree fern      | in the fern house       | August    | Tasmania          | twice a day
+    snow poppy     | on the north terrace    | April     | the Altai         | once a week
+    blue ginger    | in the tropical hall    | October   | Brazil            | three times a week
+    dwarf quince   | beside the orchard gate | March     | Honshu            | every ten days
+    silver thistle | on the dry bank         | July      | the Apennines     | once a month
+    lantern lily   | behind the tea room     | September | Natal             | on Mondays
+    rock rose      | along the south wall    | May       | Crete             | every two weeks
+    paper birch    | by the east entrance    | late May  | Labrador          | only in drought
+    pitcher plant  | in greenhouse two       | November  | Borneo            | every morning
+    honey myrtle   | next to the beehives    | December  | Western Australia | every third day
+    winter jasmine | under the clock arch    | January   | Sichuan           | twice a month
+    moon orchid    | in the glass gallery    | February  | Java              | on Fridays
     """,
     unlisted=(
         "Can I bring my dog into the garden?",
@@ -209,19 +209,19 @@ LIBRARY = Domain(
         ),
     ),
     table="""
-    map room          | on the third floor          | 17:30 | a reader card         | Ottoline
-    newspaper archive | in the basement             | 16:00 | a booking             | Mr Tarrant
-    children's corner | beside the main stairs      | 18:00 | an adult companion    | Bea
-    listening booth   | behind the music shelves    | 20:00 | your own headphones   | Casimir
-    seed library      | in the courtyard            | 15:45 | a labelled envelope   | Mrs Ferrow
-    quiet study       | on the top floor            | 22:00 | a day pass            | the night porter
-    local history bay | next to the lift            | 19:15 | a signed form         | Dr Quill
-    print studio      | in the annex                | 21:00 | an apron              | Leopold
-    manga wall        | opposite the returns desk   | 18:45 | a junior card         | Yuna
-    rare books vault  | below the reading hall      | 14:30 | two forms of ID       | the chief archivist
-    language lab      | on the mezzanine            | 20:30 | a course number       | Ilse
-    braille shelf     | left of the front door      | 19:00 | a library badge       | Hamish
-    puzzle exchange   | in the old cloakroom        | 17:00 | a complete puzzle     | the Saturday team
+    map room          | on the third floor        | 17:30 | a reader card       | Ottoline
+    newspaper archive | in the basement           | 16:00 | a booking           | Mr Tarrant
+    children's corner | beside the main stairs    | 18:00 | an adult companion  | Bea
+    listening booth   | behind the music shelves  | 20:00 | your own headphones | Casimir
+    seed library      | in the courtyard          | 15:45 | a labelled envelope | Mrs Ferrow
+    quiet study       | on the top floor          | 22:00 | a day pass          | the night porter
+    local history bay | next to the lift          | 19:15 | a signed form       | Dr Quill
+    print studio      | in the annex              | 21:00 | an apron            | Leopold
+    manga wall        | opposite the returns desk | 18:45 | a junior card       | Yuna
+    rare books vault  | below the reading hall    | 14:30 | two forms of ID     | the archivist
+    language lab      | on the mezzanine          | 20:30 | a course number     | Ilse
+    braille shelf     | left of the front door    | 19:00 | a library badge     | Hamish
+    puzzle exchange   | in the old cloakroom      | 17:00 | a complete puzzle   | the Saturday team
     """,
     unlisted=(
         "Can I renew my books by post?",
@@ -308,19 +308,19 @@ WORKSHOP = Domain(
         ),
     ),
     table="""
-    wood lathe       | bay 3            | the lathe evening    | 4 euros an hour    | a face shield
-    bandsaw          | the timber hall  | a blade test         | 2 euros a session  | safety glasses
-    laser cutter     | room 12          | the laser course     | 30 cents a minute  | tinted goggles
-    kiln             | the back yard    | a firing lesson      | 9 euros a load     | heat-proof gloves
-    screen press     | the loft         | a one-hour intro     | 5 euros a day      | an old shirt
-    plasma torch     | bay 7            | the metal exam       | 12 euros an hour   | a welding mask
-    sewing table     | the textile room | a needle talk        | 1 euro an evening  | a thimble
-    drill press      | bay 1            | a clamp check        | 1 euro a session   | ear plugs
-    vacuum former    | the mould shop   | a mentor's sign-off  | 3 euros a sheet    | cotton sleeves
-    sand blaster     | the blue shed    | the dust briefing    | 8 euros an hour    | a respirator
-    book binder      | the paper corner | a short video        | 50 cents a book    | a finger guard
-    resin printer    | the fume cabinet | the chemistry class  | 20 cents a gram    | nitrile gloves
-    belt grinder     | bay 5            | a spark-safety talk  | 6 euros a day      | a leather apron
+    wood lathe    | bay 3            | the lathe evening   | 4 euros an hour   | a face shield
+    bandsaw       | the timber hall  | a blade test        | 2 euros a session | safety glasses
+    laser cutter  | room 12          | the laser course    | 30 cents a minute | tinted goggles
+    kiln          | the back yard    | a firing lesson     | 9 euros a load    | heat-proof gloves
+    screen press  | the loft         | a one-hour intro    | 5 euros a day     | an old shirt
+    plasma torch  | bay 7            | the metal exam      | 12 euros an hour  | a welding mask
+    sewing table  | the textile room | a needle talk       | 1 euro an evening | a thimble
+    drill press   | bay 1            | a clamp check       | 1 euro a session  | ear plugs
+    vacuum former | the mould shop   | a mentor's sign-off | 3 euros a sheet   | cotton sleeves
+    sand blaster  | the blue shed    | the dust briefing   | 8 euros an hour   | a respirator
+    book binder   | the paper corner | a short video       | 50 cents a book   | a finger guard
+    resin printer | the fume cabinet | the chemistry class | 20 cents a gram   | nitrile gloves
+    belt grinder  | bay 5            | a spark-safety talk | 6 euros a day     | a leather apron
     """,
     unlisted=(
         "Can I store my project over the weekend?",
@@ -407,19 +407,19 @@ MUSEUM = Domain(
         ),
     ),
     table="""
-    heron brooch    | gilded bronze      | a peat bog         | the Amber Room    | the fifth century
-    salt ship       | carved whalebone   | a flooded cellar   | gallery 4         | about 1640
-    weeping mask    | baked clay         | a dry well         | the long hall     | the Iron Age
-    copper drum     | hammered copper    | a river bend       | gallery 9         | the Bronze Age
-    pilgrim's flask | boiled leather     | a church roof      | the crypt         | the year 1388
-    glass comb      | green glass        | a Roman drain      | the light cabinet | the second century
-    bear cradle     | limewood           | a mountain hut     | the attic room    | around 1790
-    star clock      | brass and walnut   | a bishop's study   | the dome          | the year 1702
-    reed harp       | river reed         | a sand dune        | gallery 2         | the third dynasty
-    twin-tailed cup | beaten silver      | a ploughed field   | the treasury      | the tenth century
-    fox banner      | dyed wool          | a town gate        | the east stair    | the Thirty Years' War
-    horn lantern    | cow horn           | an old mine        | gallery 7         | the 1850s
-    chess abbot     | walrus ivory       | a ruined abbey     | the round tower   | the twelfth century
+    heron brooch    | gilded bronze    | a peat bog       | the Amber Room    | the fifth century
+    salt ship       | carved whalebone | a flooded cellar | gallery 4         | about 1640
+    weeping mask    | baked clay       | a dry well       | the long hall     | the Iron Age
+    copper drum     | hammered copper  | a river bend     | gallery 9         | the Bronze Age
+    pilgrim's flask | boiled leather   | a church roof    | the crypt         | the year 1388
+    glass comb      | green glass      | a Roman drain    | the light cabinet | the second century
+    bear cradle     | limewood         | a mountain hut   | the attic room    | around 1790
+    star clock      | brass and walnut | a bishop's study | the dome          | the year 1702
+    reed harp       | river reed       | a sand dune      | gallery 2         | the third dynasty
+    twin-tailed cup | beaten silver    | a ploughed field | the treasury      | the tenth century
+    fox banner      | dyed wool        | a town gate      | the east stair    | the Swedish war
+    horn lantern    | cow horn         | an old mine      | gallery 7         | the 1850s
+    chess abbot     | walrus ivory     | a ruined abbey   | the round tower   | the twelfth century
     """,
     unlisted=(
         "Can I take photos with a flash?",
@@ -506,19 +506,19 @@ FERRY = Domain(
         ),
     ),
     table="""
-    Skarvik       | 06:40 | 35 minutes         | 11 crowns | pier 2
-    Gull Rock     | 09:15 | 20 minutes         | 6 crowns  | the fish quay
-    Oystermouth   | 13:05 | an hour and a half | 24 crowns | pier 5
-    Little Hamna  | 07:55 | 12 minutes         | 3 crowns  | the stone steps
-    Fennoy        | 16:20 | two hours          | 31 crowns | the main terminal
-    Brackwater    | 10:30 | 50 minutes         | 15 crowns | the customs dock
-    Saint Orla    | 18:45 | three hours        | 40 crowns | pier 8
-    Tern Island   | 11:10 | 25 minutes         | 8 crowns  | the yacht club
-    Kelpford      | 14:50 | 40 minutes         | 13 crowns | the north jetty
-    Lower Ness    | 05:30 | 65 minutes         | 18 crowns | pier 1
-    Marrowby      | 20:00 | 75 minutes         | 21 crowns | the grain wharf
-    Cape Dunlin   | 12:25 | four hours         | 52 crowns | the cruise berth
-    Pilot's Cove  | 17:35 | 15 minutes         | 5 crowns  | the lifeboat slip
+    Skarvik      | 06:40 | 35 minutes         | 11 crowns | pier 2
+    Gull Rock    | 09:15 | 20 minutes         | 6 crowns  | the fish quay
+    Oystermouth  | 13:05 | an hour and a half | 24 crowns | pier 5
+    Little Hamna | 07:55 | 12 minutes         | 3 crowns  | the stone steps
+    Fennoy       | 16:20 | two hours          | 31 crowns | the main terminal
+    Brackwater   | 10:30 | 50 minutes         | 15 crowns | the customs dock
+    Saint Orla   | 18:45 | three hours        | 40 crowns | pier 8
+    Tern Island  | 11:10 | 25 minutes         | 8 crowns  | the yacht club
+    Kelpford     | 14:50 | 40 minutes         | 13 crowns | the north jetty
+    Lower Ness   | 05:30 | 65 minutes         | 18 crowns | pier 1
+    Marrowby     | 20:00 | 75 minutes         | 21 crowns | the grain wharf
+    Cape Dunlin  | 12:25 | four hours         | 52 crowns | the cruise berth
+    Pilot's Cove | 17:35 | 15 minutes         | 5 crowns  | the lifeboat slip
     """,
     unlisted=(
         "Can I take a kayak on board?",
@@ -605,19 +605,19 @@ COOKING = Domain(
         ),
     ),
     table="""
-    leek tart        | 190 degrees | 35 minutes           | nutmeg           | a green salad
-    plum crumble     | 175 degrees | 40 minutes           | star anise       | cold custard
-    herring pie      | 200 degrees | 50 minutes           | fresh dill       | boiled beetroot
-    barley loaf      | 230 degrees | 28 minutes           | toasted malt     | salted butter
-    stuffed marrow   | 180 degrees | an hour              | smoked paprika   | brown rice
-    almond ring      | 165 degrees | 22 minutes           | orange peel      | sweet wine
-    shepherd's bake  | 210 degrees | 45 minutes           | thyme            | pickled cabbage
-    saffron bun      | 220 degrees | 11 minutes           | saffron          | hot milk
-    onion flan       | 185 degrees | half an hour         | caraway          | cider
-    rabbit terrine   | 150 degrees | two hours            | juniper          | rye toast
-    lentil moussaka  | 195 degrees | 55 minutes           | cinnamon         | thick yoghurt
-    chestnut roll    | 170 degrees | 17 minutes           | dark rum         | whipped cream
-    cheese galette   | 240 degrees | 14 minutes           | black pepper     | sliced pears
+    leek tart       | 190 degrees | 35 minutes   | nutmeg         | a green salad
+    plum crumble    | 175 degrees | 40 minutes   | star anise     | cold custard
+    herring pie     | 200 degrees | 50 minutes   | fresh dill     | boiled beetroot
+    barley loaf     | 230 degrees | 28 minutes   | toasted malt   | salted butter
+    stuffed marrow  | 180 degrees | an hour      | smoked paprika | brown rice
+    almond ring     | 165 degrees | 22 minutes   | orange peel    | sweet wine
+    shepherd's bake | 210 degrees | 45 minutes   | thyme          | pickled cabbage
+    saffron bun     | 220 degrees | 11 minutes   | saffron        | hot milk
+    onion flan      | 185 degrees | half an hour | caraway        | cider
+    rabbit terrine  | 150 degrees | two hours    | juniper        | rye toast
+    lentil moussaka | 195 degrees | 55 minutes   | cinnamon       | thick yoghurt
+    chestnut roll   | 170 degrees | 17 minutes   | dark rum       | whipped cream
+    cheese galette  | 240 degrees | 14 minutes   | black pepper   | sliced pears
     """,
     unlisted=(
         "Is there a course for beginners in May?",
@@ -704,19 +704,19 @@ LEISURE = Domain(
         ),
     ),
     table="""
-    aqua jogging      | on Tuesdays at 7    | Marisol | 16 swimmers     | a float belt
-    chair yoga        | on Monday mornings  | Anselm  | twelve people   | a cushion
-    junior judo       | on Saturdays at 10  | Keiko   | 20 children     | a clean suit
-    wall climbing     | on Thursday nights  | Rufus   | eight climbers  | soft shoes
-    tap dance         | on Fridays at 5     | Dorothea| fourteen pairs  | hard-soled shoes
-    stroke clinic     | on Sundays at noon  | Piet    | six swimmers    | goggles
-    fencing           | on Wednesdays at 6  | Isaura  | ten fencers     | a glove
-    walking football  | on Friday mornings  | Desmond | 22 players      | shin pads
-    baby splash       | on Tuesdays at 9    | Nell    | nine families   | a swim nappy
-    spin club         | on Mondays at 6:30  | Bartek  | 25 riders       | a towel
-    tai chi           | every day at dawn   | Master Lo | thirty people | loose clothes
-    roller disco      | on the last Saturday| Xanthe  | sixty skaters   | wrist guards
-    underwater hockey | on Thursdays at 8   | Gorm    | two teams of six| a snorkel
+    aqua jogging      | on Tuesdays at 7     | Marisol   | 16 swimmers      | a float belt
+    chair yoga        | on Monday mornings   | Anselm    | twelve people    | a cushion
+    junior judo       | on Saturdays at 10   | Keiko     | 20 children      | a clean suit
+    wall climbing     | on Thursday nights   | Rufus     | eight climbers   | soft shoes
+    tap dance         | on Fridays at 5      | Dorothea  | fourteen pairs   | hard-soled shoes
+    stroke clinic     | on Sundays at noon   | Piet      | six swimmers     | goggles
+    fencing           | on Wednesdays at 6   | Isaura    | ten fencers      | a glove
+    walking football  | on Friday mornings   | Desmond   | 22 players       | shin pads
+    baby splash       | on Tuesdays at 9     | Nell      | nine families    | a swim nappy
+    spin club         | on Mondays at 6:30   | Bartek    | 25 riders        | a towel
+    tai chi           | every day at dawn    | Master Lo | thirty people    | loose clothes
+    roller disco      | on the last Saturday | Xanthe    | sixty skaters    | wrist guards
+    underwater hockey | on Thursdays at 8    | Gorm      | two teams of six | a snorkel
     """,
     unlisted=(
         "Is the sauna mixed on weekends?",
@@ -803,19 +803,19 @@ BICYCLES = Domain(
         ),
     ),
     table="""
-    brake tune       | 18 pounds  | half an hour    | three months     | Agnes
-    wheel truing     | 14 pounds  | one afternoon   | six weeks        | old Tobias
-    chain swap       | 27 pounds  | 20 minutes      | 1000 kilometres  | the apprentice
-    winter check     | 65 pounds  | two days        | the whole winter | Wendeline
-    hub rebuild      | 48 pounds  | three days      | two years        | Mr Osei
-    fork service     | 90 pounds  | a full week     | a year           | the Thursday crew
-    tyre change      | 9 pounds   | ten minutes     | thirty days      | anyone at the counter
-    battery test     | 22 pounds  | one hour        | 90 days          | Farid
-    saddle fitting   | 35 pounds  | 45 minutes      | half a year      | Lucinda
-    frame respray    | 140 pounds | three weeks     | five years       | the paint shop
-    dynamo repair    | 31 pounds  | a day and a half| eight months     | Greta
-    cargo assembly   | 75 pounds  | four hours      | ten months       | Mirela
-    spoke patch      | 6 pounds   | a coffee break  | one week         | Jonas
+    brake tune     | 18 pounds  | half an hour     | three months     | Agnes
+    wheel truing   | 14 pounds  | one afternoon    | six weeks        | old Tobias
+    chain swap     | 27 pounds  | 20 minutes       | 1000 kilometres  | the apprentice
+    winter check   | 65 pounds  | two days         | the whole winter | Wendeline
+    hub rebuild    | 48 pounds  | three days       | two years        | Mr Osei
+    fork service   | 90 pounds  | a full week      | a year           | the Thursday crew
+    tyre change    | 9 pounds   | ten minutes      | thirty days      | anyone at the counter
+    battery test   | 22 pounds  | one hour         | 90 days          | Farid
+    saddle fitting | 35 pounds  | 45 minutes       | half a year      | Lucinda
+    frame respray  | 140 pounds | three weeks      | five years       | the paint shop
+    dynamo repair  | 31 pounds  | a day and a half | eight months     | Greta
+    cargo assembly | 75 pounds  | four hours       | ten months       | Mirela
+    spoke patch    | 6 pounds   | a coffee break   | one week         | Jonas
     """,
     unlisted=(
         "Do you buy used children's bikes?",
@@ -902,19 +902,19 @@ TRAILS = Domain(
         ),
     ),
     table="""
-    otter loop       | 4 kilometres   | the mill bridge     | high water        | otters
-    ridge path       | 11 kilometres  | the upper car park  | rockfall          | two castles
-    charcoal trail   | 7 kilometres   | the forester's hut  | logging           | old kilns
-    nine springs way | 16 kilometres  | the chapel          | a landslide       | the waterfall
-    cuckoo walk      | 2 kilometres   | the playground      | nesting birds     | wild daffodils
-    smuggler's steps | 900 metres     | the shingle beach   | loose railings    | the lighthouse
-    moor crossing    | 19 kilometres  | the cattle grid     | fire risk         | wild ponies
-    beaver boardwalk | 1500 metres    | the visitor hut     | rotten planks     | a beaver dam
-    quarry circuit   | 6 kilometres   | the lime kiln       | blasting          | fossils
-    vineyard lane    | 8 kilometres   | the wine press      | the harvest       | the river bend
-    glacier track    | 13 kilometres  | the cable car       | hidden crevasses  | blue ice
-    hollow oak route | 5 kilometres   | the deer gate       | fallen branches   | a thousand-year oak
-    salt marsh trail | 10 kilometres  | the bird tower      | the spring tide   | grey seals
+    otter loop       | 4 kilometres  | the mill bridge    | high water       | otters
+    ridge path       | 11 kilometres | the upper car park | rockfall         | two castles
+    charcoal trail   | 7 kilometres  | the forester's hut | logging          | old kilns
+    nine springs way | 16 kilometres | the chapel         | a landslide      | the waterfall
+    cuckoo walk      | 2 kilometres  | the playground     | nesting birds    | wild daffodils
+    smuggler's steps | 900 metres    | the shingle beach  | loose railings   | the lighthouse
+    moor crossing    | 19 kilometres | the cattle grid    | fire risk        | wild ponies
+    beaver boardwalk | 1500 metres   | the visitor hut    | rotten planks    | a beaver dam
+    quarry circuit   | 6 kilometres  | the lime kiln      | blasting         | fossils
+    vineyard lane    | 8 kilometres  | the wine press     | the harvest      | the river bend
+    glacier track    | 13 kilometres | the cable car      | hidden crevasses | blue ice
+    hollow oak route | 5 kilometres  | the deer gate      | fallen branches  | a thousand-year oak
+    salt marsh trail | 10 kilometres | the bird tower     | the spring tide  | grey seals
     """,
     unlisted=(
         "May I light a campfire by the lake?",
@@ -1001,19 +1001,19 @@ RECYCLING = Domain(
         ),
     ),
     table="""
-    jam jars         | the green dome         | on the first Monday   | without lids        | new bottles
-    milk cartons     | the yellow sack        | every other Friday    | rinsed and flat     | kitchen roll
-    paint tins       | cage C at the depot    | twice a year          | completely dry      | steel beams
-    hedge cuttings   | the brown bin          | on Wednesdays         | tied in bundles     | mulch
-    light bulbs      | the box at the town hall | by appointment      | in their sleeves    | glass wool
-    car tyres        | the depot yard         | each October          | off the rims        | playground mats
-    wool jumpers     | the church container   | on the last Thursday  | in a closed bag     | felt
-    phone chargers   | the red crate          | every quarter         | with the cable cut  | copper wire
-    egg boxes        | the paper bin          | on Tuesdays           | free of food        | cardboard
-    coffee pods      | the shop drop box      | on the second Saturday | emptied             | park benches
-    broken chairs    | the bulky waste bay    | after a phone call    | in one piece        | chipboard
-    cooking oils     | the orange drum        | on market days        | in a sealed bottle  | bus fuel
-    wine corks       | the school collection  | at the end of term    | without wire        | floor tiles
+    jam jars       | the green dome      | on the first Monday  | without lids       | new bottles
+    milk cartons   | the yellow sack     | every other Friday   | rinsed and flat    | kitchen roll
+    paint tins     | cage C              | twice a year         | completely dry     | steel beams
+    hedge cuttings | the brown bin       | on Wednesdays        | tied in bundles    | mulch
+    light bulbs    | the town hall box   | by appointment       | in their sleeves   | glass wool
+    car tyres      | the depot yard      | each October         | off the rims       | gym mats
+    wool jumpers   | the church bank     | on the last Thursday | in a closed bag    | felt
+    phone chargers | the red crate       | every quarter        | with the cable cut | copper wire
+    egg boxes      | the paper bin       | on Tuesdays          | free of food       | cardboard
+    coffee pods    | the shop drop box   | on second Saturdays  | emptied            | park benches
+    broken chairs  | the bulky waste bay | after a phone call   | in one piece       | chipboard
+    cooking oils   | the orange drum     | on market days       | in a sealed bottle | bus fuel
+    wine corks     | the school box      | at the end of term   | without wire       | floor tiles
     """,
     unlisted=(
         "Can I get a second compost bin?",
@@ -1100,19 +1100,19 @@ INSTRUMENTS = Domain(
         ),
     ),
     table="""
-    alto recorder   | 2 francs a week    | one term         | a cleaning rod      | a chewed mouthpiece
-    half-size cello | 19 francs a month  | a school year    | a padded bag        | a scratch on the back
-    button accordion| 25 francs a month  | six months       | two straps          | a sticking key
-    travel harp     | 33 francs a month  | ten weeks        | a tuning lever      | a missing string
-    baritone horn   | 15 francs a month  | two years        | valve oil           | a dent in the bell
-    bass clarinet   | 28 francs a month  | eight months     | a box of reeds      | a worn cork
-    snare drum      | 4 francs a week    | thirty days      | a pair of brushes   | a loose clamp
-    concert ukulele | 1 franc a day      | the summer       | a chord chart       | a cracked peg
-    oak psaltery    | 7 francs a week    | a weekend        | a felt cover        | a split corner
-    pocket trumpet  | 12 francs a month  | three months     | a mute              | a slow second valve
-    stage piano     | 45 francs a month  | one season       | a folding stand     | a dead pedal
-    bowed saw       | 3 francs a week    | twenty days      | a leather guard     | a rust spot
-    hurdy-gurdy     | 38 francs a month  | a fortnight      | spare cotton        | a squeaky wheel
+    alto recorder    | 2 francs a week   | one term      | a cleaning rod    | a chewed mouthpiece
+    half-size cello  | 19 francs a month | a school year | a padded bag      | a scratch on the back
+    button accordion | 25 francs a month | six months    | two straps        | a sticking key
+    travel harp      | 33 francs a month | ten weeks     | a tuning lever    | a missing string
+    baritone horn    | 15 francs a month | two years     | valve oil         | a dent in the bell
+    bass clarinet    | 28 francs a month | eight months  | a box of reeds    | a worn cork
+    snare drum       | 4 francs a week   | thirty days   | a pair of brushes | a loose clamp
+    concert ukulele  | 1 franc a day     | the summer    | a chord chart     | a cracked peg
+    oak psaltery     | 7 francs a week   | a weekend     | a felt cover      | a split corner
+    pocket trumpet   | 12 francs a month | three months  | a mute            | a slow second valve
+    stage piano      | 45 francs a month | one season    | a folding stand   | a dead pedal
+    bowed saw        | 3 francs a week   | twenty days   | a leather guard   | a rust spot
+    hurdy-gurdy      | 38 francs a month | a fortnight   | spare cotton      | a squeaky wheel
     """,
     unlisted=(
         "Do you offer singing lessons?",
@@ -1199,19 +1199,19 @@ SANCTUARY = Domain(
         ),
     ),
     table="""
-    Pepper the goat       | oat hay              | the lower barn     | a petrol station    | six years
-    Duchess the tortoise  | dandelion leaves     | the warm house     | a hotel lobby       | seventy years
-    Bramble the fox       | eggs and mice        | the long run       | a garden shed       | three years
-    Major the parrot      | nuts and mango       | the south aviary   | a closed pub        | 41 years
-    Tilly the donkey      | barley straw         | the hill paddock   | a beach resort      | nineteen years
-    Smoke the owl         | day-old chicks       | the old dovecote   | a grain silo        | eight months
-    Otto the pig          | boiled potatoes      | the mud yard       | a city flat         | four years
-    Nimbus the llama      | meadow grass         | the west field     | a bankrupt circus   | eleven years
-    Fig the fruit bat     | ripe bananas         | the dark room      | an airport crate    | two years
-    Hazel the hedgehog    | beetles and kibble   | pen 14             | a motorway verge    | ten weeks
-    Captain the seal      | herring              | the tide pool      | a fishing net       | five months
-    Juno the swan         | pondweed and corn    | the reed lake      | a frozen canal      | nine years
-    Bolt the greyhound    | rice with chicken    | the kennel row     | a racing track      | five years
+    Pepper the goat      | oat hay            | the lower barn   | a petrol station  | six years
+    Duchess the tortoise | dandelion leaves   | the warm house   | a hotel lobby     | seventy years
+    Bramble the fox      | eggs and mice      | the long run     | a garden shed     | three years
+    Major the parrot     | nuts and mango     | the south aviary | a closed pub      | 41 years
+    Tilly the donkey     | barley straw       | the hill paddock | a beach resort    | 19 years
+    Smoke the owl        | day-old chicks     | the old dovecote | a grain silo      | eight months
+    Otto the pig         | boiled potatoes    | the mud yard     | a city flat       | four years
+    Nimbus the llama     | meadow grass       | the west field   | a bankrupt circus | eleven years
+    Fig the fruit bat    | ripe bananas       | the dark room    | an airport crate  | two years
+    Hazel the hedgehog   | beetles and kibble | pen 14           | a motorway verge  | ten weeks
+    Captain the seal     | herring            | the tide pool    | a fishing net     | five months
+    Juno the swan        | pondweed and corn  | the reed lake    | a frozen canal    | nine years
+    Bolt the greyhound   | rice with chicken  | the kennel row   | a racing track    | five years
     """,
     unlisted=(
         "Can my school class adopt an animal?",

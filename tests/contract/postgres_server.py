@@ -40,7 +40,7 @@ def is_supported() -> bool:
 
 @contextmanager
 def running_postgres() -> Iterator[str]:
-    """Give the URL of a running server, without a database; stop it and remove all it wrote."""
+    """Give the URL of a running server; stop it and remove all it wrote."""
     folder = Path(tempfile.mkdtemp(prefix="graft-pg-"))
     try:
         user = _user_for_server(folder)
@@ -68,7 +68,7 @@ def running_postgres() -> Iterator[str]:
             )
         try:
             _wait_until_ready(binaries, folder, server, log, how)
-            yield f"postgresql+psycopg://graft@/{{database}}?host={folder}"
+            yield f"postgresql+psycopg://graft@/postgres?host={folder}"
         finally:
             server.terminate()
             try:

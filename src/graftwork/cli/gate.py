@@ -16,7 +16,7 @@ def gate(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.steps import run_upto
     from graftwork.records.verdict import Verdict
 
-    verdict = run_upto("gate", project=project, as_json=json).get("gate", Verdict)
+    verdict = run_upto("gate", project=project).get("gate", Verdict)
     if json:
         print_json(verdict)
     else:

@@ -15,7 +15,7 @@ def run(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.steps import run_upto
     from graftwork.records.verdict import Verdict
 
-    made = run_upto(None, project=project, as_json=json)
+    made = run_upto(None, project=project, tables=not json)
     verdict = made.get("gate", Verdict)
     if json:
         print_json({name: output.model_dump(mode="json") for name, output in made.outputs.items()})

@@ -13,7 +13,7 @@ Folder = Annotated[
 ]
 
 
-def run_upto(step: str | None, *, project: Path | None, as_json: bool) -> "Made":
+def run_upto(step: str | None, *, project: Path | None, tables: bool = False) -> "Made":
     """Bring the project up to date as far as `step`, telling on standard error how it goes."""
     from graftwork.cli.narrate import RichNarrator
     from graftwork.coordinate.pipeline import run_pipeline
@@ -21,7 +21,7 @@ def run_upto(step: str | None, *, project: Path | None, as_json: bool) -> "Made"
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with RichNarrator(tables=not as_json) as narrator, open_workplace(opened, narrator) as work:
+    with RichNarrator(tables=tables) as narrator, open_workplace(opened, narrator) as work:
         return run_pipeline(work, upto=step)
 
 
@@ -30,7 +30,7 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
 
-    output = run_upto(step, project=project, as_json=as_json).outputs[step]
+    output = run_upto(step, project=project).outputs[step]
     if as_json:
         print_json(output)
     else:

@@ -34,7 +34,7 @@ class Log:
     @cached_property
     def question_groups(self) -> list[str]:
         """The group of each row that passed the filter, repeats included."""
-        return group_rows(self.before["duplicate"], threshold=self.settings.question_similarity)
+        return group_rows(self.before["conflicting_answers"], threshold=self.settings.question_similarity)
 
     def with_fault(self, code: str) -> list[tuple[Interaction, str]]:
         """The rows that were judged so, each with the reason."""

@@ -6,6 +6,7 @@ covers the manifest, and through the hashes in it every row. Knows no model, onl
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -22,6 +23,12 @@ from graftwork.files.whole import folder_made_whole, write_whole
 from graftwork.records.dataset import SPLITS, Dataset, Drop, InputFile, Split, SplitSummary
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Interaction
+
+_HINTS = {
+    "read": "most rows could not be read: run `graft data audit` to see why; ",
+    "filter": "most rows were filtered out: run `graft data audit` to see why; ",
+    "render": "most rows are longer than data.max_tokens: raise it; ",
+}
 
 Progress = Callable[[str, int, int], None]
 
@@ -114,11 +121,13 @@ def _require_rows(splits: Mapping[Split, Dealt], settings: DataSettings, *, sele
     if not empty:
         return
     counts = ", ".join(f"{count} after {step}" for step, count in selection.kept_after.items())
+    gone = Counter(drop.step for drop in selection.drops)
+    worst = gone.most_common(1)[0][0] if gone else ""
     raise AnswerIsNo(
         f"no row is left for {' and '.join(empty)}",
         why=f"rows: {counts}",
-        fix="run `graft data audit` to see what was dropped; log more, or set the share of a split "
-        "that you do not need to 0, or deal anew with another data.seed",
+        fix=_HINTS.get(worst, "")
+        + "log more, or set the share of a split that you do not need to 0, or try another data.seed",
         where=", ".join(settings.logs),
     )
 

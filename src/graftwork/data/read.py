@@ -122,7 +122,7 @@ def _explain_bad_json(raw: bytes, origin: Origin, error: orjson.JSONDecodeError)
 
 
 def _split_array(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The elements of one JSON array with the lines they begin on; what cannot be split comes last."""
+    """The elements of one JSON array with the lines they begin on."""
     text = data.decode("utf-8", errors="surrogateescape")
     decoder = json.JSONDecoder()
     place = _skip(text, text.index("[") + 1, " \t\r\n")
@@ -131,12 +131,23 @@ def _split_array(data: bytes) -> Iterator[tuple[int, bytes]]:
         try:
             _, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            yield line, text[place:].encode("utf-8", errors="surrogateescape")
+            yield from _salvage(text[place:], line)
             return
         yield line, text[place:end].encode("utf-8", errors="surrogateescape")
         behind = _skip(text, end, " \t\r\n,")
         line += text.count("\n", place, behind)
         place = behind
+    # What looked like an array may have been the first line of a file of lines.
+    for offset, rest in enumerate(text[place + 1 :].split("\n")):
+        yield line + offset, rest.encode("utf-8", errors="surrogateescape")
+
+
+def _salvage(text: str, line: int) -> Iterator[tuple[int, bytes]]:
+    """The broken line, and behind it the lines that are an object by themselves."""
+    for offset, rest in enumerate(text.split("\n")):
+        bare = rest.strip().rstrip(",")
+        if offset == 0 or (bare.startswith("{") and bare.endswith("}")):
+            yield line + offset, (bare or "{").encode("utf-8", errors="surrogateescape")
 
 
 def _skip(text: str, place: int, what: str) -> int:

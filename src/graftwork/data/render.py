@@ -11,6 +11,7 @@ from graftwork.data.ports import Renderer
 from graftwork.data.repeats import prompt_text
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import Drop, Row, SplitSummary
+from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Interaction
 from graftwork.text.compare import content_key
 
@@ -33,16 +34,24 @@ def render_rows(
     on_progress: Callable[[str, int, int], None],
 ) -> Rendering:
     rendering = Rendering([], [], [])
+    refused: UserMistake | None = None
     for place, interaction in enumerate(interactions):
         if place % REPORT_EVERY == 0:
             on_progress("render", place, len(interactions))
-        row = _render(interaction, renderer)
-        reason = _find_reason_to_drop(row, settings)
+        try:
+            row = _render(interaction, renderer)
+            reason = _find_reason_to_drop(row, settings)
+        except UserMistake as error:
+            # One row that the template refuses is dropped; a template that refuses all is a mistake.
+            refused = refused or error
+            reason = f"refused by the template: {error.what}"
         if reason:
             rendering.drops.append(Drop(origin=interaction.origin, step="render", reason=reason))
         else:
             rendering.kept.append(interaction)
             rendering.rows.append(row)
+    if refused and not rendering.rows:
+        raise refused
     on_progress("render", len(interactions), len(interactions))
     return rendering
 

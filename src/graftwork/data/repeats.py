@@ -58,16 +58,18 @@ def find_near_duplicates(rows: Sequence[Interaction], *, threshold: float) -> li
 
 
 def find_conflicts(rows: Sequence[Interaction], *, keep: Literal["keep_last", "drop_all"]) -> list[Repeat]:
-    """The same prompt with different replies: only the last one logged stays, or none."""
+    """The same prompt with different replies: only the reply that was logged last stays, or none."""
     bearers: dict[str, list[int]] = {}
     for position, row in enumerate(rows):
         bearers.setdefault(content_key(prompt_text(row)), []).append(position)
-    return sorted(
-        Repeat(position, members[-1])
-        for members in bearers.values()
-        if len({content_key(rows[position].reply) for position in members}) > 1
-        for position in (members[:-1] if keep == "keep_last" else members)
-    )
+    repeats = []
+    for members in bearers.values():
+        replies = {position: content_key(rows[position].reply) for position in members}
+        if len(set(replies.values())) > 1:
+            last = members[-1]
+            gone = [p for p in members if keep == "drop_all" or replies[p] != replies[last]]
+            repeats += [Repeat(position, last) for position in gone]
+    return sorted(repeats)
 
 
 def prompt_text(row: Interaction) -> str:

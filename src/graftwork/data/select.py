@@ -92,9 +92,10 @@ def drop_conflicts(selection: Selection, settings: DataSettings) -> None:
 STEPS: tuple[tuple[str, Step], ...] = (
     ("filter", filter_rows),
     ("redact", redact_rows),
+    # Before the duplicates: a reply that was given, corrected and given again is the last one logged.
+    ("conflicting_answers", drop_conflicts),
     ("duplicate", drop_duplicates),
     ("near_duplicate", drop_near_duplicates),
-    ("conflicting_answers", drop_conflicts),
 )
 
 

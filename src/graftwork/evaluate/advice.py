@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graftwork.evaluate.metrics import LATENCY, MEMORY, TRUNCATED
-from graftwork.evaluate.wording import name_of
+from graftwork.evaluate.wording import name_of, plural
 from graftwork.records.report import Report
 from graftwork.records.verdict import Decision, RuleResult
 
@@ -57,8 +57,8 @@ def _on_json(report: Report) -> list[_Hint]:
         hints.append(
             _Hint(
                 len(whole),
-                f"{len(whole)} answers ended by themselves and are no valid JSON: train for more steps, and "
-                "check with `graft data audit` that the replies trained on are valid.",
+                f"{plural(len(whole), 'answer')} ended without being cut off and without valid JSON: "
+                "train for more steps, and check with `graft data audit` that the replies are valid.",
             )
         )
     return hints
@@ -77,7 +77,7 @@ def _on_refusals(report: Report) -> list[_Hint]:
         hints.append(
             _Hint(
                 len(invented),
-                f"{len(invented)} questions that the sources do not answer were answered anyway: "
+                f"{plural(len(invented), 'question')} without an answer in the sources got one anyway: "
                 "add rows that refuse.",
             )
         )
@@ -85,7 +85,7 @@ def _on_refusals(report: Report) -> list[_Hint]:
         hints.append(
             _Hint(
                 len(timid),
-                f"{len(timid)} questions that the sources answer were refused: "
+                f"{plural(len(timid), 'question')} with an answer in the sources got a refusal: "
                 "add answered rows, or drop some that refuse.",
             )
         )
@@ -103,7 +103,7 @@ def _on_citations(report: Report) -> list[_Hint]:
     return [
         _Hint(
             len(uncited),
-            f"{len(uncited)} answers cite nothing, or sources that the prompt does not hold: "
+            f"{plural(len(uncited), 'answer')} without a citation, or with one not in the prompt: "
             "check the citations of the rows trained on, and train for more steps.",
         )
     ]

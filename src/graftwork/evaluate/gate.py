@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from graftwork.evaluate.advice import advise
 from graftwork.evaluate.settings import GateSettings, Rule
-from graftwork.evaluate.statistics import cases_to_decide, pairs_to_decide
+from graftwork.evaluate.statistics import cases_to_decide, pairs_to_decide, successes_to_clear
 from graftwork.evaluate.wording import name_of, show, show_points
 from graftwork.records.report import Comparison, Metric, Report
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
@@ -185,15 +185,25 @@ def _say_rule(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: int | No
         seen = f"{metric.successes} of {metric.n} ({seen})"
     way = "over" if rule.over is not None else "under"
     limit = show(rule.metric, rule.limit)
-    held = rule.held_bound
-    bound = "" if held == "value" else f"the {held} bound {show(rule.metric, _held(rule, metric))} "
-    if outcome == "pass":
-        verb = f"{bound}is" if bound else "that is"
-        return f"{name_of(rule.metric)}: {seen}; {verb} {way} {limit}."
     if outcome == "fail":
         return f"{name_of(rule.metric)}: {seen}, which is not {way} {limit}."
-    settle = f"about {needed} cases at this rate would settle it" if needed else "more must be measured"
-    return f"{name_of(rule.metric)}: {seen} is {way} {limit}, but {bound}is not; {settle}."
+    held = _held(rule, metric)
+    bound = f"the {rule.held_bound} bound {show(rule.metric, held)}" if held != metric.value else ""
+    if outcome == "pass":
+        return f"{name_of(rule.metric)}: {seen}; {bound or 'that'} is {way} {limit}."
+    remedy = _say_remedy(rule, metric, needed)
+    return f"{name_of(rule.metric)}: {seen} is {way} {limit}, but {bound} is not; {remedy}."
+
+
+def _say_remedy(rule: Rule, metric: Metric, needed: int | None) -> str:
+    """More cases at this rate or, with the cases there are, more of them right."""
+    if needed is None:
+        return "more must be measured"
+    remedy = f"about {needed} cases at this rate would settle it"
+    if rule.over is None:
+        return remedy
+    enough = successes_to_clear(metric.n, limit=rule.limit, confidence=metric.confidence)
+    return f"{remedy}, or {enough} right of these {metric.n}" if enough else remedy
 
 
 def _say_why(decision: Decision, rules: Sequence[RuleResult], stops: Sequence[str]) -> str:

@@ -84,6 +84,18 @@ def cases_to_decide(
     return _first_count(lambda n: _lower_bound(rate * n, n, tail) > limit)
 
 
+def successes_to_clear(n: int, *, limit: float, confidence: float = 0.95) -> int | None:
+    """The fewest of `n` that put the lower bound over `limit`; None if even all of them do not."""
+    if n < 1 or clopper_pearson(n, n=n, confidence=confidence).low <= limit:
+        return None
+    low, high = 0, n
+    while high - low > 1:
+        middle = (low + high) // 2
+        clears = clopper_pearson(middle, n=n, confidence=confidence).low > limit
+        low, high = (low, middle) if clears else (middle, high)
+    return high
+
+
 def pairs_to_decide(win_rate: float, *, loss_rate: float, confidence: float = 0.95) -> int | None:
     """How many pairs make McNemar's test decide if the observed rates go on; None if none do."""
     if win_rate <= loss_rate:

@@ -20,10 +20,14 @@ def name_of(metric: str) -> str:
 
 
 def show(metric: str, value: float) -> str:
-    """95.8 %, 1.25 s, 0.84 GiB."""
+    """95.8 %, 1.25 s, 2 GiB."""
     if metric in RATES:
         return f"{100 * value:.1f} %".replace(".0 %", " %")
-    return f"{value:.2f} {UNITS.get(metric, '')}".strip()
+    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {UNITS.get(metric, '')}".rstrip()
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def show_points(difference: float) -> str:

@@ -46,13 +46,21 @@ def folder_made_whole(path: Path) -> Iterator[Path]:
             if file.is_file():
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
-        if not path.exists():
-            temporary.rename(path)
-            sync_folder(path.parent)
+        _take_name(temporary, path)
     except OSError as error:
         raise explain_os_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _take_name(temporary: Path, path: Path) -> None:
+    """Of several who make the same folder at once, the first gives it its content."""
+    try:
+        temporary.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

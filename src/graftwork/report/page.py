@@ -11,10 +11,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from graftwork.records.plan import Residual
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.run import TrainStep
 from graftwork.records.verdict import Decision
-from graftwork.report import plots, wording
+from graftwork.report import plots, row_plots, wording
 from graftwork.report.differences import make_pretty, show_answer
 from graftwork.report.inputs import ReportPage
 
@@ -46,6 +47,7 @@ def render_report(page: ReportPage) -> str:
         points=wording.points,
         p_value=wording.p_value,
         plural=wording.plural,
+        unbroken=wording.unbroken,
     )
     template = environment.get_template("page.html.jinja")
     return template.render(
@@ -83,34 +85,33 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
     draws: dict[str, Callable[[float], Markup]] = {
         "loss": lambda w: plots.draw_loss(steps, restarts=restarts, held_out=held_out, width=w),
         "lengths": lambda w: plots.draw_lengths(lengths, width=w),
-        "metrics": lambda w: plots.draw_before_after(before_after, width=w),
-        "plan": lambda w: plots.draw_plan(against, width=w),
+        "metrics": lambda w: row_plots.draw_before_after(before_after, width=w),
+        "plan": lambda w: row_plots.draw_plan(against, width=w),
     }
     both = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
     return {name: both.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()}
 
 
-def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> plots.BeforeAfter:
+def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> row_plots.BeforeAfter:
     base = page.report.baseline.metrics[metric.name]
-    return plots.BeforeAfter(
+    return row_plots.BeforeAfter(
         name=wording.name_of(metric.name),
-        before=plots.Span(base.value, base.low, base.high),
-        after=plots.Span(metric.value, metric.low, metric.high),
+        before=row_plots.Span(base.value, base.low, base.high),
+        after=row_plots.Span(metric.value, metric.low, metric.high),
         limit=limit,
         note=f"{wording.percent(base.value)} → {wording.percent(metric.value)}",
     )
 
 
-def _against(residual: Any) -> plots.Against:
+def _against(residual: Residual) -> row_plots.Against:
     planned = residual.planned
     scale = planned.value or 1.0
-    return plots.Against(
-        name=residual.name,
+    return row_plots.Against(
+        name=wording.name_of(residual.name),
         low=planned.low / scale,
         high=planned.high / scale,
         actual=residual.actual / scale,
-        note=f"{wording.number(planned.value, planned.unit)} planned, "
-        f"{wording.number(residual.actual, planned.unit)} came",
+        note=wording.change(residual.off),
     )
 
 
@@ -230,11 +231,11 @@ def _answers(page: ReportPage) -> list[dict[str, Any]]:
 def _residual_rows(page: ReportPage) -> list[dict[str, Any]]:
     return [
         {
-            "name": residual.name,
+            "name": wording.name_of(residual.name),
             "planned": wording.number(residual.planned.value, residual.planned.unit),
             "range": f"{wording.number(residual.planned.low)} to {wording.number(residual.planned.high)}",
             "actual": wording.number(residual.actual, residual.planned.unit),
-            "off": f"{100 * residual.off:+.1f} %".replace("-", "−"),
+            "off": wording.change(residual.off),
             "inside": residual.inside,
         }
         for residual in page.outcome.residuals
@@ -245,7 +246,7 @@ def _funnel(page: ReportPage) -> list[dict[str, Any]]:
     """How many rows were left after each step of the preparation."""
     most = max([*page.dataset.kept_after.values(), 1])
     return [
-        {"step": step, "rows": rows, "share": round(100 * rows / most, 1)}
+        {"step": wording.name_of(step), "rows": rows, "share": round(100 * rows / most, 1)}
         for step, rows in page.dataset.kept_after.items()
     ]
 

@@ -42,6 +42,16 @@ def drawing(
     )
 
 
+def draw_nothing(title: str, width: float) -> Markup:
+    return drawing(
+        label("nothing was recorded", x=width / 2, y=34, class_="note", anchor="middle"),
+        width=width,
+        height=60,
+        title=title,
+        description="nothing was recorded",
+    )
+
+
 def label(text: str, *, x: float, y: float, class_: str = "", anchor: str = "start") -> Markup:
     return element("text", text, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
@@ -75,13 +85,19 @@ class Scale:
 
 def round_ticks(low: float, high: float, *, count: int = 5) -> list[float]:
     """About `count` round numbers from at most `low` to at least `high`."""
-    if not high > low:
-        low, high = low - 0.5, low + 0.5
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
+        low, high = low - 0.5, high + 0.5
     rough = (high - low) / max(count, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next((m * power for m in (1, 2, 2.5, 5) if m * power >= rough * 0.999), 10 * power)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+def tick_text(mark: float, marks: Sequence[float]) -> str:
+    """All ticks of an axis with as many decimals as the finest of them needs."""
+    digits = max(len(f"{m:.4f}".rstrip("0").partition(".")[2]) for m in marks)
+    return f"{mark:,.{digits}f}".replace(",", "\u202f").replace("-", "−")
 
 
 def smooth(values: Sequence[float], *, reach: int) -> list[float]:

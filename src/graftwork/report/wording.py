@@ -1,5 +1,7 @@
 """Numbers as people write them."""
 
+import re
+
 from graftwork.records.report import Metric
 
 _UNIT_SUFFIXES = ("seconds", "gib")
@@ -16,16 +18,24 @@ def name_of(metric: str) -> str:
 
 
 def percent(rate: float) -> str:
-    """No rounding up to a clean sweep: 99.96 % is not 100 %."""
+    """One decimal, and more where one would round to a clean sweep: 99.98 % is not 100 %."""
     value = 100 * rate
-    digits = 0 if value == round(value) else 1
-    if digits and round(value, 1) in (0.0, 100.0):
-        return "over 99.9 %" if value > 50 else "under 0.1 %"
-    return f"{value:.{digits}f} %"
+    if value == round(value):
+        return f"{value:.0f} %"
+    for digits in (1, 2, 3):
+        if 0 < float(f"{value:.{digits}f}") < 100:
+            return f"{value:.{digits}f} %"
+    return "over 99.999 %" if value > 50 else "under 0.001 %"
 
 
 def points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def change(ratio: float) -> str:
+    """+16.6 % or −3 %; nothing but rounding noise is 0 %."""
+    text = f"{100 * ratio:+.1f} %"
+    return "0 %" if text in ("+0.0 %", "-0.0 %") else text.replace("-", "−")
 
 
 def number(value: float, unit: str = "") -> str:
@@ -68,3 +78,8 @@ def plural(count: int, noun: str) -> str:
 
 def short(digest: str) -> str:
     return digest[:12]
+
+
+def unbroken(text: str) -> str:
+    """A number and its unit stay on one line."""
+    return re.sub(r"(\d) (?=(%|s|min|GiB|points)\b|%)", "\\1\u00a0", text)

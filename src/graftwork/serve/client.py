@@ -90,7 +90,18 @@ class ClientReply:
         self.headers = link.headers
 
     async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.chunks()])
+        """The whole body. Without a generator: this is the hot path."""
+        pieces: list[bytes] = []
+        try:
+            while self._link is not None:
+                piece = await self._link.next_piece()
+                if piece is None:
+                    self._give_back()
+                    break
+                pieces.append(piece)
+        finally:
+            self.close()
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The body as it arrives. Leaving early closes the connection."""
@@ -98,12 +109,16 @@ class ClientReply:
             while self._link is not None:
                 piece = await self._link.next_piece()
                 if piece is None:
-                    self._client.give_back(self._link)
-                    self._link = None
+                    self._give_back()
                     return
                 yield piece
         finally:
             self.close()
+
+    def _give_back(self) -> None:
+        if self._link is not None:
+            self._client.give_back(self._link)
+            self._link = None
 
     def close(self) -> None:
         if self._link is not None:
@@ -120,10 +135,10 @@ class _Link(asyncio.Protocol):
         self._error: Exception | None = None
         self._served = 0
         self._closed = False
+        self._parser = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: deque[bytes] = deque()
         self._buffered = 0
         self._paused = False

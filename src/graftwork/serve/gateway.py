@@ -77,8 +77,9 @@ class _Record:
     reply_tokens: int = 0
     disconnected: bool = False
 
-    def headers(self) -> Headers:
-        return (("x-graft-release", self.head.release), ("x-graft-capture", self.capture_id))
+    def headers(self, *, captured: bool) -> Headers:
+        release = ("x-graft-release", self.head.release)
+        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
 
 
 class Gateway:
@@ -182,13 +183,13 @@ class Gateway:
             self.metrics.in_flight += 1
             streaming = False
             try:
-                reply = await self._ask_engine(call, label)
+                reply, body = await self._ask_engine(call, label)
                 if call.stream:
-                    headers = (*_EVENT_STREAM, *record.headers())
+                    headers = (*_EVENT_STREAM, *record.headers(captured=self._captures is not None))
                     answer: Answer = StreamResponse(200, self._events(reply, record), headers)
                     streaming = True  # from here on, the stream counts itself out
                 else:
-                    answer = await self._relay_whole(reply, record)
+                    answer = self._answer_whole(orjson.loads(body), record)
             finally:
                 if not streaming:
                     self.metrics.in_flight -= 1
@@ -210,8 +211,8 @@ class Gateway:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=_RETRY)
         return parse_chat(request.body, self._limits)
 
-    async def _ask_engine(self, call: ChatCall, model: str) -> ClientReply:
-        """Send the call; gives back a reply that is an answer, not a refusal."""
+    async def _ask_engine(self, call: ChatCall, model: str) -> tuple[ClientReply, bytes]:
+        """Send the call; gives back a reply that is no refusal, and its body unless it is streamed."""
         client = self._engine.client
         if client is None:
             raise self._engine_down()
@@ -219,26 +220,22 @@ class Gateway:
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
                 reply = await client.send("POST", "/generate", body=body)
-                if reply.status == 200:
-                    return reply
-                refusal = orjson.loads(await reply.read())["error"]
+                if call.stream and reply.status == 200:
+                    return reply, b""
+                answer = await reply.read()
         except TimeoutError as error:
             raise self._too_slow() from error
         except OSError as error:
             raise self._engine_down() from error
+        if reply.status == 200:
+            return reply, answer
+        refusal = orjson.loads(answer)["error"]
         headers = _RETRY if reply.status in (429, 503) else ()
         raise ApiError(
             reply.status, refusal["message"], param=refusal["param"], code=refusal["code"], headers=headers
         )
 
-    async def _relay_whole(self, reply: ClientReply, record: _Record) -> Response:
-        try:
-            async with asyncio.timeout(self._settings.request_timeout_seconds):
-                piece = orjson.loads(await reply.read())
-        except TimeoutError as error:
-            raise self._too_slow() from error
-        except OSError as error:
-            raise self._engine_down() from error
+    def _answer_whole(self, piece: dict[str, Any], record: _Record) -> Response:
         record.texts.append(piece["text"])
         _note_end(record, piece)
         body = encode_completion(
@@ -248,7 +245,12 @@ class Gateway:
             prompt_tokens=record.prompt_tokens,
             reply_tokens=record.reply_tokens,
         )
-        return Response(200, body, (JSON_TYPE, *record.headers()), after=lambda: self._finish(record))
+        return Response(
+            200,
+            body,
+            (JSON_TYPE, *record.headers(captured=self._captures is not None)),
+            after=lambda: self._finish(record),
+        )
 
     async def _events(self, reply: ClientReply, record: _Record) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. However it ends, it is recorded and the engine let go."""

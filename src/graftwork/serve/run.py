@@ -65,10 +65,7 @@ async def serve(
                 return
             await book.refresh()
             on_ready(_url(settings.host, port))
-            following = asyncio.create_task(book.follow(settings.alias_refresh_seconds))
-            await stop.wait()
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+            await _unless_stopped(book.follow(settings.alias_refresh_seconds), stop)
         finally:
             # In this order: answers end, then they are kept, and the engine stays until nobody asks.
             await server.close(drain_seconds=settings.drain_seconds)
@@ -163,14 +160,16 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) 
     """Wait for the work, or for the stop: Ctrl-C must not wait until a model is loaded."""
     working = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if working.done():
-        working.result()
-        return True
-    working.cancel()
-    await asyncio.gather(working, return_exceptions=True)
-    return False
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        stopping.cancel()
+        working.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
 
 
 @contextmanager

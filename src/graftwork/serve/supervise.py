@@ -156,9 +156,9 @@ class Supervisor:
             try:
                 await self._launch()
                 await self._await_ready()
-            except GraftError as error:
-                # It failed again; the loop goes on and the state says why.
-                log.warning("engine: %s %s", error.what, error.why)
+            except (GraftError, OSError) as error:
+                # It failed again, or no process could be made; the loop goes on, the state says why.
+                log.warning("engine: %s", error)
 
     def _set_state(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason

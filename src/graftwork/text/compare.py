@@ -20,6 +20,11 @@ MINHASH_SEED = 42
 LOOSE_BANDS = 32
 TIGHT_BANDS = 16
 TIGHT_FROM = 0.9
+# Among this many sets, shingles that stand in more than this share of them propose no pairs,
+# unless the others make up less than this part of a set's weight.
+MANY = 200
+COMMON_SHARE = 0.05
+RARE_ENOUGH = 0.6
 
 
 class Pair(NamedTuple):
@@ -75,26 +80,19 @@ def shingles(text: str, *, sizes: Sequence[int] = (3,)) -> frozenset[str]:
 
 def weigh(sets: Sequence[frozenset[str]]) -> dict[str, float]:
     """The rarer a shingle among the distinct sets, the more it weighs; none weighs nothing."""
-    distinct = set(sets)
+    distinct = {shingle_set for shingle_set in sets if shingle_set}
     seen = Counter(shingle for shingle_set in distinct for shingle in shingle_set)
     return {shingle: math.log1p(len(distinct) / count) for shingle, count in seen.items()}
 
 
 def likeness(one: frozenset[str], other: frozenset[str], *, weights: dict[str, float]) -> float:
     """The weighted Jaccard measure. Two empty sets say nothing about each other: 0."""
-    shared = one & other
-    if not shared:
-        return 0.0
-    # fsum is exact in any order: the iteration order of sets changes between processes.
-    common = math.fsum(weights[shingle] for shingle in shared)
-    apart = math.fsum(weights[shingle] for shingle in one ^ other)
-    return common / (common + apart)
+    return _measure(_sum(one & other, weights), _sum(one, weights), _sum(other, weights)).likeness
 
 
 def containment(one: frozenset[str], other: frozenset[str], *, weights: dict[str, float]) -> float:
     """How much of the smaller set stands in the other, by weight."""
-    total = min(math.fsum(weights[s] for s in one), math.fsum(weights[s] for s in other))
-    return math.fsum(weights[s] for s in one & other) / total if total else 0.0
+    return _measure(_sum(one & other, weights), _sum(one, weights), _sum(other, weights)).containment
 
 
 def alike_pairs(
@@ -102,25 +100,25 @@ def alike_pairs(
 ) -> list[Pair]:
     """All pairs of positions whose likeness reaches `threshold`, in order.
 
-    With `contained`, also pairs of which one stands in the other to that degree.
-
-    Equal sets are all paired with their first bearer only, so that a thousand copies are a
-    thousand pairs and not half a million.
+    With `contained`, also pairs of which one stands in the other to that degree. Equal sets are
+    all paired with their first bearer only, so that a thousand copies are a thousand pairs and not
+    half a million.
     """
-    weights = weigh(sets)
     first_of: dict[frozenset[str], int] = {}
     pairs = []
     for position, shingle_set in enumerate(sets):
         first = first_of.setdefault(shingle_set, position)
         if first != position and shingle_set:
             pairs.append(Pair(first, position, 1.0))
-    distinct = sorted(position for shingle_set, position in first_of.items() if shingle_set)
-    for one, other in _propose(distinct, sets, threshold=threshold, loose=contained is not None):
-        measure = likeness(sets[one], sets[other], weights=weights)
-        if measure >= threshold or (
-            contained is not None and containment(sets[one], sets[other], weights=weights) >= contained
-        ):
-            pairs.append(Pair(one, other, measure))
+    distinct = {position: shingle_set for shingle_set, position in first_of.items() if shingle_set}
+    weights = weigh(list(distinct.values()))
+    totals = {position: _sum(shingle_set, weights) for position, shingle_set in distinct.items()}
+    bands = TIGHT_BANDS if threshold >= TIGHT_FROM and contained is None else LOOSE_BANDS
+    for one, other in sorted(_propose(distinct, totals, weights=weights, bands=bands)):
+        common = _sum(distinct[one] & distinct[other], weights)
+        measure = _measure(common, totals[one], totals[other])
+        if measure.likeness >= threshold or (contained is not None and measure.containment >= contained):
+            pairs.append(Pair(one, other, measure.likeness))
     return sorted(pairs)
 
 
@@ -131,21 +129,64 @@ def cluster(size: int, pairs: Iterable[Pair]) -> Clusters:
     return clusters
 
 
+class _Measure(NamedTuple):
+    likeness: float
+    containment: float
+
+
+def _measure(common: float, one: float, other: float) -> _Measure:
+    if not common:
+        return _Measure(0.0, 0.0)
+    # Rounding must not lift a measure over 1, nor leave equal sets below it.
+    return _Measure(min(1.0, common / (one + other - common)), min(1.0, common / min(one, other)))
+
+
+def _sum(shingle_set: frozenset[str], weights: dict[str, float]) -> float:
+    # fsum is exact in any order: the iteration order of sets changes between processes.
+    return math.fsum(weights[shingle] for shingle in shingle_set)
+
+
 def _propose(
-    positions: list[int], sets: Sequence[frozenset[str]], *, threshold: float, loose: bool
-) -> Iterable[tuple[int, int]]:
-    """Pairs that share a band of their MinHash."""
-    if len(positions) < 2:
-        return
+    sets: dict[int, frozenset[str]], totals: dict[int, float], *, weights: dict[str, float], bands: int
+) -> set[tuple[int, int]]:
+    """Pairs that may be alike: by their rare shingles, and by all where few of them are rare.
+
+    Shingles that stand in a large share of many sets would make nearly all pairs candidates, and
+    decide little: they weigh little.
+    """
+    if len(sets) < MANY:
+        return _share_a_band(sets, bands=bands)
+    common = math.log1p(1 / COMMON_SHARE)
+    rare = {
+        position: frozenset(shingle for shingle in shingle_set if weights[shingle] > common)
+        for position, shingle_set in sets.items()
+    }
+    plain = {
+        position: shingle_set
+        for position, shingle_set in sets.items()
+        if _sum(rare[position], weights) < RARE_ENOUGH * totals[position]
+    }
+    return _share_a_band({p: s for p, s in rare.items() if s}, bands=bands) | _share_a_band(
+        plain, bands=bands
+    )
+
+
+def _share_a_band(sets: dict[int, frozenset[str]], *, bands: int) -> set[tuple[int, int]]:
+    """Pairs of positions whose MinHashes share a band."""
+    if len(sets) < 2:
+        return set()
     import rensa
 
-    bands = TIGHT_BANDS if threshold >= TIGHT_FROM and not loose else LOOSE_BANDS
+    positions = sorted(sets)
     hashes = rensa.RMinHash.from_token_sets(
         [sorted(sets[position]) for position in positions], PERMUTATIONS, MINHASH_SEED
     )
-    index = rensa.RMinHashLSH(threshold, PERMUTATIONS, bands)
+    # The first argument only serves `is_similar`, which is not asked here.
+    index = rensa.RMinHashLSH(0.5, PERMUTATIONS, bands)
     index.insert_many(hashes)
-    for here, candidates in enumerate(index.query_all(hashes)):
-        for there in sorted(candidates):
-            if there > here:
-                yield positions[here], positions[there]
+    return {
+        (positions[here], positions[there])
+        for here, candidates in enumerate(index.query_all(hashes))
+        for there in candidates
+        if there > here
+    }

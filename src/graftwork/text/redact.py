@@ -31,9 +31,10 @@ class Redactor:
     def redact(self, text: str) -> Redacted:
         """Replace every value that a pattern recognises and its check confirms."""
         counts: Counter[str] = Counter()
+        folded = text.casefold()
         for pattern in PATTERNS:
-            # Most texts hold none of the literals; looking for those first is twenty times faster.
-            if pattern.hints and not _holds_any(text, pattern.hints):
+            # Most texts hold none of the literals, and looking for those is much faster.
+            if pattern.hints and not any(hint in folded for hint in pattern.hints):
                 continue
             text = self._replace(text, pattern, counts)
         return Redacted(text, dict(sorted(counts.items())))
@@ -59,8 +60,3 @@ class Redactor:
 def redact(text: str) -> Redacted:
     """One text by itself."""
     return Redactor().redact(text)
-
-
-def _holds_any(text: str, hints: tuple[str, ...]) -> bool:
-    folded = text.casefold()
-    return any(hint in folded for hint in hints)

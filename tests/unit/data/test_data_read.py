@@ -2,7 +2,7 @@ import json
 import os
 
 import pytest
-from conftest_data import chat, write_log
+from data_rows import chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +163,11 @@ def test_the_rows_before_a_broken_place_in_an_array_survive(tmp_path):
     assert codes(results) == [(1, "ok"), (2, "ok"), (3, "parse_error")]
 
 
+def test_an_array_with_one_element_a_line_loses_only_the_broken_one(tmp_path):
+    results = read_bytes(tmp_path, b"[\n" + GOOD + b",\n{broken,\n" + GOOD + b"\n]\n")
+    assert codes(results) == [(2, "ok"), (3, "parse_error"), (4, "ok")]
+
+
 def test_deep_nesting_is_a_fault(tmp_path):
     assert codes(read_bytes(tmp_path, b"[{" + b'"a":[' * 5000 + b"\n")) == [(1, "parse_error")]
 
@@ -180,16 +185,19 @@ def test_no_bytes_crash_the_reader(tmp_path_factory, lines):
     assert all(isinstance(result, Interaction | ReadFault) for result in results)
 
 
+KEYS = (
+    *("messages", "role", "content", "execution", "output", "agent", "llm", "config", "request", "reply"),
+    *("prompt", "completion", "input_messages", "task", "status", "id", "max_tokens", "duration_ms"),
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(
-            "messages role content execution output agent llm config request reply prompt completion "
-            "input_messages task status id max_tokens duration_ms".split()
-        ),
-        inner,
-        max_size=5,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(KEYS),
+            inner,
+            max_size=5,
+        )
     ),
 )
 
@@ -198,8 +206,11 @@ JSON = st.recursive(
 @settings(max_examples=150)
 def test_no_json_crashes_the_reader(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("json") / "log.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert all(isinstance(r, Interaction | ReadFault) for r in read_file(path.name, root=path.parent))
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, chat("Where?", "Here.")]))
+    results = list(read_file(path.name, root=path.parent))
+    assert all(isinstance(result, Interaction | ReadFault) for result in results)
+    assert isinstance(results[-1], Interaction)
+    assert results[-1].origin.line == len(rows) + 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf", b"[]"])

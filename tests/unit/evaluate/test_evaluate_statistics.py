@@ -13,6 +13,7 @@ from graftwork.evaluate.statistics import (
     mcnemar,
     paired_difference,
     pairs_to_decide,
+    successes_to_clear,
 )
 
 counts = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
@@ -148,3 +149,13 @@ def test_counts_that_cannot_be_are_refused():
         paired_difference(2, losses=2, n=3)
     with pytest.raises(ValueError, match="confidence"):
         clopper_pearson(1, n=2, confidence=95)
+
+
+@given(st.integers(1, 300), st.integers(1, 99).map(lambda p: p / 100))
+def test_the_successes_that_clear_a_limit_are_the_fewest(n, limit):
+    fewest = successes_to_clear(n, limit=limit)
+    if fewest is None:
+        assert clopper_pearson(n, n=n).low <= limit
+        return
+    assert clopper_pearson(fewest, n=n).low > limit
+    assert clopper_pearson(fewest - 1, n=n).low <= limit

@@ -4,32 +4,33 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from graftwork.cli.show.tables import table
 from graftwork.records.audit import Audit, Finding
 
+MARKS = {"blocker": "✗", "warning": "!", "info": "·"}
 COLOURS = {"blocker": "red", "warning": "yellow", "info": "dim"}
 
 
 def show_audit(console: Console, audit: Audit) -> None:
     console.print(
-        f"{audit.rows} rows in {', '.join(audit.files)}: {audit.readable} readable, "
-        f"[bold]{audit.usable} usable[/] ({audit.seconds:.1f} s)",
+        f"[bold]{audit.rows}[/] rows in {', '.join(audit.files)}: {audit.readable} readable, "
+        f"[bold]{audit.usable} usable[/] after cleaning ({audit.seconds:.1f} s)\n",
         highlight=False,
     )
-    if audit.findings:
-        rows = table(
-            "finding", "rows", "what it does to training, and what mends it", "first", right=("rows",)
+    findings = Table.grid(padding=(0, 2, 1, 0))
+    findings.add_column(no_wrap=True)
+    findings.add_column(justify="right", no_wrap=True)
+    findings.add_column(overflow="fold")
+    for finding in audit.findings:
+        colour = COLOURS[finding.severity]
+        findings.add_row(
+            f"[{colour}]{MARKS[finding.severity]} {finding.code}[/]",
+            f"[bold]{finding.count}[/]",
+            f"{escape(finding.effect)}\n[dim]{escape(finding.fix)}\n{escape(_where(finding))}[/]",
         )
-        for finding in audit.findings:
-            colour = COLOURS[finding.severity]
-            rows.add_row(
-                f"[{colour}]{finding.code}[/]",
-                str(finding.count),
-                f"{escape(finding.effect)}\n[dim]→ {escape(finding.fix)}[/]",
-                _first(finding),
-            )
-        console.print(rows)
+    console.print(findings)
     answer = (
         "[green]fit to train on as it is[/]"
         if audit.fit_to_train
@@ -38,9 +39,11 @@ def show_audit(console: Console, audit: Audit) -> None:
     console.print(answer, highlight=False)
 
 
-def _first(finding: Finding) -> str:
-    shown = [f"line {row.line}" for row in finding.rows[:3]]
-    return ", ".join(shown) + (" …" if len(finding.rows) > 3 else "")
+def _where(finding: Finding) -> str:
+    shown = ", ".join(str(row) for row in finding.rows[:1])
+    lines = ", ".join(str(row.line) for row in finding.rows[1:6])
+    more = " …" if len(finding.rows) > 6 else ""
+    return f"{shown}{', ' if lines else ''}{lines}{more}"
 
 
 def show_prepared(console: Console, prepared: Any) -> None:

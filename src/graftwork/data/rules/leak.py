@@ -10,7 +10,7 @@ from graftwork.records.audit import Finding
 
 def find(log: Log) -> Iterator[Finding]:
     """Rows whose question stands in another row too: dealt one by one, they land on both sides."""
-    rows, groups = log.before["duplicate"], log.question_groups
+    rows, groups = log.before["conflicting_answers"], log.question_groups
     sizes = Counter(groups)
     hits = sorted(
         (group, row.origin.file, row.origin.line, row)

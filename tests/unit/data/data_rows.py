@@ -4,9 +4,14 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from graftwork.records.interaction import Interaction, Message, Origin
+
+THINGS = (
+    *("piano", "psaltery", "cello", "drum", "recorder", "ukulele", "clarinet"),
+    *("harp", "zither", "banjo", "tuba", "oboe", "lute", "lyre"),
+)
+# Looks like a token of a code host and is none.
+SECRET = "ghp_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5"
 
 
 class FakeRendered(NamedTuple):
@@ -24,11 +29,6 @@ class WordRenderer:
         prompt = [len(word) for message in messages for word in message.content.split()]
         answer = [len(word) for word in reply.split()] + [0]
         return FakeRendered(tuple(prompt + answer), len(prompt))
-
-
-@pytest.fixture
-def renderer():
-    return WordRenderer()
 
 
 def make_row(question, reply="a fine answer", *, line=1, file="log.jsonl", system=None, **more):

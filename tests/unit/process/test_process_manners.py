@@ -1,0 +1,142 @@
+"""One worker a folder, a heartbeat that tells the truth, an end that can be read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from graftwork.process import lock
+from graftwork.process.heartbeat import DEAD_AFTER_SECONDS, Heart, judge, read_beat
+from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.records.errors import Busy
+from graftwork.records.job import Beat
+
+WORKER = """
+import sys
+from pathlib import Path
+from graftwork.process.worker import run_worker, stop_asked
+from graftwork.records.errors import StoppedInOrder, UserMistake
+from graftwork.records.job import Job
+
+def work(job):
+    if job.name == "wait":
+        (Path(job.folder) / "ready").touch()
+        stop_asked.wait(60)
+        raise StoppedInOrder("stopped")
+    if job.name == "mistake":
+        raise UserMistake("what", why="why", fix="fix", where="where")
+
+sys.exit(run_worker(Job, lambda job: Path(job.folder), work))
+"""
+
+
+def start(tmp_path, name, **environment):
+    folder = tmp_path / "work"
+    folder.mkdir(exist_ok=True)
+    script = tmp_path / "worker.py"
+    script.write_text(textwrap.dedent(WORKER))
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"name": name, "module": "m", "job_file": "j", "folder": str(folder)}))
+    child = subprocess.Popen(
+        [sys.executable, str(script), str(job)], env={**os.environ, **environment}, stderr=subprocess.PIPE
+    )
+    return child, folder
+
+
+def wait_for(path: Path, child) -> None:
+    while not path.exists():
+        assert child.poll() is None, "the worker ended before it was ready"
+
+
+def test_an_expected_error_ends_in_its_exit_code_and_a_file(tmp_path):
+    child, folder = start(tmp_path, "mistake")
+    assert child.wait() == 2
+    said = json.loads((folder / "error.json").read_text())
+    assert (said["what"], said["fix"], said["error"]) == ("what", "fix", "UserMistake")
+
+
+def test_a_second_worker_on_the_same_folder_is_refused(tmp_path):
+    first, folder = start(tmp_path, "wait")
+    wait_for(folder / "ready", first)
+    second, _ = start(tmp_path, "wait")
+    assert second.wait() == 3
+    assert b"another worker" in second.stderr.read()
+    with pytest.raises(Busy, match=str(first.pid)), lock.hold(folder):
+        pass
+    first.terminate()
+    assert first.wait() == 75
+
+
+def test_the_lock_is_free_when_its_holder_was_killed(tmp_path):
+    child, folder = start(tmp_path, "wait")
+    wait_for(folder / "ready", child)
+    assert lock.holder_of(folder) == child.pid
+    child.kill()
+    child.wait()
+    assert lock.holder_of(folder) is None
+    with lock.hold(folder):
+        assert lock.holder_of(folder) == os.getpid()
+
+
+def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):
+    child_script = tmp_path / "parent.py"
+    (tmp_path / "work").mkdir()
+    (tmp_path / "worker.py").write_text(WORKER)
+    job = tmp_path / "job.json"
+    job.write_text(
+        json.dumps({"name": "wait", "module": "m", "job_file": "j", "folder": str(tmp_path / "work")})
+    )
+    child_script.write_text(
+        "import os, subprocess, sys\n"
+        f"env = {{**os.environ, {PARENT_VARIABLE!r}: str(os.getpid())}}\n"
+        f"subprocess.Popen([sys.executable, {str(tmp_path / 'worker.py')!r}, {str(job)!r}], env=env).wait()\n"
+    )
+    parent = subprocess.Popen([sys.executable, str(child_script)])
+    wait_for(tmp_path / "work" / "ready", parent)
+    worker = lock.holder_of(tmp_path / "work")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    while lock.holder_of(tmp_path / "work") is not None:
+        pass
+    assert worker is not None
+    assert json.loads((tmp_path / "work" / "error.json").read_text())["error"] == "StoppedInOrder"
+
+
+def beat(*, at=100.0, still=0.0):
+    return Beat(
+        pid=1, phase="training", done=3, total=9, at=at, started=0, detail={"seconds_since_move": still}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "alive", "health"),
+    [
+        (None, True, "starting"),
+        (None, False, "gone"),
+        (beat(), True, "working"),
+        (beat(), False, "gone"),
+        (beat(still=4.0), True, "slow"),
+        (beat(still=11.0), True, "stuck"),
+        (beat(at=100.0 - DEAD_AFTER_SECONDS - 1), True, "stuck"),
+    ],
+)
+def test_health_is_judged_with_a_reason(given, alive, health):
+    found, reason = judge(given, alive=alive, now=100.0, expected_seconds=1.0)
+    assert found == health
+    assert reason
+
+
+def test_a_heart_beats_while_a_long_operation_does_not_move(tmp_path):
+    with Heart(tmp_path, interval=0.01) as heart:
+        heart.beat("training", 1, 2, loss=0.5)
+        first = read_beat(tmp_path).at
+        while read_beat(tmp_path).at <= first:
+            pass
+        later = read_beat(tmp_path)
+    assert (later.phase, later.done, later.detail["loss"]) == ("training", 1, 0.5)
+    assert float(later.detail["seconds_since_move"]) > 0

@@ -1,0 +1,198 @@
+"""The page: whole, self-contained, and deaf to whatever logs and models say."""
+
+from html.parser import HTMLParser
+
+import pytest
+from report_sample import make_answers, make_audit, make_page, make_verdict
+
+from graftwork.records.audit import Finding
+from graftwork.report.inputs import SideBySide
+from graftwork.report.page import find_restarts, render_report
+
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"
+VOID = {"meta", "link", "br", "img", "line", "circle", "rect", "path"}
+
+
+@pytest.fixture
+def page():
+    return make_page()
+
+
+class Reader(HTMLParser):
+    """Tags must close in order; addresses and ids are collected."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.addresses, self.ids, self.tags, self.text = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "action", "data", "srcset"):
+                self.addresses.append(value)
+            if name == "id":
+                self.ids.append(value)
+            assert not name.startswith("on"), name
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def read(html):
+    reader = Reader()
+    reader.feed(html)
+    assert reader.open == []
+    return reader
+
+
+def words(html):
+    return " ".join(" ".join(read(html).text).replace("\u00a0", " ").split())
+
+
+def test_the_page_is_whole_and_asks_nothing_of_the_outside(page):
+    html = render_report(page)
+    reader = read(html)
+    assert reader.addresses == ["data:,"]
+    assert len(reader.ids) == len(set(reader.ids))
+    assert "script" not in reader.tags
+    assert "http://" not in html
+    assert "https://" not in html
+    assert "url(" not in html
+    assert "@import" not in html
+    assert "default-src 'none'" in html
+
+
+def test_the_same_records_give_the_same_bytes(page):
+    assert render_report(page) == render_report(make_page())
+
+
+def test_the_page_says_what_was_decided_and_why(page):
+    text = words(render_report(page))
+    for said in (
+        "Deploy",
+        "All 5 rules hold.",
+        "99.4 %",
+        "base 44.4 %",
+        "the lower bound 96.6 % is over 95 %",
+        "3 min 51 s",
+        "A secret in a row",
+        "killed after step 27, resumed at 21",
+        "with the same weights to the last bit",
+        "+16.6 %",
+        "From when on is the bakery's oven hot on Sundays?",
+        "as the reference",
+        "not JSON",
+        "4c1f9be27d5a03aa",
+        "(unchanged)",
+    ):
+        assert said in text, said
+
+
+def test_nothing_from_logs_or_models_becomes_markup():
+    finding = Finding(code="x", severity="info", count=1, title=EVIL, effect=EVIL, fix=EVIL)
+    verdict = make_verdict()
+    rule = verdict.rules[0].model_copy(update={"sentence": EVIL, "rule": EVIL})
+    honest = make_page()
+    html = render_report(
+        make_page(
+            project=EVIL,
+            audit=make_audit().model_copy(update={"findings": (finding,)}),
+            dataset=honest.dataset.model_copy(update={"redactions": {EVIL: 1}, "kept_after": {EVIL: 3}}),
+            verdict=verdict.model_copy(update={"rules": (rule,), "reason": EVIL, "advice": (EVIL,)}),
+            side_by_side=(
+                SideBySide(
+                    question=EVIL, base_answer=EVIL, adapter_answer=EVIL, reference=EVIL[5:], release=EVIL
+                ),
+            ),
+            outcome=honest.outcome.model_copy(
+                update={
+                    "versions": {EVIL: EVIL},
+                    "residuals": tuple(r.model_copy(update={"name": EVIL}) for r in honest.outcome.residuals),
+                }
+            ),
+            seconds={EVIL: 1.0},
+        )
+    )
+    reader = read(html)
+    assert "script" not in reader.tags
+    assert "img" not in reader.tags
+    assert "<script" not in html
+    assert "{{ 7*7 }}" in "".join(reader.text)
+
+
+@pytest.mark.parametrize(
+    ("decision", "headline"),
+    [
+        ("deploy", "Deploy"),
+        ("iterate", "Iterate"),
+        ("abort", "Abort"),
+        ("not_enough_evidence", "Not enough evidence"),
+    ],
+)
+def test_every_decision_has_its_page(decision, headline):
+    rules = tuple(
+        rule.model_copy(update={"outcome": outcome})
+        for rule, outcome in zip(make_verdict().rules, ("pass", "fail", "unknown"), strict=False)
+    )
+    verdict = make_verdict().model_copy(
+        update={"decision": decision, "rules": rules, "advice": ("Add rows that refuse.",)}
+    )
+    text = words(render_report(make_page(verdict=verdict, release=None)))
+    assert headline in text
+    assert "Add rows that refuse." in text
+
+
+def test_what_was_not_done_is_left_out_without_a_fault():
+    honest = make_page()
+    bare = make_page(
+        steps=(),
+        side_by_side=(),
+        seconds={"audit": None},
+        release=None,
+        outcome=honest.outcome.model_copy(
+            update={
+                "residuals": (),
+                "restarts": 0,
+                "validation_loss_before": None,
+                "validation_loss_after": None,
+                "versions": {},
+            }
+        ),
+        dataset=honest.dataset.model_copy(
+            update={"kept_after": {}, "redactions": {}, "lengths": dict.fromkeys(honest.dataset.lengths, ())}
+        ),
+        audit=honest.audit.model_copy(update={"findings": ()}),
+    )
+    text = words(render_report(bare))
+    assert "unchanged" in text
+    assert "nothing was recorded" in text
+    assert "Side by side" not in text
+    assert "Plan against reality" not in text
+
+
+def test_a_run_that_was_never_killed_shows_no_mark(page):
+    once = {step.step: step for step in page.steps}
+    assert find_restarts(tuple(once.values())) == []
+    assert find_restarts(page.steps) == [(27, 21)]
+    assert find_restarts(()) == []
+
+
+def test_a_changed_base_is_told(page):
+    outcome = page.outcome.model_copy(update={"base_hash_after": "0" * 64, "replay_identical": False})
+    text = words(render_report(page.model_copy(update={"outcome": outcome})))
+    assert "CHANGED" in text
+    assert "with other weights than before" in text
+
+
+def test_answers_keep_their_order(page):
+    text = words(render_report(page))
+    places = [text.index(pair.question) for pair in make_answers()]
+    assert places == sorted(places)
