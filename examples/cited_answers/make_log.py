@@ -30,11 +30,11 @@ SYSTEM = (
 )
 
 # How many exchanges of each kind there are before any is repeated.
-ONE_SOURCE = 376
+ONE_SOURCE = 370
 TWO_SOURCES = 76
-OFF_TOPIC = 92  # refused: nothing in the sources is near the question
-OTHER_THING = 70  # refused: the sources speak of other things
-OTHER_DETAIL = 28  # refused: the sources speak of the thing, but not of the detail asked for
+OFF_TOPIC = 94  # refused: nothing in the sources is near the question
+OTHER_THING = 86  # refused: the sources speak of other things
+OTHER_DETAIL = 16  # refused: the sources speak of the thing, but not of the detail asked for
 
 EXACT_DUPLICATES = 30
 REWORDED_LIGHTLY = 45
@@ -230,7 +230,8 @@ class Desk:
         sources, cited = self.mixed(needed, filler)
         question, *others = self.questions(thing, index)
         forms = [sentence(self.fill(f, thing, index)) for f in self.attribute(index).answers]
-        self.rng.shuffle(forms)
+        if self.fill(self.attribute(index).indirect, thing, index) in question:
+            forms.reverse()  # a roundabout question names the thing: the answer need not
         wrong = self.rng.choice([t for t in self.things if t != thing])
         rival = self.attribute(index).answers[-1].format(e=thing, v=self.things[wrong][index])
         return Exchange(

@@ -17,7 +17,7 @@ from graftwork.data.render import render_rows, summarise
 from graftwork.data.select import STEPS, Selection
 from graftwork.data.settings import DataSettings
 from graftwork.data.split import Dealt, deal_rows, group_rows
-from graftwork.data.written import MANIFEST_FILE, encode_rows, hash_manifest
+from graftwork.files.dataset_folder import MANIFEST, encode_rows, hash_manifest, split_file
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import folder_made_whole, write_whole
 from graftwork.records.dataset import SPLITS, Dataset, Drop, InputFile, Split, SplitSummary
@@ -110,8 +110,8 @@ def _summarise(dealt: Dealt, data: bytes) -> SplitSummary:
 def _write(folder: Path, dataset: Dataset, encoded: Mapping[Split, bytes]) -> None:
     with folder_made_whole(folder) as part:
         for split, data in encoded.items():
-            write_whole(part / f"{split}.jsonl", data)
-        write_whole(part / MANIFEST_FILE, dataset.to_json())
+            write_whole(split_file(part, split), data)
+        write_whole(part / MANIFEST, dataset.to_json())
 
 
 def _require_rows(splits: Mapping[Split, Dealt], settings: DataSettings, *, selection: Selection) -> None:

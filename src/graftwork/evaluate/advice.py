@@ -40,6 +40,16 @@ def advise(report: Report, *, decision: Decision, rules: Sequence[RuleResult]) -
     return tuple(ranked) or ("Train longer or on more rows, then evaluate again.",)
 
 
+def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | None:
+    """How many cases would settle every open rule; a metric that applies to half needs twice as many."""
+    factors = []
+    for rule in rules:
+        metric = report.candidate.metrics.get(rule.metric)
+        if rule.cases_to_decide and metric is not None and metric.n:
+            factors.append(rule.cases_to_decide / metric.n)
+    return math.ceil(max(factors) * report.cases) if factors else None
+
+
 def _on_json(report: Report) -> list[_Hint]:
     broken = _failed(report, "json_valid")
     cut = broken & _passed(report, TRUNCATED)
@@ -147,14 +157,9 @@ def _on_limits(rules: Sequence[RuleResult]) -> list[_Hint]:
 
 
 def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
-    factors = []
-    for rule in rules:
-        metric = report.candidate.metrics.get(rule.metric)
-        if rule.cases_to_decide and metric is not None and metric.n:
-            factors.append(rule.cases_to_decide / metric.n)
-    if not factors:
+    needed = count_cases_needed(report, rules)
+    if needed is None:
         return []
-    needed = math.ceil(max(factors) * report.cases)
     return [
         f"Evaluate on about {needed} cases instead of {report.cases}: "
         "raise evaluate.max_cases, or hold out more rows."

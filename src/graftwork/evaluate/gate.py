@@ -6,10 +6,10 @@ point estimate keeps but its bound does not is "unknown", not "fail": more cases
 
 from collections.abc import Sequence
 
-from graftwork.evaluate.advice import advise
+from graftwork.evaluate.advice import advise, count_cases_needed
 from graftwork.evaluate.settings import GateSettings, Rule
 from graftwork.evaluate.statistics import cases_to_decide, pairs_to_decide, successes_to_clear
-from graftwork.evaluate.wording import name_of, show, show_points
+from graftwork.evaluate.wording import name_of, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric, Report
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
 
@@ -23,7 +23,7 @@ def decide(report: Report, settings: GateSettings) -> Verdict:
     decision = _decide(rules, aborted=bool(stops))
     return Verdict(
         decision=decision,
-        reason=_say_why(decision, rules, stops),
+        reason=_say_why(decision, rules, stops, needed=count_cases_needed(report, rules)),
         rules=tuple(rules),
         advice=() if decision == "deploy" else advise(report, decision=decision, rules=rules),
         report_hash=report.fingerprint(),
@@ -67,7 +67,7 @@ def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
 
 def judge_primary(name: str, *, comparison: Comparison | None, confidence: float = 0.95) -> RuleResult:
     """The one metric on which the candidate must beat the base."""
-    text = f"{name_of(name)} better than the base (exact McNemar, p under {1 - confidence:.2g})"
+    text = f"{name_of(name)} better than the base"
     if comparison is None or comparison.n == 0:
         return RuleResult(
             metric=name,
@@ -102,7 +102,8 @@ def judge_primary(name: str, *, comparison: Comparison | None, confidence: float
         limit=0.0,
         sentence=(
             f"{name_of(name)}: {wins} cases won and {losses} lost against the base "
-            f"({show_points(comparison.difference)}, p = {comparison.p_value:.2g}), {endings[outcome]}."
+            f"({show_points(comparison.difference)}, exact McNemar {show_p(comparison.p_value)}), "
+            f"{endings[outcome]}."
         ),
         cases_to_decide=needed,
     )
@@ -138,7 +139,7 @@ def _reasons_to_abort(report: Report, settings: GateSettings) -> list[str]:
         if seen is not None and _proven_loss(report, seen):
             reasons.append(
                 f"{name_of(seen.metric)} is worse than the base's: {seen.losses} cases lost, {seen.wins} won "
-                f"(p = {seen.p_value:.2g})"
+                f"({show_p(seen.p_value)})"
             )
     return reasons
 
@@ -206,7 +207,9 @@ def _say_remedy(rule: Rule, metric: Metric, needed: int | None) -> str:
     return f"{remedy}, or {enough} right of these {metric.n}" if enough else remedy
 
 
-def _say_why(decision: Decision, rules: Sequence[RuleResult], stops: Sequence[str]) -> str:
+def _say_why(
+    decision: Decision, rules: Sequence[RuleResult], stops: Sequence[str], *, needed: int | None
+) -> str:
     def named(outcome: RuleOutcome) -> str:
         return ", ".join(dict.fromkeys(name_of(r.metric) for r in rules if r.outcome == outcome))
 
@@ -218,8 +221,7 @@ def _say_why(decision: Decision, rules: Sequence[RuleResult], stops: Sequence[st
         return f"All {len(rules)} rules hold."
     if decision == "iterate":
         return f"Not good enough yet: {named('fail')}."
-    needed = [rule.cases_to_decide for rule in rules if rule.cases_to_decide]
-    ending = f" About {max(needed)} cases would settle it." if needed else ""
+    ending = f" About {needed} cases would settle it." if needed else ""
     return f"Nothing is broken, but too few cases to promise: {named('unknown')}.{ending}"
 
 

@@ -32,3 +32,7 @@ def plural(count: int, noun: str) -> str:
 
 def show_points(difference: float) -> str:
     return f"{100 * difference:+.1f} points"
+
+
+def show_p(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"

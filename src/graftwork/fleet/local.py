@@ -21,6 +21,9 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
+        # Threads that wait for each other sleep instead of spinning: on a shared machine spinning
+        # costs a multiple of the work itself. Whoever knows better sets the variable.
+        "OMP_WAIT_POLICY": "PASSIVE",
         **os.environ,
         **job.environment,
         "PYTHONUNBUFFERED": "1",

@@ -133,6 +133,8 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
             },
         )
         tile["rules"].append(rule)
+        outcomes = {seen.outcome for seen in tile["rules"]}
+        tile["outcome"] = next(worst for worst in ("fail", "unknown", "pass") if worst in outcomes)
     return list(tiles.values())
 
 

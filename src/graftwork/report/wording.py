@@ -41,7 +41,7 @@ def change(ratio: float) -> str:
 def number(value: float, unit: str = "") -> str:
     """Three digits that matter, thousands apart."""
     size = abs(value)
-    if size >= 1000 or value == int(value):
+    if size >= 1000 or (value == int(value) and (size >= 10 or not unit)):
         text = f"{value:,.0f}".replace(",", "\u202f")
     elif size >= 100:
         text = f"{value:.0f}"

@@ -117,12 +117,13 @@ class Loop:
         loss = summed_loss(self._model, batch) / batch.trained
         loss.backward()  # type: ignore[no-untyped-call]
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_gradient_norm))
-        self._require_finite(number, float(loss), norm, rows)
+        value = float(loss.detach())
+        self._require_finite(number, value, norm, rows)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         return TrainStep(
             step=number,
-            loss=float(loss),
+            loss=value,
             learning_rate=rate,
             gradient_norm=norm,
             tokens=batch.count,

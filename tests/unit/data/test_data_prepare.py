@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from graftwork.data.leak import require_no_leak
 from graftwork.data.prepare import prepare
 from graftwork.data.settings import DataSettings
-from graftwork.data.written import load_manifest, load_rows, to_cases
+from graftwork.files.dataset_folder import read_manifest, read_rows
 from graftwork.records.dataset import SPLITS, Row
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 from graftwork.records.interaction import Message, Origin
@@ -39,7 +39,7 @@ def run(tmp_path, rows=None, renderer=None, **changes):
 
 
 def all_rows(folder):
-    return [row for split in SPLITS for row in load_rows(folder, split)]
+    return [row for split in SPLITS for row in read_rows(folder, split)]
 
 
 def test_every_row_is_either_kept_or_dropped_with_a_reason(tmp_path):
@@ -78,10 +78,10 @@ def test_the_trained_span_is_the_reply(tmp_path):
 
 def test_the_manifest_says_what_the_files_hold(tmp_path):
     dataset, folder = run(tmp_path, good_rows())
-    assert load_manifest(folder) == dataset
+    assert read_manifest(folder) == dataset
     assert folder.name == dataset.content_hash
     for split in SPLITS:
-        rows = load_rows(folder, split)
+        rows = read_rows(folder, split)
         summary = dataset.splits[split]
         assert summary.rows == len(rows) == len(dataset.lengths[split])
         assert summary.tokens == sum(len(row.tokens) for row in rows)
@@ -123,23 +123,16 @@ def test_ids_are_unique_even_where_the_log_repeats_its_own(tmp_path):
     assert len(set(ids)) == len(ids)
 
 
-def test_held_out_rows_become_cases(tmp_path):
-    _, folder = run(tmp_path, good_rows())
-    rows = load_rows(folder, "test")
-    cases = to_cases(rows)
-    assert [(case.id, case.reference) for case in cases] == [(row.id, row.reply) for row in rows]
-
-
 def test_a_changed_file_is_noticed(tmp_path):
     _, folder = run(tmp_path, good_rows())
     path = folder / "test.jsonl"
     path.write_bytes(path.read_bytes().replace(b"answer", b"Answer", 1))
     with pytest.raises(Damaged, match="other bytes"):
-        load_rows(folder, "test")
+        read_rows(folder, "test")
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"base"', '"best"', 1))
     with pytest.raises(Damaged):
-        load_manifest(folder)
+        read_manifest(folder)
 
 
 def test_too_few_rows_are_a_no_with_the_numbers(tmp_path):
@@ -224,7 +217,7 @@ def test_whatever_is_logged_no_question_stands_in_two_splits(tmp_path_factory, p
         raise
     seen: dict[str, str] = {}
     for split in SPLITS:
-        for row in load_rows(made, split):
+        for row in read_rows(made, split):
             question = row.messages[-1].content
             assert seen.setdefault(question, split) == split
 

@@ -268,3 +268,28 @@ def test_the_real_worker_killed_stopped_and_resumed_says_the_same(tmp_path, tiny
     assert len(generation.single_latency_seconds) == 3
     assert not (broken / "error.json").exists()
     assert texts(broken) == texts(whole)
+
+
+def test_the_worker_speaks_with_the_adapter_it_is_given(tmp_path, tiny_base):
+    import torch
+    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.load import load_base
+
+    model = load_base(tiny_base)
+    shape = AdapterShape(rank=4, alpha=64, targets=("q_proj", "v_proj", "o_proj"), layers=(0, 1))
+    torch.manual_seed(1)
+    for parameter in attach(model, shape, seed=1):
+        parameter.data.normal_()
+    save_adapter(model, tmp_path / "adapter", shape=shape, base="tiny")
+    write_cases(tmp_path / "cases.jsonl", cases=make_cases(2))
+    job = make_job(
+        tmp_path / "base",
+        base_folder=str(tiny_base),
+        cases_file=str(tmp_path / "cases.jsonl"),
+        latency_cases=1,
+        threads=torch.get_num_threads(),
+    )
+    evaluate(job)
+    adapted = {"folder": str(tmp_path / "adapted"), "adapter_folder": str(tmp_path / "adapter")}
+    evaluate(job.model_copy(update=adapted))
+    assert texts(tmp_path / "base") != texts(tmp_path / "adapted")

@@ -37,9 +37,14 @@ def test_a_full_disk_leaves_the_old_file_and_no_trace(tmp_path, monkeypatch):
 
 def test_a_folder_that_fails_half_way_leaves_no_trace(tmp_path):
     target = tmp_path / "made"
-    with pytest.raises(RuntimeError), folder_made_whole(target) as folder:
-        (folder / "half").write_text("x")
-        raise RuntimeError
+
+    def fail_half_way():
+        with folder_made_whole(target) as folder:
+            (folder / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_half_way()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -121,8 +121,9 @@ def test_a_loss_that_is_not_a_number_does_not_break_the_plot():
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6), st.integers(1, 10))
 def test_ticks_are_even_and_cover_the_values(low, reach, count):
     ticks = round_ticks(low, low + reach, count=count)
-    assert ticks[0] <= low + 1e-6 * max(abs(low), 1)
-    assert ticks[-1] >= low + reach - 1e-6 * max(abs(low), reach, 1)
+    near = 1e-6 * max(abs(low), reach, 1)
+    assert ticks[0] <= low + near
+    assert ticks[-1] >= low + reach - near
     assert 2 <= len(ticks) <= count + 3
 
 

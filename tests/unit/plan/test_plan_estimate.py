@@ -1,0 +1,129 @@
+"""A plan is computed before anything is loaded, holds its value in its range, and moves the right way."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.model.shape import adapter_parameters, read_shape, total_parameters
+from graftwork.plan.estimate import make_plan
+from graftwork.plan.settings import PlanSettings
+from graftwork.plan.speed import training_flops
+from graftwork.records.figure import Figure
+from graftwork.records.plan import DeviceFacts, ModelShape, Workload
+
+SMOL = ModelShape(
+    name="smollm2",
+    hidden_size=576,
+    layers=30,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    intermediate_size=1536,
+    vocab_size=49152,
+    tied_embeddings=True,
+    max_positions=8192,
+)
+DEVICE = DeviceFacts(kind="cpu", name="test", memory_gib=16, threads=2, gflops=100, certainty="probed")
+TARGETS = ("q_proj", "v_proj")
+
+
+def workload(**changes):
+    values = {
+        "lengths": (120,) * 40,
+        "trained_tokens": 1000,
+        "batch_rows": 8,
+        "epochs": 2,
+        "rank": 8,
+        "targets": TARGETS,
+        "adapted_layers": 15,
+    }
+    return Workload(**{**values, **changes})
+
+
+def plan(work=None, **changes):
+    values = {"settings": PlanSettings(), "device": DEVICE, "learned": ()}
+    return make_plan(
+        base="smollm2",
+        base_fingerprint="f",
+        dataset_hash="d",
+        shape=SMOL,
+        work=work or workload(),
+        train={},
+        **{**values, **changes},
+    )
+
+
+def test_parameters_are_counted_as_the_real_model_counts_them(embedded_base):
+    shape = read_shape(Path(embedded_base.folder))
+    assert total_parameters(shape) == 134_515_008
+    assert shape.model_copy(update={"name": "smollm2"}) == SMOL
+
+
+def test_adapter_parameters_are_those_that_are_trained(tiny_base):
+    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.load import load_base
+
+    shape = read_shape(tiny_base)
+    parameters = attach(
+        load_base(tiny_base), AdapterShape(rank=4, alpha=8, targets=TARGETS, layers=(1,)), seed=0
+    )
+    counted = sum(parameter.numel() for parameter in parameters)
+    assert adapter_parameters(shape, rank=4, targets=TARGETS, layers=1) == counted
+
+
+def test_steps_and_tokens_are_exact():
+    made = plan(workload(lengths=(100,) * 41, epochs=3))
+    assert made.steps == Figure.exact(18, "steps")
+    assert made.tokens.value == 12_300
+
+
+@given(
+    rows=st.integers(1, 200),
+    length=st.integers(8, 2000),
+    batch=st.integers(1, 32),
+    layers=st.integers(1, 30),
+    rank=st.integers(1, 128),
+)
+def test_more_work_never_takes_less(rows, length, batch, layers, rank):
+    work = workload(
+        lengths=(length,) * rows, trained_tokens=5 * rows, batch_rows=batch, adapted_layers=layers, rank=rank
+    )
+    grown = {"lengths": (length + 1,) * (rows + 1), "trained_tokens": 5 * (rows + 1)}
+    small, large = plan(work), plan(work.model_copy(update=grown))
+    for name in ("peak_memory_gib", "minutes", "tokens", "steps"):
+        assert getattr(large, name).value >= getattr(small, name).value
+        figure = getattr(small, name)
+        assert figure.low <= figure.value <= figure.high
+
+
+def test_frozen_lower_layers_save_backward_work():
+    assert training_flops(SMOL, workload(adapted_layers=15)) < training_flops(
+        SMOL, workload(adapted_layers=30)
+    )
+
+
+def test_certainty_is_named_and_narrows():
+    def width(made):
+        return made.minutes.high / made.minutes.low
+
+    guessed = plan(device=DEVICE.model_copy(update={"gflops": None, "certainty": "computed"}))
+    probed, learned = plan(), plan(learned=(150.0, 160.0, 170.0))
+    assert [made.certainty for made in (guessed, probed, learned)] == ["computed", "probed", "learned"]
+    assert width(guessed) > width(probed) > width(learned)
+    assert learned.tokens_per_second.value == 160.0
+
+
+def test_what_does_not_fit_says_what_to_change():
+    tight = plan(settings=PlanSettings(memory_limit_gib=0.5))
+    assert not tight.fits
+    assert any("train.batch_rows" in note for note in tight.notes)
+    slow = plan(settings=PlanSettings(time_limit_minutes=0.01))
+    assert not slow.fits
+    assert any("train.epochs" in note for note in slow.notes)
+
+
+def test_a_figure_outside_its_range_is_refused():
+    with pytest.raises(ValueError, match="must hold the value"):
+        Figure(value=3, low=1, high=2)

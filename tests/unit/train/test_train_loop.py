@@ -1,0 +1,161 @@
+"""The loop learns, resumes to the same bytes, and stops at the first sign of nonsense."""
+
+import random
+
+import pytest
+import torch
+
+from graftwork.model.adapter import AdapterShape, adapter_tensors
+from graftwork.model.load import base_digest, load_base, tensors_digest
+from graftwork.records.dataset import Row
+from graftwork.records.errors import StoppedInOrder
+from graftwork.records.interaction import Message, Origin
+from graftwork.train.log import read_journal, read_steps
+from graftwork.train.loop import Diverged, Hooks, Loop
+from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.settings import TrainSettings
+
+SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
+SETTINGS = TrainSettings(
+    rank=4, alpha=8, epochs=2, batch_rows=4, learning_rate=5e-2, checkpoint_every=3, threads=1
+)
+
+
+class Killed(BaseException):
+    """Stands in for kill -9: nothing in the program catches it."""
+
+
+def make_rows(count=16):
+    chance = random.Random(1)
+    rows = []
+    for number in range(count):
+        prompt = [chance.randrange(100, 400) for _ in range(chance.randrange(5, 12))]
+        reply = [7, 8, 9, 10 + number % 3, 2]
+        rows.append(
+            Row(
+                id=str(number),
+                origin=Origin(file="log.jsonl", line=number + 1),
+                messages=(Message(role="user", content="x"),),
+                reply="y",
+                tokens=(*prompt, *reply),
+                trained_from=len(prompt),
+            )
+        )
+    return rows
+
+
+def hooks(*, stop=lambda: False, before=lambda step, steps: None, words=None):
+    return Hooks(
+        on_step=lambda step, steps: None,
+        on_word=(words.append if words is not None else lambda word: None),
+        stop_asked=stop,
+        before_step=before,
+    )
+
+
+def make_loop(tiny_base, folder, settings=SETTINGS, rows=None):
+    torch.set_num_threads(1)
+    return Loop(load_base(tiny_base), rows or make_rows(), settings=settings, shape=SHAPE, folder=folder)
+
+
+def final(loop):
+    return tensors_digest(adapter_tensors(loop._model))
+
+
+def test_the_loss_falls_and_the_base_stays(tiny_base, tmp_path):
+    loop = make_loop(tiny_base, tmp_path)
+    before = base_digest(loop._model)
+    loop.run(hooks())
+    steps = read_steps(tmp_path)
+    assert [step.step for step in steps] == list(range(1, 9))
+    assert steps[-1].loss < steps[0].loss - 0.5
+    assert base_digest(loop._model) == before
+
+
+def test_the_same_run_gives_the_same_bytes(tiny_base, tmp_path):
+    first, second = make_loop(tiny_base, tmp_path / "a"), make_loop(tiny_base, tmp_path / "b")
+    first.run(hooks())
+    second.run(hooks())
+    assert final(first) == final(second)
+    assert [s.loss for s in read_steps(tmp_path / "a")] == [s.loss for s in read_steps(tmp_path / "b")]
+
+
+@pytest.mark.parametrize("killed_before", range(1, 9))
+def test_killed_before_any_step_it_resumes_to_the_same_bytes(tiny_base, tmp_path, killed_before):
+    whole = make_loop(tiny_base, tmp_path / "whole")
+    whole.run(hooks())
+
+    def die(step, _steps):
+        if step == killed_before:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_loop(tiny_base, tmp_path / "cut").run(hooks(before=die))
+    resumed = make_loop(tiny_base, tmp_path / "cut")
+    replay = resumed.run(hooks())
+    assert final(resumed) == final(whole)
+    done_twice = (killed_before - 1) % SETTINGS.checkpoint_every
+    assert (replay.steps if replay else 0) == done_twice
+    assert replay is None or replay.identical
+    assert len(read_journal(tmp_path / "cut")) == whole.steps + done_twice
+    assert [s.loss for s in read_steps(tmp_path / "cut")] == [s.loss for s in read_steps(tmp_path / "whole")]
+
+
+def test_a_damaged_checkpoint_costs_time_and_not_the_result(tiny_base, tmp_path):
+    whole = make_loop(tiny_base, tmp_path / "whole")
+    whole.run(hooks())
+
+    def die(step, _steps):
+        if step == 8:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_loop(tiny_base, tmp_path / "cut").run(hooks(before=die))
+    newest = tmp_path / "cut" / "checkpoints" / "step-000006" / "tensors.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    words: list[str] = []
+    resumed = make_loop(tiny_base, tmp_path / "cut")
+    resumed.run(hooks(words=words))
+    assert final(resumed) == final(whole)
+    assert any("step-000006 is passed over" in word for word in words)
+
+
+def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
+    whole = make_loop(tiny_base, tmp_path / "whole")
+    whole.run(hooks())
+    asked: list[int] = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) == 6
+
+    with pytest.raises(StoppedInOrder, match="after step 5 of 8"):
+        make_loop(tiny_base, tmp_path / "cut").run(hooks(stop=stop))
+    resumed = make_loop(tiny_base, tmp_path / "cut")
+    assert resumed.run(hooks()) is None
+    assert final(resumed) == final(whole)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
+    loop = make_loop(tiny_base, tmp_path)
+    with torch.no_grad():
+        loop._parameters[0].fill_(float("nan"))
+    with pytest.raises(Diverged) as caught:
+        loop.run(hooks())
+    assert "log.jsonl:" in caught.value.where
+    assert "learning_rate" in caught.value.fix
+
+
+def test_the_loss_is_that_of_transformers_on_the_reply_alone(tiny_base):
+    model = load_base(tiny_base)
+    rows = make_rows(5)
+    batch = Batch(rows, device="cpu")
+    with torch.inference_mode():
+        ours = float(summed_loss(model, batch))
+        theirs = 0.0
+        for row in rows:
+            labels = [-100] * row.trained_from + list(row.tokens[row.trained_from :])
+            loss = model(torch.tensor([row.tokens]), labels=torch.tensor([labels])).loss
+            theirs += float(loss) * (len(row.tokens) - row.trained_from)
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert batch.trained == 25
