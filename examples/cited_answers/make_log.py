@@ -33,8 +33,9 @@ SYSTEM = (
 ONE_SOURCE = 370
 TWO_SOURCES = 76
 OFF_TOPIC = 94  # refused: nothing in the sources is near the question
-OTHER_THING = 86  # refused: the sources speak of other things
-OTHER_DETAIL = 16  # refused: the sources speak of the thing, but not of the detail asked for
+WRONG_DESK = 36  # refused: a question that another desk could answer
+OTHER_THING = 56  # refused: the sources speak of other things of the same desk
+OTHER_DETAIL = 10  # refused: the sources speak of the thing, but not of the detail asked for
 
 EXACT_DUPLICATES = 30
 REWORDED_LIGHTLY = 45
@@ -279,7 +280,8 @@ class Desk:
         return Exchange(self.domain, sources, question, reply, (), reply)
 
     def refused(self, thing: str, needed: list[str], index: int, count: int) -> Exchange:
-        sources, _ = self.mixed(needed, self.filler(count, {thing}, index))
+        like = index if self.rng.random() < 0.3 else None
+        sources, _ = self.mixed(needed, self.filler(count, {thing}, like))
         question, *others = self.questions(thing, index)
         question = self.opened(question)
         return Exchange(self.domain, sources, question, REFUSAL, tuple(others), REFUSAL)
@@ -294,6 +296,14 @@ class Desk:
         near = self.source(thing, known, frozenset({index}))
         return self.refused(thing, [near], index, self.rng.choice((1, 2)))
 
+    def wrong_desk(self, other: "Desk") -> Exchange:
+        """A question for the other desk that came to this one."""
+        thing, index = other.open.pop()
+        question, *others = other.questions(thing, index)
+        sources, _ = self.mixed([], self.filler(self.rng.choice((2, 3, 3)), set(), None))
+        question = self.opened(question)
+        return Exchange(self.domain, sources, question, REFUSAL, tuple(others), REFUSAL)
+
     def off_topic(self) -> Exchange:
         question = self.opened(self.unlisted.pop())
         sources, _ = self.mixed([], self.filler(self.rng.choice((2, 3, 3, 4)), set(), None))
@@ -307,6 +317,9 @@ class Desks:
         self.desks = [Desk(domain, rng) for domain in DOMAINS]
         self.turn = 0
         self.seen: set[str] = set()
+
+    def misdirected(self, desk: Desk) -> Exchange:
+        return desk.wrong_desk(desk.rng.choice([d for d in self.desks if d is not desk]))
 
     def make(self, build: Callable[[Desk], Exchange], count: int) -> list[Exchange]:
         found: list[Exchange] = []
@@ -401,6 +414,7 @@ def conversations(desks: Desks, rng: random.Random) -> list[list[Planted]]:
         *desks.make(Desk.one_source, ONE_SOURCE),
         *desks.make(Desk.two_sources, TWO_SOURCES),
         *desks.make(Desk.off_topic, OFF_TOPIC),
+        *desks.make(desks.misdirected, WRONG_DESK),
         *desks.make(Desk.other_thing, OTHER_THING),
         *desks.make(Desk.other_detail, OTHER_DETAIL),
     ]

@@ -15,8 +15,11 @@ from pathlib import Path
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write beside the target, sync, then rename: a reader sees the old file or the new one."""
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+    """Write beside the target, sync, then rename: a reader sees the old file or the new one.
+
+    `durable=False` leaves out the sync, for what is of no use after a power cut anyway.
+    """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
@@ -24,9 +27,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
         with temporary.open("wb") as handle:
             handle.write(data)
             handle.flush()
-            os.fsync(handle.fileno())
+            if durable:
+                os.fsync(handle.fileno())
         temporary.replace(path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise explain_os_error(error, path) from error

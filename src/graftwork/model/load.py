@@ -71,4 +71,7 @@ def tensors_digest(tensors: dict[str, "torch.Tensor"]) -> str:
 
 def base_digest(model: Any) -> str:
     """The weights in memory that no training may change."""
-    return tensors_digest({n: p for n, p in model.named_parameters() if ".lora_" not in n})
+    # An adapter wraps a layer and so lengthens its name; the weights are the same.
+    return tensors_digest(
+        {n.replace(".base_layer", ""): p for n, p in model.named_parameters() if ".lora_" not in n}
+    )

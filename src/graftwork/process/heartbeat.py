@@ -82,7 +82,7 @@ class Heart:
             beat = self._beat.model_copy(
                 update={"at": time.time(), "detail": {**self._beat.detail, "seconds_since_move": still}}
             )
-        write_whole(self._path, beat.to_json())
+        write_whole(self._path, beat.to_json(), durable=False)
 
 
 def read_beat(folder: Path) -> Beat | None:

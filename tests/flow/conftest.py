@@ -1,0 +1,100 @@
+"""A small project on the tiny model: the whole way in seconds."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from graftwork.coordinate.narrator import Silent
+
+PLANTS = [
+    "fern",
+    "moss",
+    "ivy",
+    "lotus",
+    "maple",
+    "willow",
+    "cedar",
+    "thyme",
+    "sage",
+    "basil",
+    "orchid",
+    "lily",
+    "tulip",
+    "rose",
+    "iris",
+    "daisy",
+]
+PLACES = ["pond", "gate", "wall", "court", "terrace", "orchard", "glasshouse", "meadow"]
+
+
+class Listener(Silent):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.done: list[str] = []
+        self.skipped: list[str] = []
+        self.words: list[str] = []
+
+    def unchanged(self, step, title):
+        self.skipped.append(step)
+
+    def finished(self, step, output, seconds):
+        self.done.append(step)
+
+    def word(self, text):
+        self.words.append(text)
+
+
+def write_log(path: Path, rows: int = 70) -> None:
+    chance = random.Random(5)
+    lines = []
+    for number in range(rows):
+        plant, place, month = chance.choice(PLANTS), chance.choice(PLACES), chance.randrange(1, 13)
+        source = f"[1] The {plant} stands by the {place} since 19{number:02d}."
+        question = f"Sources:\n{source}\n\nQuestion: Where is {plant} number {number} of month {month}?"
+        reply = json.dumps({"answer": f"By the {place}.", "citations": [1], "refused": False})
+        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+        lines.append(json.dumps({"id": str(number), "status": "success", "messages": messages}))
+    lines.append("this is no JSON")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def small_project(tmp_path, tiny_base) -> Path:
+    """The folder of a project whose gate looks only at latency, which a tiny model passes."""
+    settings = {
+        "project": "small",
+        "base": str(tiny_base),
+        "data": {"logs": ["logs/*.jsonl"], "test": 0.3, "validation": 0.1, "question_similarity": 0.95},
+        "train": {"rank": 2, "epochs": 2, "batch_rows": 4, "checkpoint_every": 4, "threads": 1},
+        "evaluate": {"max_new_tokens": 4, "latency_cases": 2},
+        "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}]},
+    }
+    folder = tmp_path / "project"
+    write_log(folder / "logs" / "log.jsonl")
+    (folder / "graft.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+@pytest.fixture
+def change_settings():
+    def change(folder: Path, **sections) -> None:
+        path = folder / "graft.yaml"
+        settings = yaml.safe_load(path.read_text())
+        for name, changes in sections.items():
+            if isinstance(changes, dict):
+                settings[name] = {**settings.get(name, {}), **changes}
+            else:
+                settings[name] = changes
+        path.write_text(yaml.safe_dump(settings))
+
+    return change
+
+
+@pytest.fixture
+def listener():
+    return Listener()

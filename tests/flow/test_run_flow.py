@@ -1,0 +1,213 @@
+"""The whole way, and everything that can happen to it on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from graftwork.coordinate.pipeline import STEPS, run_pipeline
+from graftwork.coordinate.steps.try_out import TryOut
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.process import lock
+from graftwork.project.folder import open_project
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.release import Release
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+
+GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
+ALL = [step.name for step in STEPS]
+
+
+@contextmanager
+def opened(folder, listener):
+    with open_workplace(open_project(folder), listener) as work:
+        yield work
+
+
+def run(folder, listener, upto=None):
+    with opened(folder, listener) as work:
+        return run_pipeline(work, upto=upto)
+
+
+def graft(folder, *arguments, **options):
+    return subprocess.run(
+        [*GRAFT, *arguments, "-C", str(folder)], capture_output=True, text=True, check=False, **options
+    )
+
+
+def run_folder(folder: Path) -> Path:
+    (found,) = (folder / ".graft" / "runs").iterdir()
+    return found
+
+
+def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(small_project, listener):
+    made = run(small_project, listener)
+    assert listener.done == ALL
+    release = made.get("release", Release)
+    assert made.get("gate", Verdict).decision == "deploy"
+    assert {one.answered_by for one in made.get("try", TryOut).tried} == {release.id}
+    for one in made.get("try", TryOut).tried:
+        assert one.captured_reply == one.release_answer
+    assert (small_project / "report.html").stat().st_size > 10_000
+    with opened(small_project, listener) as work:
+        assert work.releases.aliases() == {"champion": release.id}
+        assert work.captures.count() == 2 * len(made.get("try", TryOut).tried)
+
+    listener.done.clear()
+    again = run(small_project, listener)
+    assert listener.done == []
+    assert listener.skipped == ALL
+    assert again.outputs == made.outputs
+
+
+def test_only_what_depends_on_a_change_is_done_again(small_project, listener, change_settings):
+    run(small_project, listener)
+    listener.done.clear()
+    change_settings(small_project, gate={"rules": [{"metric": "latency_seconds", "under": 999.0}]})
+    run(small_project, listener)
+    assert listener.done == ["gate", "release", "try", "report"]
+
+
+def test_what_is_missing_is_made_again(small_project, listener):
+    import shutil
+
+    run(small_project, listener, upto="train")
+    shutil.rmtree(run_folder(small_project))
+    listener.done.clear()
+    run(small_project, listener, upto="train")
+    assert listener.done == ["train"]
+
+
+def test_a_gate_that_says_no_releases_nothing(small_project, listener, change_settings):
+    change_settings(small_project, gate={"rules": [{"metric": "json_valid", "over": 0.95}]})
+    made = run(small_project, listener)
+    assert made.get("gate", Verdict).decision != "deploy"
+    assert listener.done == [name for name in ALL if name not in ("release", "try")]
+    with opened(small_project, listener) as work:
+        assert work.releases.list() == ()
+    done = graft(small_project, "gate", "--json")
+    assert done.returncode == made.get("gate", Verdict).exit_code != 0
+    assert json.loads(done.stdout)["decision"] == made.get("gate", Verdict).decision
+
+
+def test_a_rehearsed_crash_is_survived_to_the_same_bytes(small_project, listener, change_settings):
+    plain = run(small_project, listener, upto="train").get("train", TrainOutcome)
+    change_settings(small_project, train={"rehearse_crash": True})
+    crashed = run(small_project, listener, upto="train").get("train", TrainOutcome)
+    assert crashed.restarts == 1
+    assert crashed.replayed_steps > 0
+    assert crashed.replay_identical is True
+    assert crashed.adapter_hash == plain.adapter_hash
+    assert any("SIGKILL" in word for word in listener.words)
+
+
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
+    small_project, listener, change_settings
+):
+    change_settings(small_project, plan={"memory_limit_gib": 0.01})
+    with pytest.raises(AnswerIsNo, match="does not fit"):
+        run(small_project, listener)
+    assert not (small_project / ".graft" / "runs").exists()
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [*GRAFT, *arguments, "-C", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_steps(folder: Path, process, *, steps: int) -> Path:
+    """Wait until the worker has journaled some steps; the run's folder."""
+    runs = folder / ".graft" / "runs"
+    while True:
+        assert process.poll() is None, process.communicate()
+        journals = list(runs.glob("*/steps.jsonl")) if runs.exists() else []
+        if journals and len(journals[0].read_bytes().splitlines()) >= steps:
+            return journals[0].parent
+
+
+@pytest.fixture
+def long_project(small_project, change_settings):
+    """Enough steps to be caught in the middle."""
+    change_settings(small_project, train={"epochs": 12})
+    return small_project
+
+
+def finished_hash(folder) -> str:
+    done = graft(folder, "train", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["adapter_hash"]
+
+
+def test_whoever_is_killed_the_run_goes_on_to_the_same_bytes(long_project, tmp_path, tiny_base):
+    import shutil
+
+    twin = tmp_path / "twin"
+    shutil.copytree(long_project, twin)
+    expected = finished_hash(twin)
+
+    # The worker is killed: the supervisor starts it again.
+    process = start(long_project, "train", "--json")
+    folder = wait_for_steps(long_project, process, steps=6)
+    os.kill(lock.holder_of(folder), signal.SIGKILL)
+    # The supervisor is killed: the worker stops in order, nobody is left behind.
+    wait_for_steps(long_project, process, steps=14)
+    while lock.holder_of(folder) is None:
+        assert process.poll() is None
+    process.kill()
+    process.communicate()
+    while lock.holder_of(folder) is not None:
+        pass
+    status = json.loads(graft(long_project, "status", "--json").stdout)
+    assert status["runs"][0]["state"] == "running"
+    assert status["runs"][0]["health"] == "gone"
+    assert "graft run" in status["runs"][0]["reason"]
+
+    assert finished_hash(long_project) == expected
+    status = json.loads(graft(long_project, "status", "--json").stdout)
+    assert status["runs"][0]["state"] == "done"
+
+
+def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
+    process = start(long_project, "train")
+    folder = wait_for_steps(long_project, process, steps=5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate()
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert lock.holder_of(folder) is None
+    assert any((folder / "checkpoints").iterdir())
+    assert json.loads(graft(long_project, "status", "--json").stdout)["runs"][0]["state"] == "stopped"
+    assert finished_hash(long_project)
+
+
+def test_a_second_run_beside_the_first_is_refused(long_project):
+    process = start(long_project, "train", "--json")
+    wait_for_steps(long_project, process, steps=2)
+    second = graft(long_project, "train", "--json")
+    assert second.returncode == 3
+    assert "another worker" in json.loads(second.stdout)["what"]
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_a_crashing_worker_is_given_up_with_its_last_words(
+    small_project, change_settings, tiny_base, tmp_path
+):
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_base, broken)
+    change_settings(small_project, base=str(broken), train={"max_restarts": 0})
+    assert graft(small_project, "plan", "--json").returncode == 0
+    (broken / "model.safetensors").write_bytes(b"\0" * 100)
+    done = graft(small_project, "train", "--json")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["fix"]
