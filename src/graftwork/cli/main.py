@@ -65,6 +65,12 @@ def main() -> None:
         # Whoever read our output has seen enough.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        explained = _explain(error)
+        print_error(explained, as_json=as_json)
+        sys.exit(explained.exit_code)
     except Exception as error:
         show = getattr(error, "show", None)
         if show is None:
@@ -73,6 +79,15 @@ def main() -> None:
         show()
         sys.exit(EXIT_USER_MISTAKE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain(error: OSError) -> GraftError:
+    """A file that the system refuses is the environment's fault, wherever it was met."""
+    from pathlib import Path
+
+    from graftwork.files.whole import explain_os_error
+
+    return explain_os_error(error, Path(str(error.filename)))
 
 
 if __name__ == "__main__":

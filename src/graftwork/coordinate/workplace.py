@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from graftwork.coordinate.narrator import Narrator
+from graftwork.files.whole import explain_os_error
 from graftwork.model.base import Base, find_base
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
@@ -61,7 +62,10 @@ class Workplace:
 
 @contextmanager
 def open_workplace(project: Project, narrator: Narrator) -> Iterator[Workplace]:
-    project.state.mkdir(parents=True, exist_ok=True)
+    try:
+        project.state.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, project.state) from error
     database = open_database(project.database_url)
     try:
         yield Workplace(project=project, database=database, narrator=narrator)

@@ -94,8 +94,14 @@ def explain_os_error(error: OSError, path: Path) -> GraftError:
             fix="change its owner or mode, or work in another folder",
             where=where,
         )
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return EnvironmentLacks(
+            "a file stands where a folder should be", fix="move it out of the way", where=where
+        )
     if isinstance(error, IsADirectoryError):
         return UserMistake("this is a folder, not a file", fix="name a file", where=where)
     if isinstance(error, FileNotFoundError):
         return UserMistake("there is no such file", fix="check the path", where=where)
-    return EnvironmentLacks(f"the system says: {error.strerror or error}", where=where)
+    return EnvironmentLacks(
+        f"the system says: {error.strerror or error}", fix="see whether the path can be used", where=where
+    )

@@ -1,0 +1,186 @@
+"""A mistake gets what, why and fix, the designed exit code, no traceback, and nothing is lost."""
+
+import json
+import sys
+
+import pytest
+
+from graftwork.cli.main import main
+
+GOOD_ROW = '{"prompt": "Where is the fern?", "completion": "By the pond."}\n'
+PROJECT = "project: p\ndata:\n  logs: [log.jsonl]\n"
+
+
+@pytest.fixture
+def graft(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["graft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        assert "Traceback" not in output.err
+        return ended.value.code or 0, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "log.jsonl").write_text(GOOD_ROW)
+    (tmp_path / "graft.yaml").write_text(PROJECT)
+    return tmp_path
+
+
+def error_of(out):
+    error = json.loads(out)
+    assert error["what"]
+    assert error["fix"]
+    return error
+
+
+@pytest.mark.parametrize("name", ["nothing.jsonl", "empty.jsonl", "folder"])
+def test_what_cannot_be_audited_is_said_with_its_path(graft, tmp_path, name):
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "folder").mkdir()
+    code, out, _ = graft("data", "audit", tmp_path / name, "--json")
+    assert code == 2
+    error = error_of(out)
+    assert name in error["where"] + error["what"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "finding"),
+    [
+        (b"this is no JSON\n", "parse_error"),
+        (b'{"prompt": 3, "completion": ["x"]}\n', "schema"),
+        (b'{"prompt": "a \xff\xfe b", "completion": "c"}\n', "encoding"),
+        (b'{"nothing": "known"}\n', "schema"),
+    ],
+)
+def test_a_bad_row_is_a_finding_with_its_line_and_the_good_rows_survive(graft, tmp_path, bad, finding):
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(GOOD_ROW.encode() + bad + GOOD_ROW.replace("fern", "moss").encode())
+    code, out, _ = graft("data", "audit", log, "--json")
+    audit = json.loads(out)
+    found = {one["code"]: one for one in audit["findings"]}
+    assert finding in found
+    assert [row["line"] for row in found[finding]["rows"]] == [2]
+    assert audit["readable"] == 2
+    assert code in (0, 1)
+
+
+def test_no_project_is_said_with_the_command_that_makes_one(graft, tmp_path):
+    code, out, _ = graft("plan", "-C", tmp_path, "--json")
+    assert code == 2
+    assert "graft init" in error_of(out)["fix"]
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix", "line"),
+    [
+        ("trian:\n  rank: 8\n", "unknown key 'trian'", "did you mean 'train'?", 4),
+        ("train:\n  rnak: 8\n", "unknown key 'train.rnak'", "did you mean 'train.rank'?", 5),
+        ("train:\n  rank: many\n", "train.rank", "Rank of the adapters.", 5),
+        ("train:\n  rank: 0\n", "train.rank", "Rank of the adapters.", 5),
+        ("gate:\n  rules:\n    - {metric: json_valid, ovr: 1}\n", "ovr", "over", 6),
+        ("base: 3\nbase: 4\n", "stands twice", "remove one", 5),
+        ("train: [\n", "not valid YAML", "indentation", 6),
+    ],
+)
+def test_a_mistake_in_the_project_file_is_named_with_its_line(graft, project, text, what, fix, line):
+    (project / "graft.yaml").write_text(PROJECT + text)
+    code, out, _ = graft("plan", "-C", project, "--json")
+    error = error_of(out)
+    assert code == 2
+    assert what in error["what"]
+    assert fix in error["fix"]
+    if "YAML" not in what:
+        assert error["where"].endswith(f"graft.yaml:{line}")
+
+
+def test_an_empty_project_file_is_said_to_be_empty(graft, project):
+    (project / "graft.yaml").write_text("")
+    code, out, _ = graft("status", "-C", project, "--json")
+    assert code == 2
+    assert "empty" in error_of(out)["what"]
+
+
+def test_a_missing_model_is_said_with_what_would_do(graft, project):
+    (project / "graft.yaml").write_text(PROJECT + "base: models/none\n")
+    code, out, _ = graft("data", "prepare", "-C", project, "--json")
+    assert code == 2
+    assert "there is no base model 'models/none'" in error_of(out)["what"]
+
+
+def test_an_argument_that_is_unknown_is_the_users_mistake(graft):
+    code, _, err = graft("train", "--fast")
+    assert code == 2
+    assert "--fast" in err
+
+
+def test_for_people_an_error_is_words(graft, tmp_path):
+    code, out, err = graft("data", "audit", tmp_path / "none.jsonl")
+    assert code == 2
+    assert out == ""
+    assert "fix" in err
+
+
+def test_init_writes_a_project_that_loads_and_never_overwrites(graft, tmp_path):
+    code, out, _ = graft("init", tmp_path / "My Agent", "--json")
+    assert code == 0
+    path = tmp_path / "My Agent" / "graft.yaml"
+    assert json.loads(out)["file"] == str(path)
+    path.write_text("mine")
+    code, out, _ = graft("init", tmp_path / "My Agent", "--json")
+    assert code == 2
+    assert path.read_text() == "mine"
+
+
+def test_the_schema_describes_every_section(graft):
+    code, out, _ = graft("schema")
+    assert code == 0
+    assert {"project", "base", "data", "train", "gate", "serve"} <= json.loads(out)["properties"].keys()
+
+
+def test_releases_of_a_fresh_project(graft, project):
+    code, out, _ = graft("release", "list", "-C", project, "--json")
+    assert (code, json.loads(out)) == (0, {"releases": [], "aliases": {}})
+    code, out, _ = graft("release", "rollback", "-C", project, "--json")
+    assert code == 2
+    assert "nothing to roll champion back to" in error_of(out)["what"]
+    code, out, _ = graft("release", "show", "abcdef", "-C", project, "--json")
+    assert code == 2
+
+
+def test_status_of_a_fresh_project_says_not_yet(graft, project):
+    code, out, _ = graft("status", "-C", project, "--json")
+    assert code == 0
+    assert all(step["finished_at"] is None for step in json.loads(out)["steps"])
+
+
+def test_doctor_finds_this_machine_fit(graft, project):
+    code, out, _ = graft("doctor", "-C", project, "--json")
+    assert code == 0, out
+    assert {"python", "memory", "disk", "database"} <= {check["name"] for check in json.loads(out)}
+
+
+def test_a_state_folder_that_cannot_be_written_is_an_environment_error(graft, project):
+    (project / ".graft").write_text("a file where a folder should be")
+    code, out, _ = graft("status", "-C", project, "--json")
+    assert code in (2, 3)
+    assert error_of(out)["where"]
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["run"], ["init"], ["data", "audit"], ["data", "prepare"], ["data", "captures"], ["plan"], ["train"],
+        ["eval"], ["gate"], ["release", "list"], ["release", "show"], ["release", "promote"],
+        ["release", "rollback"], ["serve"], ["status"], ["doctor"], ["schema"],
+    ],
+)  # fmt: skip
+def test_every_verb_has_help_with_an_example(graft, verb):
+    code, out, _ = graft(*verb, "--help")
+    assert code == 0
+    assert "Example:" in out
+    assert verb == ["schema"] or "--json" in out
