@@ -32,7 +32,7 @@ def training_memory(
 ) -> MemoryParts:
     """The peak, which is where the loss meets the longest batch."""
     longest = sorted(work.lengths)[-work.batch_rows :]
-    padded = max(longest) * len(longest)
+    padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
     replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     return MemoryParts(
         runtime=RUNTIME_GIB * 2**30,

@@ -1,5 +1,7 @@
 """How long training takes: floating point operations over what the machine gives. Pure."""
 
+import math
+
 from graftwork.model.shape import layer_parameters
 from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Workload
@@ -9,7 +11,7 @@ CHECKPOINT_SECONDS = 0.15
 GUESSED_GFLOPS_A_THREAD = 35.0
 """A server core of recent years in fp32, for machines that nobody has measured."""
 
-EFFICIENCY = 0.62
+EFFICIENCY = 0.55
 """Share of the measured matrix rate that a whole training step reaches (measured on CPU)."""
 
 
@@ -17,15 +19,18 @@ def training_flops(shape: ModelShape, work: Workload) -> float:
     """Operations of the whole run.
 
     Forward through all layers; backward through the adapted ones alone, for activations only, since
-    their weights are frozen; the head only where a reply token is predicted.
+    their weights are frozen; the head only where a reply token is predicted; what all rows begin with
+    once a batch.
     """
-    tokens = sum(work.lengths) * work.epochs
+    rows = len(work.lengths)
+    batches = math.ceil(rows / work.batch_rows)
+    tokens = (sum(work.lengths) - work.shared_tokens * (rows - batches)) * work.epochs
     replies = work.trained_tokens * work.epochs
     layer = layer_parameters(shape)
     forward = 2.0 * layer * shape.layers * tokens
     backward = 2.0 * layer * work.adapted_layers * tokens
     head = 2 * 2.0 * shape.vocab_size * shape.hidden_size * replies
-    mean_length = sum(work.lengths) / max(len(work.lengths), 1)
+    mean_length = sum(work.lengths) / rows
     scores = 4.0 * mean_length * shape.heads * shape.head_dim
     attention = scores * tokens * (shape.layers + 2 * work.adapted_layers)
     return forward + backward + head + attention

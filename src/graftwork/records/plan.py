@@ -44,6 +44,8 @@ class Workload(Record):
     rank: int
     targets: tuple[str, ...]
     adapted_layers: int
+    shared_tokens: int = 0
+    """First tokens that all rows have in common, read once a batch."""
     validation_tokens: int = 0
     checkpoints: int = 1
 

@@ -53,6 +53,8 @@ class TrainOutcome(Record):
     restarts: int
     replayed_steps: int
     replay_identical: bool | None
+    rows: int = 0
+    """Rows that were trained on; fewer than the split holds where the settings give a budget."""
     residuals: tuple[Residual, ...] = ()
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}

@@ -1,7 +1,9 @@
 """The loss on reply tokens only.
 
-In: a decoder and rows. Out: the summed loss and how many tokens it covers. The head is applied to
-the positions that are trained and to no others: the full logits are never built.
+In: a decoder and rows. Out: the summed loss and how many tokens it covers. Two things are not
+computed because nobody needs them: the head where no reply token is predicted, so that the full
+logits are never built; and the beginning that all rows of a batch share (the system prompt), which
+is read once a batch and not once a row. Both leave the gradient what it is.
 """
 
 from collections.abc import Sequence
@@ -11,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.records.dataset import Row
+from graftwork.train.order import shared_tokens
 
 
 class Batch:
-    """Rows padded on the right, and where their trained tokens are predicted from."""
+    """Rows padded on the right, without their common beginning, and where reply tokens are predicted."""
 
     def __init__(self, rows: Sequence[Row], *, device: str) -> None:
+        shared = shared_tokens(rows)
         width = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         attended = torch.zeros(len(rows), width, dtype=torch.long)
@@ -27,19 +31,45 @@ class Batch:
             attended[place, :length] = 1
             # The token before a trained one predicts it.
             predicts[place, row.trained_from - 1 : length - 1] = True
-        self.tokens = tokens.to(device)
+        self.shared = tokens[:1, :shared].to(device)
+        self.tokens = tokens[:, shared:].to(device)
         self.attended = attended.to(device)
-        self.predicts = predicts.to(device)
-        self.targets = tokens.roll(-1, dims=1).to(device)[self.predicts]
+        self.predicts = predicts[:, shared:].to(device)
+        self.targets = tokens.roll(-1, dims=1)[predicts].to(device)
         self.count = sum(len(row.tokens) for row in rows)
         self.trained = int(self.targets.numel())
 
 
 def summed_loss(model: Any, batch: Batch) -> Tensor:
     """Cross entropy over the trained tokens, summed."""
-    hidden = model.model(input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False)
-    logits = model.lm_head(hidden.last_hidden_state[batch.predicts])
+    hidden = _hidden_states(model.model, batch)
+    logits = model.lm_head(hidden[batch.predicts])
     return nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
+
+
+def _hidden_states(decoder: Any, batch: Batch) -> Tensor:
+    """The last hidden state of every token behind the common beginning."""
+    shared = batch.shared.shape[1]
+    if not shared:
+        whole: Tensor = decoder(
+            input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False
+        ).last_hidden_state
+        return whole
+    from transformers import DynamicCache
+
+    # Keys and values of the beginning carry their gradient into every row that looks at them.
+    cache = DynamicCache(config=decoder.config)
+    decoder(input_ids=batch.shared, past_key_values=cache, use_cache=True)
+    cache.batch_repeat_interleave(batch.tokens.shape[0])
+    positions = torch.arange(shared, shared + batch.tokens.shape[1], device=batch.tokens.device)[None]
+    rest: Tensor = decoder(
+        input_ids=batch.tokens,
+        attention_mask=batch.attended,
+        position_ids=positions.expand(batch.tokens.shape[0], -1),
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return rest
 
 
 @torch.inference_mode()

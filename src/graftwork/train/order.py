@@ -5,6 +5,12 @@ Pure: no clock, no state. A resumed run asks again and gets the same answer.
 """
 
 import random
+from collections.abc import Sequence
+
+from graftwork.records.dataset import Row
+
+WORTH_SHARING = 8
+"""A shorter common beginning costs more in bookkeeping than it saves."""
 
 
 def plan_batches(
@@ -29,3 +35,13 @@ def choose_rows(count: int, *, most: int | None, seed: int) -> tuple[int, ...]:
     if most is None or count <= most:
         return tuple(range(count))
     return tuple(sorted(random.Random(f"{seed}/rows").sample(range(count), most)))
+
+
+def shared_tokens(rows: Sequence[Row]) -> int:
+    """How many first tokens all rows have in common, short of the first that predicts a reply."""
+    limit = min(row.trained_from for row in rows) - 1
+    first = rows[0].tokens
+    count = next(
+        (at for at in range(limit) if any(row.tokens[at] != first[at] for row in rows)), max(limit, 0)
+    )
+    return count if count >= WORTH_SHARING and len(rows) > 1 else 0

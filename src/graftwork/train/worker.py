@@ -118,6 +118,7 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
         restarts=restarts,
         replayed_steps=replay.steps if replay else 0,
         replay_identical=replay.identical if replay else None,
+        rows=len(rows),
         versions=_versions(),
         settings=job.plan.train,
     )

@@ -13,6 +13,7 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.train.log import read_journal, read_steps
 from graftwork.train.loop import Diverged, Hooks, Loop
 from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.order import shared_tokens
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -159,3 +160,35 @@ def test_the_loss_is_that_of_transformers_on_the_reply_alone(tiny_base):
             theirs += float(loss) * (len(row.tokens) - row.trained_from)
     assert ours == pytest.approx(theirs, rel=1e-5)
     assert batch.trained == 25
+
+
+def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
+    from graftwork.model.adapter import attach
+
+    plain = make_rows(6)
+    beginning = tuple(range(200, 230))
+    rows = [
+        row.model_copy(
+            update={"tokens": (*beginning, *row.tokens), "trained_from": row.trained_from + len(beginning)}
+        )
+        for row in plain
+    ]
+    assert shared_tokens(rows) >= len(beginning)
+    assert shared_tokens(plain) == 0
+    assert shared_tokens(rows[:1]) == 0
+
+    def gradients(batches):
+        model = load_base(tiny_base)
+        parameters = attach(model, SHAPE, seed=3)
+        with torch.no_grad():
+            for parameter in parameters[1::2]:
+                parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(1))
+        loss = sum(summed_loss(model, batch) for batch in batches)
+        loss.backward()
+        return float(loss.detach()), [parameter.grad for parameter in parameters]
+
+    together = gradients([Batch(rows, device="cpu")])
+    alone = gradients([Batch([row], device="cpu") for row in rows])
+    assert together[0] == pytest.approx(alone[0], rel=1e-5)
+    for ours, theirs in zip(together[1], alone[1], strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6)

@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from graftwork.cli.show.tables import percent, table
+from graftwork.evaluate.wording import name_of
 from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import Verdict
 
@@ -20,28 +23,19 @@ OUTCOMES = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yello
 
 def show_report(console: Console, report: Report) -> None:
     pairs = {one.metric: one for one in report.comparisons}
-    title = f"{report.cases} held-out cases; the base was shown one worked example"
-    rows = table(
-        "metric",
-        report.baseline.subject,
-        report.candidate.subject,
-        "difference",
-        "wins / losses",
-        "p",
-        title=title,
-    )
+    example = ", shown one worked example" if report.settings.get("worked_example") else ""
+    console.print(f"{report.cases} held-out cases; {report.baseline.subject}{example}", highlight=False)
+    rows = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for column in ("", report.baseline.subject, report.candidate.subject, "gained / lost", "p"):
+        rows.add_column(column, no_wrap=True)
     for name, after in report.candidate.metrics.items():
         before, pair = report.baseline.metrics.get(name), pairs.get(name)
-        rate = after.kind == "rate"
         rows.add_row(
-            name,
+            name_of(name),
             _metric(before) if before else "",
             _metric(after),
-            (f"{100 * pair.difference:+.1f} points" if rate else f"{pair.difference:+.2f} {after.unit}")
-            if pair
-            else "",
-            f"{pair.wins} / {pair.losses}" if pair else "",
-            (f"{pair.p_value:.2g}" if pair.p_value >= 1e-6 else "< 1e-6") if pair else "",
+            f"+{pair.wins} / −{pair.losses}" if pair else "",
+            (f"{pair.p_value:.2g}" if pair.p_value >= 1e-3 else "< 0.001") if pair else "",
         )
     console.print(rows)
     for subject in (report.baseline, report.candidate):
@@ -55,9 +49,11 @@ def show_report(console: Console, report: Report) -> None:
 
 
 def _metric(metric: Metric) -> str:
+    """The figure with its interval; the interval is what one may believe."""
     if metric.kind == "rate":
-        return f"{percent(metric.value)} [dim]({percent(metric.low)} … {percent(metric.high)})[/]"
-    return f"{metric.value:.2f} {metric.unit} [dim]({metric.low:.2f} … {metric.high:.2f})[/]"
+        return f"{percent(metric.value)} [dim]({100 * metric.low:.0f}–{100 * metric.high:.0f})[/]"
+    spread = f" [dim]({metric.low:.2f}–{metric.high:.2f})[/]" if metric.low != metric.high else ""
+    return f"{metric.value:.2f} {metric.unit}{spread}"
 
 
 def show_evaluated(console: Console, evaluated: Any) -> None:

@@ -7,20 +7,20 @@ from typing import Any
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace
+from graftwork.files.dataset_folder import read_rows
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_shape
 from graftwork.plan.estimate import make_plan
 from graftwork.records.base import fingerprint
-from graftwork.records.dataset import Dataset
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import ModelShape, Plan, Workload
-from graftwork.train.order import choose_rows
+from graftwork.train.order import choose_rows, shared_tokens
 from graftwork.train.settings import TrainSettings
 
 
 def _do(work: Workplace, made: Made) -> Plan:
-    dataset = made.get("prepare", Prepared).dataset
-    settings = work.settings.train
+    prepared = made.get("prepare", Prepared)
+    dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
     device = probe_device(threads=settings.threads)
     plan = make_plan(
@@ -28,7 +28,7 @@ def _do(work: Workplace, made: Made) -> Plan:
         base_fingerprint=work.base.revision,
         dataset_hash=dataset.content_hash,
         shape=shape,
-        work=_workload(dataset, settings, shape),
+        work=_workload(prepared, settings, shape),
         device=device,
         settings=work.settings.plan,
         train={
@@ -46,21 +46,22 @@ def _do(work: Workplace, made: Made) -> Plan:
     return plan
 
 
-def _workload(dataset: Dataset, settings: TrainSettings, shape: ModelShape) -> Workload:
-    lengths = dataset.lengths["train"]
-    if not lengths:
+def _workload(prepared: Prepared, settings: TrainSettings, shape: ModelShape) -> Workload:
+    dataset = prepared.dataset
+    rows = read_rows(Path(prepared.folder), "train")
+    if not rows:
         raise UserMistake(
             "the training split is empty",
             why="every row was dropped or held out",
             fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
         )
-    chosen = choose_rows(len(lengths), most=settings.max_rows, seed=settings.seed)
-    summary = dataset.splits["train"]
+    rows = [rows[at] for at in choose_rows(len(rows), most=settings.max_rows, seed=settings.seed)]
     checks = dataset.lengths["validation"][: settings.validation_rows]
-    steps = math.ceil(len(chosen) / settings.batch_rows) * settings.epochs
+    steps = math.ceil(len(rows) / settings.batch_rows) * settings.epochs
     return Workload(
-        lengths=tuple(lengths[row] for row in chosen),
-        trained_tokens=round(summary.trained_tokens * len(chosen) / summary.rows),
+        lengths=tuple(len(row.tokens) for row in rows),
+        trained_tokens=sum(len(row.tokens) - row.trained_from for row in rows),
+        shared_tokens=shared_tokens(rows),
         batch_rows=settings.batch_rows,
         epochs=settings.epochs,
         rank=settings.rank,

@@ -10,7 +10,7 @@ from graftwork.coordinate.workplace import Workplace
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed
 from graftwork.records.release import Release
-from graftwork.records.report import Case
+from graftwork.records.report import Case, Metric
 
 QUESTIONS = 4
 
@@ -52,24 +52,36 @@ def _do(work: Workplace, made: Made) -> TryOut:
 
 
 def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
-    """Cases worth looking at: some where the adapter does better than the base, of both kinds."""
-    cases = load_cases(evaluated)
-    before = evaluated.report.baseline.metrics
-    after = evaluated.report.candidate.metrics
+    """Cases worth looking at: where the adapter gained most, of every kind of case there is.
 
-    def gain(case: Case) -> tuple[float, int]:
-        gained = sum(
-            (after[name].scores.get(case.id) or 0) - (before[name].scores.get(case.id) or 0)
-            for name in after
-            if name in before and after[name].kind == "rate"
+    Cases are of one kind when the same metrics apply to them: answers are one, refusals another.
+    """
+    before, after = evaluated.report.baseline.metrics, evaluated.report.candidate.metrics
+    graded = [name for name in after if name in before and after[name].kind == "rate"]
+
+    def scores(case: Case, metrics: dict[str, Metric]) -> list[float | None]:
+        return [metrics[name].scores.get(case.id) for name in graded]
+
+    def gain(case: Case) -> float:
+        return sum(score or 0 for score in scores(case, after)) - sum(
+            score or 0 for score in scores(case, before)
         )
-        return -gained, len(case.reference)
 
-    ranked = sorted(cases, key=gain)
-    # Shortest references are refusals, longest are answers: show both.
-    by_length = sorted(ranked[: max(QUESTIONS * 6, QUESTIONS)], key=lambda case: len(case.reference))
-    half = QUESTIONS // 2
-    return tuple(dict.fromkeys((*by_length[-(QUESTIONS - half) :], *by_length[:half])))
+    kinds: dict[tuple[bool, ...], list[Case]] = {}
+    for case in sorted(load_cases(evaluated), key=lambda case: (-gain(case), case.id)):
+        kinds.setdefault(tuple(score is None for score in scores(case, after)), []).append(case)
+    chosen: list[Case] = []
+    seen: set[str] = set()
+    while len(chosen) < QUESTIONS and any(kinds.values()):
+        for cases in kinds.values():
+            if cases and len(chosen) < QUESTIONS:
+                case = cases.pop(0)
+                # The same sources asked about twice show nothing new.
+                beginning = case.messages[-1].content[:60]
+                if beginning not in seen:
+                    seen.add(beginning)
+                    chosen.append(case)
+    return tuple(chosen)
 
 
 def _client(url: str) -> Any:
