@@ -9,7 +9,7 @@ from functools import cached_property
 
 from graftwork.coordinate.narrator import Narrator
 from graftwork.files.whole import explain_os_error
-from graftwork.model.base import Base, find_base
+from graftwork.model.base import Base, find_base, is_ready
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.store.captures import CaptureStore
@@ -33,6 +33,8 @@ class Workplace:
 
     @cached_property
     def base(self) -> Base:
+        if not is_ready(self.settings.base):
+            self.narrator.word(f"making {self.settings.base} ready: once a machine, about half a minute")
         return find_base(self.settings.base, project_folder=self.project.root)
 
     @property

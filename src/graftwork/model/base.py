@@ -53,6 +53,11 @@ def find_base(name: str, *, project_folder: Path) -> Base:
     return _describe(name, folder)
 
 
+def is_ready(name: str) -> bool:
+    """Whether `find_base` answers at once. The embedded model is converted on first use."""
+    return name != EMBEDDED or (models_folder() / EMBEDDED / FINGERPRINT_FILE).exists()
+
+
 def verify_base(base: Base) -> None:
     """Read every byte and compare: the files are the ones that the fingerprint names."""
     actual = _hash_files(Path(base.folder))
@@ -68,11 +73,11 @@ def verify_base(base: Base) -> None:
 
 def _embedded() -> Base:
     folder = models_folder() / EMBEDDED
-    if not (folder / FINGERPRINT_FILE).exists():
+    if not is_ready(EMBEDDED):
         with lock.hold(models_folder() / f".{EMBEDDED}.lock"):
-            if not (folder / FINGERPRINT_FILE).exists():
+            if not (folder / "config.json").exists():
                 _convert_in_child(folder)
-                return _describe(EMBEDDED, folder)
+            return _describe(EMBEDDED, folder)
     return _describe(EMBEDDED, folder)
 
 

@@ -12,6 +12,10 @@ RUNTIME_GIB = 0.50
 """Interpreter, torch and transformers, resident, before the model is loaded (measured on CPU)."""
 
 
+FRAGMENTATION = 1.35
+"""What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
+
+
 class MemoryParts(Record):
     """Bytes by what they are for."""
 
@@ -39,7 +43,7 @@ def training_memory(
         weights=parameters * width,
         adapter=2 * trainable * width,
         optimizer=ADAM_STATES * trainable * width,
-        activations=padded * work.adapted_layers * layer_bytes(shape, work, width=width),
+        activations=FRAGMENTATION * padded * work.adapted_layers * layer_bytes(shape, work, width=width),
         logits=3 * replies * shape.vocab_size * 4,
     )
 

@@ -12,7 +12,7 @@ from graftwork.records.errors import EnvironmentLacks, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric
 
-QUESTIONS = 4
+QUESTIONS = 3
 
 
 class Tried(Record):
