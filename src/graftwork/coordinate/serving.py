@@ -147,5 +147,5 @@ def _not_ready(failure: list[BaseException]) -> BaseException:
     return WorkerFailed(
         "the endpoint did not come up in time",
         why=f"it had {READY_SECONDS:.0f} s",
-        fix="look at .graft/serving/worker.log",
+        fix="look at .graft/serving/engine.log",
     )

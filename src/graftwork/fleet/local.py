@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.process.parent import PARENT_VARIABLE
 from graftwork.records.job import Job, Place
 
@@ -21,9 +22,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
-        # Threads that wait for each other sleep instead of spinning: on a shared machine spinning
-        # costs a multiple of the work itself. Whoever knows better sets the variable.
-        "OMP_WAIT_POLICY": "PASSIVE",
+        **WORKER_ENVIRONMENT,
         **os.environ,
         **job.environment,
         "PYTHONUNBUFFERED": "1",

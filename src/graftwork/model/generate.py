@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from graftwork.model import attention
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -37,6 +39,7 @@ class Generator:
 
     def __init__(self, model: Any, *, stop_tokens: Iterable[int]) -> None:
         self._model = model
+        model.set_attn_implementation(attention.register())
         self._stop = frozenset(stop_tokens)
         self._device = next(model.parameters()).device
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import orjson
 
 from graftwork.files.whole import write_whole
+from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
 from graftwork.serve.client import Client
@@ -31,10 +32,6 @@ JOB_FILE = "engine.json"
 LOG_FILE = "engine.log"
 _ASK_EVERY_SECONDS = 0.03
 _STEADY_SECONDS = 60.0
-
-# Waiting OpenMP threads otherwise spin: beside other busy processes that makes an answer several
-# times slower (measured: 3 to 6 times on 2 shared cores). What the user has set wins.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 # What the engine says of itself keeps its kind, and with it the exit code.
 _SAID_AS: dict[str, type[GraftError]] = {
@@ -124,7 +121,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**_ENVIRONMENT, **os.environ},
+                env={**WORKER_ENVIRONMENT, **os.environ},
                 start_new_session=True,  # Ctrl-C is for us: we drain first, then end it
             )
 

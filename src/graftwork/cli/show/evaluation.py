@@ -26,7 +26,7 @@ def show_report(console: Console, report: Report) -> None:
     example = ", shown one worked example" if report.settings.get("worked_example") else ""
     console.print(f"{report.cases} held-out cases; {report.baseline.subject}{example}", highlight=False)
     rows = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for column in ("", report.baseline.subject, report.candidate.subject, "gained / lost", "p"):
+    for column in ("", report.baseline.subject, report.candidate.subject, "won/lost", "p"):
         rows.add_column(column, no_wrap=True)
     for name, after in report.candidate.metrics.items():
         before, pair = report.baseline.metrics.get(name), pairs.get(name)
@@ -34,7 +34,7 @@ def show_report(console: Console, report: Report) -> None:
             name_of(name),
             _metric(before) if before else "",
             _metric(after),
-            f"+{pair.wins} / −{pair.losses}" if pair else "",
+            f"{pair.wins}/{pair.losses}" if pair else "",
             (f"{pair.p_value:.2g}" if pair.p_value >= 1e-3 else "< 0.001") if pair else "",
         )
     console.print(rows)
@@ -52,8 +52,8 @@ def _metric(metric: Metric) -> str:
     """The figure with its interval; the interval is what one may believe."""
     if metric.kind == "rate":
         return f"{percent(metric.value)} [dim]({100 * metric.low:.0f}–{100 * metric.high:.0f})[/]"
-    spread = f" [dim]({metric.low:.2f}–{metric.high:.2f})[/]" if metric.low != metric.high else ""
-    return f"{metric.value:.2f} {metric.unit}{spread}"
+    spread = f" [dim]({metric.low:.1f}–{metric.high:.1f})[/]" if metric.low != metric.high else ""
+    return f"{metric.value:.1f} {metric.unit}{spread}"
 
 
 def show_evaluated(console: Console, evaluated: Any) -> None:

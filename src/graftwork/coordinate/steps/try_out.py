@@ -130,7 +130,7 @@ def _find_again(work: Workplace, tried: Tried) -> Tried:
         raise WorkerFailed(
             f"the exchange {tried.capture_id} is not among the captures",
             why="what is served must be found again, or the loop is open",
-            fix="look at .graft/serving/worker.log",
+            fix="look at .graft/serving/engine.log",
         )
     return tried.model_copy(update={"captured_reply": capture.reply})
 
