@@ -145,7 +145,7 @@ def answer_json(answer: str, citations: list[int]) -> str:
 
 def lowered(text: str) -> str:
     """The text as it goes on inside a sentence: lower case unless it starts with a name or I."""
-    return text[0].lower() + text[1:] if text.split()[0] in PLAIN_WORDS.split() else text
+    return text[0].lower() + text[1:] if text.split(maxsplit=1)[0] in PLAIN_WORDS.split() else text
 
 
 class Desk:
@@ -207,7 +207,7 @@ class Desk:
             opener = self.rng.choice(OPENERS)
             if opener[-2] in "!.":
                 return opener + question
-            if question.split()[0] in PLAIN_WORDS.split():
+            if question.split(maxsplit=1)[0] in PLAIN_WORDS.split():
                 return opener + lowered(question)
         return question
 
@@ -397,9 +397,7 @@ def with_secrets(desks: Desks, rng: random.Random) -> Iterator[Planted]:
     exchange, asked = desks.make(Desk.one_source, 2)
     reply = json.loads(exchange.reply)
     reply["answer"] += f" (synced with {code_token})"
-    yield Planted(
-        replace(exchange, reply=json.dumps(reply)), "secret", "code hosting token in a reply"
-    )
+    yield Planted(replace(exchange, reply=json.dumps(reply)), "secret", "code hosting token in a reply")
     mail = "tamsin.oyelaran" + "@" + "postbox.example"
     yield Planted(
         replace(asked, question=f"{asked.question} Reply to {mail}."),
@@ -469,9 +467,7 @@ def conversations(desks: Desks, rng: random.Random) -> list[list[Planted]]:
     return in_sessions(rows, repeats, rng)
 
 
-def in_sessions(
-    rows: list[Planted], repeats: list[Planted], rng: random.Random
-) -> list[list[Planted]]:
+def in_sessions(rows: list[Planted], repeats: list[Planted], rng: random.Random) -> list[list[Planted]]:
     """One to three rows of a domain make a session; a repeat follows at once or much later."""
     rng.shuffle(rows)
     waiting: dict[str, list[Planted]] = {}

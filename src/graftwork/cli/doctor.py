@@ -16,6 +16,8 @@ def doctor(project: Folder = None, json: Json = False) -> None:
     """
     from pathlib import Path
 
+    from rich.markup import escape
+
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import table
     from graftwork.coordinate.doctor import examine
@@ -29,6 +31,6 @@ def doctor(project: Folder = None, json: Json = False) -> None:
     else:
         rows = table("", "check", "found", "fix")
         for check in checks:
-            rows.add_row(MARKS[check.result], check.name, check.found, check.fix)
+            rows.add_row(MARKS[check.result], escape(check.name), escape(check.found), escape(check.fix))
         stdout.print(rows)
     raise typer.Exit(EXIT_ENVIRONMENT if any(check.result == "missing" for check in checks) else 0)

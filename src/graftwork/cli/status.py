@@ -26,14 +26,16 @@ def status(project: Folder = None, json: Json = False) -> None:
     steps = table("step", "what it does", "last done", "took", title=found.project, right=("took",))
     for one in found.steps:
         took = f"{one.seconds:.1f} s" if one.seconds is not None else ""
-        steps.add_row(one.step, one.title, one.finished_at or "[dim]not yet[/]", took)
+        steps.add_row(
+            one.step, one.title, (one.finished_at or "")[:19].replace("T", " ") or "[dim]not yet[/]", took
+        )
     stdout.print(steps)
     if found.runs:
         runs = table("run", "state", "health", "progress", "last change")
         for run in found.runs:
             health = f"[{COLOURS[run.health]}]{run.health}[/]: {run.reason}" if run.health else ""
             progress = f"{run.done:.0f}/{run.total:.0f}" if run.total else ""
-            runs.add_row(run.id, run.state, health, progress, run.updated_at)
+            runs.add_row(run.id, run.state, health, progress, run.updated_at[:19].replace("T", " "))
         stdout.print(runs)
     live = ", ".join(f"{alias} → {to[:12]}" for alias, to in found.aliases.items()) or "nothing"
     stdout.print(f"live: {live}; {found.releases} releases, {found.captures} captures", highlight=False)

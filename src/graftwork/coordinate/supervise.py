@@ -39,17 +39,22 @@ def run_job(
     """Run the worker until it is done; how often it had to be restarted."""
     write_whole(folder / JOB_FILE, job.to_json())
     order = Job(name=name, module=module, job_file=str(folder / JOB_FILE), folder=str(folder))
-    for attempt in range(max_restarts + 1):
-        code = _watch(local.start(order), folder, narrator, on_poll)
-        if code == errors.EXIT_DONE:
-            return attempt
+    attempt = 0
+    while (code := _watch(local.start(order), folder, narrator, on_poll)) != errors.EXIT_DONE:
         _raise_what_it_said(code, folder, name)
-        if attempt < max_restarts:
-            narrator.word(f"{name} {_cause(code)}; starting it again from its last good point")
-            # Wait a little longer each time: a machine in trouble needs air.
-            threading.Event().wait(min(0.5 * 2**attempt, 30.0))
-    raise WorkerFailed(
-        f"{name} crashed {max_restarts + 1} times; the last time it {_cause(code)}",
+        # Who was killed is started again; a fault of the program would only come again, so once.
+        if attempt >= (max_restarts if code < 0 else min(max_restarts, 1)):
+            raise _given_up(name, code, folder, crashes=attempt + 1)
+        narrator.word(f"{name} {_cause(code)}; starting it again from its last good point")
+        # Wait a little longer each time: a machine in trouble needs air.
+        threading.Event().wait(min(0.5 * 2**attempt, 30.0))
+        attempt += 1
+    return attempt
+
+
+def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFailed:
+    return WorkerFailed(
+        f"{name} crashed {crashes} time(s); the last time it {_cause(code)}",
         why=local.last_words(folder) or "it left no output",
         fix="look at the log; what was done so far is kept, the same command goes on from there",
         where=str(folder / local.LOG_FILE),

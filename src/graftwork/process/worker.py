@@ -17,7 +17,7 @@ from graftwork.files.whole import write_whole
 from graftwork.process import lock
 from graftwork.process.parent import stop_with_parent
 from graftwork.records.base import Record
-from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, GraftError
+from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvironmentLacks, GraftError
 
 ERROR_FILE = "error.json"
 
@@ -38,15 +38,30 @@ def run_worker(kind: type[J], folder_of: Callable[[J], Path], work: Callable[[J]
             (folder / ERROR_FILE).unlink(missing_ok=True)
             try:
                 work(job)
+            except ModuleNotFoundError as missing:
+                return _leave(folder, _lacks(missing))
             except GraftError as error:
-                write_whole(folder / ERROR_FILE, json.dumps(error.as_json()))
-                return error.exit_code
+                return _leave(folder, error)
     except GraftError as error:
         print(json.dumps(error.as_json()), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return EXIT_DONE
+
+
+def _leave(folder: Path, error: GraftError) -> int:
+    """Say what is wrong where the parent looks for it."""
+    write_whole(folder / ERROR_FILE, json.dumps(error.as_json()))
+    return error.exit_code
+
+
+def _lacks(missing: ModuleNotFoundError) -> GraftError:
+    return EnvironmentLacks(
+        f"the package {missing.name} is not installed",
+        why="models run only where it is",
+        fix='pip install "graftwork[train]", or "graftwork[serve]" to serve too',
+    )
 
 
 def _ask_to_stop(_signal: int, _frame: FrameType | None) -> None:

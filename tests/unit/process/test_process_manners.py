@@ -28,6 +28,8 @@ def work(job):
         (Path(job.folder) / "ready").touch()
         stop_asked.wait(60)
         raise StoppedInOrder("stopped")
+    if job.name == "missing":
+        import a_package_that_nobody_has
     if job.name == "mistake":
         raise UserMistake("what", why="why", fix="fix", where="where")
 
@@ -58,6 +60,14 @@ def test_an_expected_error_ends_in_its_exit_code_and_a_file(tmp_path):
     assert child.wait() == 2
     said = json.loads((folder / "error.json").read_text())
     assert (said["what"], said["fix"], said["error"]) == ("what", "fix", "UserMistake")
+
+
+def test_a_missing_package_is_said_with_the_command_that_installs_it(tmp_path):
+    child, folder = start(tmp_path, "missing")
+    assert child.wait() == 3
+    said = json.loads((folder / "error.json").read_text())
+    assert "a_package_that_nobody_has" in said["what"]
+    assert "pip install" in said["fix"]
 
 
 def test_a_second_worker_on_the_same_folder_is_refused(tmp_path):

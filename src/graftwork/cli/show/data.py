@@ -21,14 +21,13 @@ def show_audit(console: Console, audit: Audit) -> None:
     )
     findings = Table.grid(padding=(0, 2, 1, 0))
     findings.add_column(no_wrap=True)
-    findings.add_column(justify="right", no_wrap=True)
     findings.add_column(overflow="fold")
     for finding in audit.findings:
         colour = COLOURS[finding.severity]
         findings.add_row(
             f"[{colour}]{MARKS[finding.severity]} {finding.code}[/]",
-            f"[bold]{finding.count}[/]",
-            f"{escape(finding.effect)}\n[dim]{escape(finding.fix)}\n{escape(_where(finding))}[/]",
+            f"[bold]{escape(finding.title)}[/]: {escape(finding.effect)}\n"
+            f"[dim]{escape(finding.fix)}\n{escape(_where(finding))}[/]",
         )
     console.print(findings)
     answer = (

@@ -29,18 +29,19 @@ def show_releases(console: Console, releases: tuple[Release, ...], aliases: dict
     if not releases:
         console.print("no release yet: `graft run` makes one", highlight=False)
         return
-    rows = table("release", "alias", "verdict", "base", "dataset", "parent", "made")
+    rows = table("release", "alias", "verdict", "parent", "made", "base")
     for release in releases:
         names = ", ".join(sorted(alias for alias, to in aliases.items() if to == release.id))
         rows.add_row(
             release.id[:12],
-            f"[bold green]{names}[/]",
+            f"[bold green]{escape(names)}[/]",
             release.decision,
-            release.base,
-            release.dataset_hash[:12],
             (release.parent or "")[:12],
-            release.created_at,
+            release.created_at[:19].replace("T", " "),
+            escape(release.base),
         )
+    for column in rows.columns[:-1]:
+        column.no_wrap = True
     console.print(rows)
 
 
