@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.pipeline import STEPS, run_pipeline
 from graftwork.coordinate.steps.try_out import TryOut
 from graftwork.coordinate.workplace import open_workplace
 from graftwork.process import lock
 from graftwork.project.folder import open_project
-from graftwork.records.errors import AnswerIsNo
+from graftwork.records.errors import AnswerIsNo, Interrupted
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
@@ -185,6 +186,45 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
     assert any((folder / "checkpoints").iterdir())
     assert json.loads(graft(long_project, "status", "--json").stdout)["runs"][0]["state"] == "stopped"
     assert finished_hash(long_project)
+
+
+class Impatient(Silent):
+    """Presses Ctrl-C once, in the middle of a step where that step tells its progress."""
+
+    def __init__(self, step):
+        self.step = step
+        self.now = ""
+        self.pressed = False
+
+    def press(self):
+        if self.now == self.step and not self.pressed:
+            self.pressed = True
+            raise KeyboardInterrupt
+
+    def started(self, step, title):
+        self.now = step
+        if step not in ("prepare", "train", "evaluate", "try"):
+            self.press()
+
+    def progress(self, phase, done, total, *, seconds_left, detail):
+        self.press()
+
+
+def test_ctrl_c_in_any_step_leaves_nothing_half_written_and_loses_nothing(small_project, listener):
+    state = small_project / ".graft"
+    for step in ALL:
+        impatient = Impatient(step)
+        with pytest.raises((KeyboardInterrupt, Interrupted)):
+            run(small_project, impatient)
+        assert impatient.pressed
+        assert not list(state.rglob("*.part"))
+        workers = [*state.glob("runs/*"), *state.glob("evaluations/*-*/"), state / "serving"]
+        assert [lock.holder_of(folder) for folder in workers if folder.is_dir()] == [None] * len(
+            [folder for folder in workers if folder.is_dir()]
+        )
+    run(small_project, listener)
+    assert listener.skipped + listener.done == ALL
+    assert listener.done == ["report"]
 
 
 def test_a_second_run_beside_the_first_is_refused(long_project):
