@@ -42,6 +42,16 @@ def graft(folder, *arguments, **options):
     )
 
 
+def run_outputs(folder: Path) -> dict:
+    """What the last `graft run` made, without doing anything again."""
+    with open_workplace(open_project(folder), Silent()) as work:
+        return {name: entry.output for name in ALL if (entry := work.ledger.get(name)) is not None}
+
+
+def live(folder: Path) -> str:
+    return json.loads(graft(folder, "release", "list", "--json").stdout)["aliases"]["champion"]
+
+
 def run_folder(folder: Path) -> Path:
     (found,) = (folder / ".graft" / "runs").iterdir()
     return found
@@ -71,8 +81,24 @@ def test_only_what_depends_on_a_change_is_done_again(small_project, listener, ch
     run(small_project, listener)
     listener.done.clear()
     change_settings(small_project, gate={"rules": [{"metric": "latency_seconds", "under": 999.0}]})
+    first = run_outputs(small_project)["release"]["id"]
     run(small_project, listener)
     assert listener.done == ["gate", "release", "try", "report"]
+    # And the way back, by the commands that whoever is on call at night would use.
+    second = run_outputs(small_project)["release"]
+    assert second["parent"] == first
+    assert json.loads(graft(small_project, "release", "rollback", "--json").stdout)["release_id"] == first
+    assert live(small_project) == first
+    assert graft(small_project, "release", "rollback", "--json").returncode == 2
+    done = graft(small_project, "release", "promote", second["id"][:10], "--reason", "mended", "--json")
+    assert json.loads(done.stdout)["why"] == "mended"
+    assert live(small_project) == second["id"]
+    # A release whose bytes changed is not promoted again.
+    damaged = small_project / ".graft" / "releases" / first / "adapter_config.json"
+    damaged.chmod(0o644)
+    damaged.write_text("{}")
+    assert graft(small_project, "release", "promote", first, "--json").returncode == 3
+    assert live(small_project) == second["id"]
 
 
 def test_what_is_missing_is_made_again(small_project, listener):
