@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.data.audit import audit
+from graftwork.text.normalise import normalise
 
 LOGS = Path(__file__).parents[3] / "examples" / "cited_answers" / "logs"
 
@@ -24,7 +25,6 @@ def planted():
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        ("conflicting", "conflicting_answers"),
         ("failed", "failed_status"),
         ("personal", "personal_data"),
         ("placeholder", "placeholder"),
@@ -34,6 +34,26 @@ def planted():
 )
 def test_planted_faults_are_found_and_nothing_else(found, planted, kind, code):
     assert found[code] == set(planted["faults"][kind])
+
+
+def test_planted_conflicts_are_found_and_only_true_ones_beside_them(found, planted):
+    """A rewording that changes only case or punctuation asks the same; another answer is a conflict."""
+    lines = [json.loads(line) for line in (LOGS / "interactions.jsonl").read_text().splitlines()]
+
+    def said(line):
+        question, reply = (turn["content"] for turn in lines[line - 1]["messages"][-2:])
+        return normalise(question), reply
+
+    same_question: dict[str, set[int]] = {}
+    for line in {line for group in planted["groups"]["reworded"] for line in group}:
+        same_question.setdefault(said(line)[0], set()).add(line)
+    true_ones = {
+        line
+        for group in same_question.values()
+        if len({said(line)[1] for line in group}) > 1
+        for line in group
+    }
+    assert found["conflicting_answers"] == set(planted["faults"]["conflicting"]) | true_ones
 
 
 def test_planted_duplicates_are_found(found, planted):
