@@ -37,6 +37,7 @@ test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
 bench: dev ## what the README claims, measured beside peers
+	$(BIN)/graft data prepare --project $(DEMO)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 format: dev ## bring the code into its one form

@@ -66,7 +66,7 @@ def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int)
     """Add a fresh adapter: A random from `seed` alone, B zero, so that nothing changes at first."""
     generator = torch.Generator().manual_seed(seed)
     parameters: list[nn.Parameter] = []
-    for path, layer in _targets(model, shape):
+    for _, layer in _targets(model, shape):
         linear = layer.base_layer
         bound = 1 / math.sqrt(linear.in_features)
         a = torch.empty(shape.rank, linear.in_features).uniform_(-bound, bound, generator=generator)
@@ -74,7 +74,6 @@ def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int)
         device = linear.weight.device
         layer.add(name, a.to(device), b.to(device), shape.scale)
         parameters += [layer.lora_A[name], layer.lora_B[name]]
-        del path
     activate(model, name)
     return parameters
 

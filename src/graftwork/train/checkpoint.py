@@ -35,8 +35,14 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path
 
     path = folder / f"step-{checkpoint.step:06d}"
     if path.exists():
-        # A damaged one of the same step: its bytes failed the check, so it is of no use to anyone.
-        shutil.rmtree(path)
+        try:
+            verify(path)
+        except Damaged:
+            # Its bytes failed the check, so it is of no use to anyone.
+            shutil.rmtree(path)
+        else:
+            # Stopped right after a resume: this step is safe already, and a good one is never removed.
+            return path
     with folder_made_whole(path) as temporary:
         write_whole(temporary / TENSORS, save(checkpoint.tensors))
         write_whole(temporary / STATE, json.dumps(checkpoint.state))

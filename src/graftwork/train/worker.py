@@ -19,6 +19,7 @@ from graftwork.files.whole import write_whole
 from graftwork.process.heartbeat import Heart
 from graftwork.process.memory import peak_memory_gib
 from graftwork.process.worker import run_worker, stop_asked
+from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome, TrainStep
 from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, REHEARSED, WORDS
@@ -56,12 +57,7 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
     use_threads(settings.threads)
     model = load_base(Path(job.base_folder), dtype=job.plan.dtype, device=job.plan.device.kind)
     before = base_digest(model)
-    rows = read_rows(Path(job.dataset_folder), "train")
-    rows = [rows[at] for at in choose_rows(len(rows), most=settings.max_rows, seed=settings.seed)]
-    if not rows:
-        raise EnvironmentLacks(
-            "the training split is empty", fix="prepare more data", where=job.dataset_folder
-        )
+    rows = _training_rows(job, settings)
     checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
     heart.beat("loss before training", 0, 1)
     device = job.plan.device.kind
@@ -87,13 +83,7 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
     heart.beat("loss after training", loop.steps, loop.steps)
     loss_after = mean_loss(model, checks, batch_rows=8, device=device)
     after = base_digest(model)
-    if after != before:
-        raise EnvironmentLacks(
-            "the base weights changed during training",
-            why="an adapter trained on shifting ground cannot be served",
-            fix="this is a fault of the program: please report it with the run's folder",
-            where=str(folder),
-        )
+    _require_unchanged(before, after, folder)
     adapter = folder / ADAPTER
     save_adapter(model, adapter, shape=shape, base=job.plan.base)
     steps = read_steps(folder)
@@ -122,6 +112,27 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
         versions=_versions(),
         settings=job.plan.train,
     )
+
+
+def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
+    """The rows of the training split that the budget allows."""
+    rows = read_rows(Path(job.dataset_folder), "train")
+    if not rows:
+        raise EnvironmentLacks(
+            "the training split is empty", fix="prepare more data", where=job.dataset_folder
+        )
+    return [rows[at] for at in choose_rows(len(rows), most=settings.max_rows, seed=settings.seed)]
+
+
+def _require_unchanged(before: str, after: str, folder: Path) -> None:
+    """The base is what it was when training began."""
+    if after != before:
+        raise EnvironmentLacks(
+            "the base weights changed during training",
+            why="an adapter trained on shifting ground cannot be served",
+            fix="this is a fault of the program: please report it with the run's folder",
+            where=str(folder),
+        )
 
 
 class _Clock:

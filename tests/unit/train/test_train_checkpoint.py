@@ -48,6 +48,13 @@ def test_a_damaged_one_is_passed_over_with_a_word(tmp_path, name, damage):
     assert "step-000020" in complaints[0]
 
 
+def test_a_good_one_of_the_same_step_is_left_as_it_is(tmp_path):
+    path = write_checkpoint(tmp_path, checkpoint(10), keep=1)
+    before = (path / TENSORS).stat().st_ino
+    assert write_checkpoint(tmp_path, checkpoint(10), keep=1) == path
+    assert (path / TENSORS).stat().st_ino == before
+
+
 def test_a_damaged_one_of_the_same_step_is_written_anew(tmp_path):
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
     (tmp_path / "step-000010" / TENSORS).write_bytes(b"broken")
