@@ -102,7 +102,9 @@ def test_help_loads_nothing_heavy():
 def test_an_audit_needs_only_the_core(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text('{"prompt": "a question?", "completion": "an answer."}\n')
-    loaded = loaded_after(f"from graftwork.data.audit import audit\nassert audit(({str(log)!r},)).rows == 1")
+    loaded = loaded_after(
+        f"from graftwork.data.audit import audit_files\nassert audit_files(({str(log)!r},)).rows == 1"
+    )
     assert not loaded & (HEAVY - {"numpy"})
 
 

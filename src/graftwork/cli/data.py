@@ -1,13 +1,17 @@
 """`graft data …`: look at logs, make datasets of them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.cli import data_folder
 from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder, run_and_show
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+if TYPE_CHECKING:
+    from graftwork.records.audit import Audit
 
 app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_help=True)
 
@@ -15,36 +19,75 @@ app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_he
 @app.command("audit")
 def audit(
     files: Annotated[
-        list[str] | None, typer.Argument(help="Log files; without any, those that graft.yaml names.")
+        list[str] | None,
+        typer.Argument(help="Files, folders or globs, - for standard input; else those of graft.yaml."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", help="Write a page to look at; in a project it is audit.html beside graft.yaml."
+        ),
     ] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Find what would spoil training: placeholders, cut-off answers, repeats, secrets.
+    """Find what would spoil training: placeholders, cut-off answers, repeats, leaks, secrets.
 
     Exit code 1: it must not be trained on as it is.
 
-    Example:  graft data audit logs/interactions.jsonl
+    Example:  graft data audit logs/interactions.jsonl --html audit.html
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
+    from graftwork.files.whole import write_whole
+    from graftwork.report.audit_page import make_audit_page
 
     if files:
-        from graftwork.data.audit import audit as audit_files
-        from graftwork.data.settings import DataSettings
-
-        found = audit_files(tuple(files), settings=DataSettings(logs=tuple(files)))
+        found, page = _audit_files(tuple(files)), html
     else:
-        from graftwork.data.audit import audit as audit_files
-        from graftwork.project.folder import open_project
-
-        opened = open_project(project)
-        found = audit_files(opened.settings.data.logs, settings=opened.settings.data, root=opened.root)
+        found, page = _audit_project(project)
+        page = html or page
+    if page:
+        write_whole(page, make_audit_page(found), durable=False)
     if json:
         print_json(found)
     else:
         show(stdout, found)
+        if page:
+            stdout.print(f"to look at: {page}", highlight=False)
     raise typer.Exit(0 if found.fit_to_train else EXIT_ANSWER_IS_NO)
+
+
+def _audit_files(files: tuple[str, ...]) -> "Audit":
+    import tempfile
+
+    from graftwork.cli.narrate import RichNarrator
+    from graftwork.coordinate.pace import tell_pace
+    from graftwork.data.audit import audit as audit_logs
+    from graftwork.data.rules.note import Sight
+    from graftwork.data.settings import DataSettings
+
+    sight = Sight(settings=DataSettings(logs=files))
+    with RichNarrator() as narrator, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
+        return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(narrator))
+
+
+def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
+    from graftwork.cli.narrate import RichNarrator
+    from graftwork.coordinate.pace import tell_pace
+    from graftwork.coordinate.sight import see_what_is_there
+    from graftwork.data.audit import audit as audit_logs
+    from graftwork.project.folder import open_project
+
+    opened = open_project(project)
+    with RichNarrator() as narrator:
+        found = audit_logs(
+            see_what_is_there(opened),
+            folder=opened.sifted,
+            root=opened.root,
+            on_progress=tell_pace(narrator),
+        )
+    return found, opened.audit_page
 
 
 @app.command("prepare")
@@ -79,3 +122,6 @@ def captures(
         print_json({"file": str(out), "captures": len(lines)})
     else:
         stdout.print(f"{len(lines)} captures written to {out}", highlight=False)
+
+
+data_folder.add_to(app)

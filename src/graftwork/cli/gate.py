@@ -3,10 +3,10 @@
 import typer
 
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder
+from graftwork.cli.steps import Folder, Model
 
 
-def gate(project: Folder = None, json: Json = False) -> None:
+def gate(project: Folder = None, model: Model = None, json: Json = False) -> None:
     """Decide by the rules in graft.yaml. Exit codes: 0 deploy, 10 iterate, 11 abort, 12 not enough evidence.
 
     Example:  graft gate && echo "ship it"
@@ -16,7 +16,7 @@ def gate(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.steps import run_upto
     from graftwork.records.verdict import Verdict
 
-    verdict = run_upto("gate", project=project).get("gate", Verdict)
+    verdict = run_upto("gate", project=project, model=model).get("gate", Verdict)
     if json:
         print_json(verdict)
     else:

@@ -11,9 +11,14 @@ if TYPE_CHECKING:
 Folder = Annotated[
     Path | None, typer.Option("--project", "-C", help="Folder of the project; the working folder by default.")
 ]
+Model = Annotated[
+    str | None, typer.Option("--model", help="One of the models in graft.yaml; the main one by default.")
+]
 
 
-def run_upto(step: str | None, *, project: Path | None, tables: bool = False) -> "Made":
+def run_upto(
+    step: str | None, *, project: Path | None, model: str | None = None, tables: bool = False
+) -> "Made":
     """Bring the project up to date as far as `step`, telling on standard error how it goes."""
     from graftwork.cli.narrate import RichNarrator
     from graftwork.coordinate.pipeline import run_pipeline
@@ -21,16 +26,16 @@ def run_upto(step: str | None, *, project: Path | None, tables: bool = False) ->
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with RichNarrator(tables=tables) as narrator, open_workplace(opened, narrator) as work:
+    with RichNarrator(tables=tables) as narrator, open_workplace(opened, narrator, model=model) as work:
         return run_pipeline(work, upto=step)
 
 
-def run_and_show(step: str, *, project: Path | None, as_json: bool) -> None:
+def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str | None = None) -> None:
     """Run up to the step; then its result, in full, even where nothing had to be done."""
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
 
-    output = run_upto(step, project=project).outputs[step]
+    output = run_upto(step, project=project, model=model).outputs[step]
     if as_json:
         print_json(output)
     else:

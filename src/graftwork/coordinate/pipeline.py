@@ -44,7 +44,9 @@ def run_pipeline(work: Workplace, *, upto: str | None = None) -> Made:
 
 def _bring_up_to_date(step: Step, work: Workplace, made: Made, identities: dict[str, str]) -> Record:
     inputs = step.fingerprint_of(work, made, identities)
-    last = work.ledger.get(step.name)
+    # Each model of a project has its own way; the main one's steps go by their plain names.
+    entry = step.name if work.model == work.settings.main_model else f"{step.name}@{work.model}"
+    last = work.ledger.get(entry)
     if last is not None and last.fingerprint == inputs:
         output = step.makes.model_validate(last.output)
         if step.still_there(work, output):
@@ -55,7 +57,7 @@ def _bring_up_to_date(step: Step, work: Workplace, made: Made, identities: dict[
     output = step.do(work, made)
     seconds = time.perf_counter() - begun
     work.ledger.put(
-        step.name,
+        entry,
         fingerprint=inputs,
         output=output.model_dump(mode="json"),
         finished_at=now(),

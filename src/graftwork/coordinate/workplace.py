@@ -12,6 +12,7 @@ from graftwork.files.whole import explain_os_error
 from graftwork.model.base import Base, find_base, is_ready
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
+from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.looks import Looks
@@ -26,6 +27,21 @@ class Workplace:
     project: Project
     database: Database
     narrator: Narrator
+    asked_model: str | None = None
+
+    @property
+    def model(self) -> str:
+        """Which of the project's models is worked on: the one that was asked for, or the main one."""
+        if self.asked_model is None:
+            return self.settings.main_model
+        if self.asked_model not in self.settings.all_models:
+            raise UserMistake(
+                f"there is no model {self.asked_model!r} in this project",
+                why=f"graft.yaml names: {', '.join(self.settings.all_models)}",
+                fix="name one of these, or add it under models:",
+                where="--model",
+            )
+        return self.asked_model
 
     @property
     def settings(self) -> ProjectSettings:
@@ -63,14 +79,14 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(project: Project, narrator: Narrator) -> Iterator[Workplace]:
+def open_workplace(project: Project, narrator: Narrator, *, model: str | None = None) -> Iterator[Workplace]:
     try:
         project.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise explain_os_error(error, project.state) from error
     database = open_database(project.database_url)
     try:
-        yield Workplace(project=project, database=database, narrator=narrator)
+        yield Workplace(project=project, database=database, narrator=narrator, asked_model=model)
     finally:
         database.close()
 

@@ -1,60 +1,99 @@
 """May these logs be trained on as they are? The first thing that a curious user asks.
 
-In: paths and settings. Out: an `Audit`: every kind of fault with its count, its rows, an example
-without secrets, what it does to training, and the setting that mends it. Needs no project, no
-model and no tokenizer.
+In: logs, or the corpus that they were sifted to. Out: an `Audit`: every kind of fault with its count,
+its rows, an example without secrets, what it does to training, and the setting that mends it. Needs
+no project, no model and no tokenizer, and never holds the rows.
 """
 
-import statistics
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
-from graftwork.data.log import Log, read_log
-from graftwork.data.rules import balance, leak, outcome, private, repeats, reply, unreadable, unusable
+from graftwork.data.dealing import group_and_deal
+from graftwork.data.gather import Progress, gather
+from graftwork.data.repeats import find_repeats
+from graftwork.data.rules import (
+    balance,
+    control,
+    foreign,
+    judged,
+    language,
+    leak,
+    length,
+    private,
+    prompt,
+    repeats,
+    unreadable,
+    unusable,
+)
+from graftwork.data.rules.clusters import find_clusters
+from graftwork.data.rules.facts import Corpus, Dealing, Facts, Repeats
+from graftwork.data.rules.gather import Tally
+from graftwork.data.rules.lacking import find_lacking
+from graftwork.data.rules.note import Sight
+from graftwork.data.rules.summary import (
+    LENGTH_EDGES,
+    choose_examples,
+    count_labels,
+    draw_histograms,
+    summarise_lengths,
+)
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Audit, LengthSummary
+from graftwork.records.audit import Audit
 
-RULES = (unusable, unreadable, reply, outcome, private, repeats, leak, balance)
+RULES: tuple[ModuleType, ...] = (
+    *(unusable, unreadable, judged, prompt, private, language, control, length, foreign),
+    *(repeats, leak, balance),
+)
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
 
-def audit(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
-    """Read, look through every rule, and answer. The gravest findings come first."""
+def audit(sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None) -> Audit:
+    """Sift the logs into `folder`, look at what is there, and answer."""
     started = time.perf_counter()
-    log = read_log(paths, settings=settings or DataSettings(), root=root)
+    report = on_progress or (lambda _phase, _done, _total: None)
+    corpus = gather(sight, folder=folder, root=root, on_progress=report)
+    report("find repeats", 0, 1)
+    repeated = find_repeats(corpus, settings=sight.settings)
+    report("group questions", 0, 1)
+    dealing = group_and_deal(corpus, settings=sight.settings)
+    report("look at all rows", 0, 1)
+    found = audit_corpus(corpus, repeated, dealing, sight=sight)
+    return found.model_copy(update={"seconds": time.perf_counter() - started})
+
+
+def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
+    """The same without a project, and without leaving anything behind."""
+    named = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
+    with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
+        return audit(Sight(settings=named), folder=Path(folder), root=root)
+
+
+def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: Sight) -> Audit:
+    """Ask every rule, and answer. The gravest findings come first."""
+    facts = Facts(corpus, repeated, dealing, Tally(corpus.notes()), sight)
     findings = sorted(
-        (finding for rule in RULES for finding in rule.find(log)),
+        (finding for rule in RULES for finding in rule.find(facts)),
         key=lambda finding: (_WEIGHT[finding.severity], -finding.count),
     )
-    rows = [redacted.row for redacted in log.rows]
     return Audit(
-        files=log.files,
-        rows=len(rows) + len(log.faults),
-        readable=len(rows),
-        usable=len(log.selection.rows),
+        files=tuple(dict.fromkeys(given.file for given in corpus.inputs)),
+        rows=corpus.rows + sum(1 for _ in corpus.faults()),
+        readable=corpus.rows,
+        usable=int(facts.usable.sum()),
         fit_to_train=not any(finding.severity == "blocker" for finding in findings),
         findings=tuple(findings),
-        groups=_count_groups(log),
-        prompt_length=_summarise([sum(len(message.content) for message in row.messages) for row in rows]),
-        reply_length=_summarise([len(row.reply) for row in rows]),
-        seconds=time.perf_counter() - started,
-    )
-
-
-def _count_groups(log: Log) -> dict[str, int]:
-    counts = Counter(redacted.row.group for redacted in log.rows if redacted.row.group is not None)
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _summarise(lengths: Sequence[int]) -> LengthSummary:
-    if not lengths:
-        return LengthSummary(smallest=0, median=0, p95=0, largest=0)
-    ordered = sorted(lengths)
-    return LengthSummary(
-        smallest=ordered[0],
-        median=int(statistics.median(ordered)),
-        p95=ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))],
-        largest=ordered[-1],
+        groups=count_labels(facts, "group"),
+        prompt_length=summarise_lengths(corpus.column("prompt_chars")),
+        reply_length=summarise_lengths(corpus.column("reply_chars")),
+        not_looked_for=tuple(find_lacking(facts)),
+        usable_groups=count_labels(facts, "group", among=facts.usable),
+        domains=count_labels(facts, "domain"),
+        models=count_labels(facts, "model"),
+        length_edges=LENGTH_EDGES,
+        length_histograms=draw_histograms(facts),
+        clusters=find_clusters(facts),
+        examples=choose_examples(facts),
     )

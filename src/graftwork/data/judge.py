@@ -11,6 +11,8 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.redact import redact
 from graftwork.text.shape import find_cut, find_failure, find_stand_in
 
+CODES = frozenset({"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"})
+
 
 class Fault(NamedTuple):
     code: str

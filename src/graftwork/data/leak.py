@@ -1,42 +1,191 @@
 """The proof that the held-out questions were not trained on.
 
-In: the rows of each split, as they will be written. Out: nothing, or an error that names the pair
-of rows. Looks again at what was written and does not trust how it was grouped.
+In: the finished assignment of rows to splits, and which rows are kept. Out: nothing, or an error
+that names two rows. Looks again at the rows and does not trust how they were grouped; it measures
+with the same measures on the same ground, so that what was grouped right is never blocked.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from graftwork.data.question import alike_questions, find_questions
-from graftwork.records.dataset import Row, Split
+import numpy as np
+
+from graftwork.data.bands import Columns, find_first, unpack
+from graftwork.data.dealing import NOT_DEALT, Dealing
+from graftwork.data.grouping import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.data.paraphrase import Embedder, Paraphrases
+from graftwork.data.question import find_asked
+from graftwork.data.settings import DataSettings
+from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
-from graftwork.records.interaction import Interaction, Origin
-from graftwork.text.compare import content_key
+from graftwork.text.compare import Array
+
+Kind = Literal[
+    "same_turn",
+    "same_line",
+    "same_question",
+    "same_conversation",
+    "same_key",
+    "alike_line",
+    "paraphrase",
+    "alike_turn",
+    "rare_words",
+]
+
+_WHY: dict[Kind, str] = {
+    "same_turn": "ask the same",
+    "same_line": "ask the same in the line that asks",
+    "same_question": "hold the same question",
+    "same_conversation": "belong to one conversation",
+    "same_key": "have the same key under data.split_by",
+    "alike_line": "ask nearly the same",
+    "alike_turn": "ask nearly the same",
+    "paraphrase": "ask the same in other words",
+    "rare_words": "share long runs of words that hardly any other row has",
+}
+_NEVER = np.iinfo(np.int64).max
 
 
-def require_no_leak(splits: Mapping[Split, Sequence[Row]], *, threshold: float) -> None:
+class Leak(NamedTuple):
+    """A row that is trained on and one that is held out, and what they share."""
+
+    trained: int
+    held_out: int
+    kind: Kind
+
+
+def find_leaks(
+    corpus: Columns,
+    dealing: Dealing,
+    kept: Array,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    most: int = 100,
+) -> list[Leak]:
+    """Rows on both sides that ask the same: of each kind some at most, in order."""
+    passed = corpus.column("passed").astype(bool)
+    sides = _Sides.of(dealing, kept & passed)
+    turns = read_turns(corpus, passed=passed)
+    threshold = settings.question_similarity
+    leaks: list[Leak] = []
+
+    def note(kind: Kind, found: Iterator[tuple[int, int]]) -> None:
+        new = sorted({Leak(trained, held_out, kind) for trained, held_out in found})
+        leaks.extend(new[:most])
+
+    row_sides = sides.by_class(np.arange(corpus.rows))
+    turn_sides = sides.by_class(turns.first)
+    note("same_turn", turn_sides.in_both())
+    for kind, name in _SHARED_KEYS:
+        note(kind, sides.by_class(find_first(corpus.column(name), among=passed)).in_both())
+    alike = pair_turns(corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted)
+    note("alike_turn", turn_sides.parted(alike))
+    note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True)))
+    paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
+    for asked in find_asked(corpus, passed=passed, turns=turns.key):
+        line_sides = sides.by_class(asked.first, until=asked.window.high)
+        note("same_line", line_sides.in_both(since=asked.window.low))
+        pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted)
+        note("alike_line", line_sides.parted(pairs))
+        if paraphrases is not None:
+            found = paraphrases.pair(asked, wanted=line_sides.are_parted)
+            note("paraphrase", line_sides.parted(found))
+        note("same_question", row_sides.parted(pair_rare_questions(corpus, asked, passed=passed)))
+    return leaks
+
+
+_SHARED_KEYS: tuple[tuple[Kind, str], ...] = (("same_conversation", "opening"), ("same_key", "together"))
+
+
+def require_no_leak(
+    corpus: Columns,
+    dealing: Dealing,
+    kept: Array,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+) -> None:
     """Refuse a dataset with the same or nearly the same question on both sides of a split."""
-    rows = [(split, row) for split, members in splits.items() for row in members]
-    questions = find_questions([_as_interaction(row) for _, row in rows])
-    first: dict[str, int] = {}
-    pairs = [
-        (first.setdefault(content_key(question.turn), place), place)
-        for place, question in enumerate(questions)
-    ]
-    alike = alike_questions(questions, threshold=threshold)
-    pairs += [(pair.first, pair.second) for pair in alike]
-    for one, other in pairs:
-        if rows[one][0] != rows[other][0]:
-            _refuse(rows[one][0], rows[one][1].origin, rows[other][0], rows[other][1].origin)
+    leaks = find_leaks(corpus, dealing, kept, settings=settings, embedder=embedder, most=1)
+    if leaks:
+        leak = leaks[0]
+        trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)
+        split = SPLITS[dealing.split[leak.held_out]]
+        raise AnswerIsNo(
+            f"a question stands in train and in {split}",
+            why=f"{trained} and {held_out} {_WHY[leak.kind]}: an evaluation on it would measure memory, "
+            "not skill",
+            fix="remove one of the two rows; rows that this program grouped itself never leak, so please "
+            "report it if it dealt these",
+            where=str(held_out),
+        )
 
 
-def _as_interaction(row: Row) -> Interaction:
-    return Interaction(id=row.id, origin=row.origin, messages=row.messages, reply=row.reply)
+class _Sides(NamedTuple):
+    """Which rows are trained on and which are held out; and all that are in any split, kept or not."""
+
+    trained: Array
+    held_out: Array
+    dealt: Array
+
+    @classmethod
+    def of(cls, dealing: Dealing, kept: Array) -> "_Sides":
+        # Questions for reinforcement learning are trained on as well; they come behind SPLITS.
+        held_out = (dealing.split == SPLITS.index("validation")) | (dealing.split == SPLITS.index("test"))
+        dealt = dealing.split != NOT_DEALT
+        return cls(kept & dealt & ~held_out, kept & held_out, dealt)
+
+    def by_class(self, first: Array, *, until: int | None = None) -> "_ClassSides":
+        rows = len(first) if until is None else until
+        marked = []
+        for side in self:
+            members = np.flatnonzero(side[:rows])
+            earliest, latest = np.full(rows, _NEVER), np.full(rows, -1)
+            earliest[first[members[::-1]]] = members[::-1]
+            latest[first[members]] = members
+            marked.append(_Marked(earliest, latest))
+        return _ClassSides(first, *marked)
 
 
-def _refuse(split: Split, origin: Origin, other_split: Split, other: Origin) -> None:
-    raise AnswerIsNo(
-        f"a question stands in {split} and in {other_split}",
-        why=f"{origin} and {other} ask the same: an evaluation on it would measure memory, not skill",
-        fix="lower data.question_similarity, so that such questions are grouped",
-        where=str(other),
-    )
+class _Marked(NamedTuple):
+    """For each class of rows (named by its first) the earliest and the latest row that is marked."""
+
+    earliest: Array
+    latest: Array
+
+
+class _ClassSides(NamedTuple):
+    first: Array
+    trained: _Marked
+    held_out: _Marked
+    dealt: _Marked
+
+    def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
+        """Classes with rows on both sides, the later of them not before `since`."""
+        both = (self.trained.latest >= 0) & (self.held_out.latest >= 0)
+        both &= np.maximum(self.trained.latest, self.held_out.latest) >= since
+        for place in np.flatnonzero(both).tolist():
+            yield int(self.trained.earliest[place]), int(self.held_out.earliest[place])
+
+    def are_parted(self, later: Array, earlier: Array) -> Array:
+        """Whether rows of the two classes stand on different sides."""
+        return self._is_parted(later, earlier, self.trained, self.held_out) | self._is_parted(
+            later, earlier, self.held_out, self.trained
+        )
+
+    def parted(self, pairs: Array) -> Iterator[tuple[int, int]]:
+        later, earlier = unpack(pairs)
+        one, other = self.first[later], self.first[earlier]
+        for at in np.flatnonzero(self._is_parted(later, earlier, self.trained, self.held_out)).tolist():
+            yield int(self.trained.latest[one[at]]), int(self.held_out.earliest[other[at]])
+        for at in np.flatnonzero(self._is_parted(later, earlier, self.held_out, self.trained)).tolist():
+            yield int(self.trained.earliest[other[at]]), int(self.held_out.latest[one[at]])
+
+    def _is_parted(self, later: Array, earlier: Array, side: _Marked, other_side: _Marked) -> Array:
+        """Of the later row's class counts who came with it or after it; of the other class everybody, if
+        the later row had anybody of it before it to go by."""
+        one, other = self.first[later], self.first[earlier]
+        parted: Array = (side.latest[one] >= later) & (other_side.latest[other] >= 0)
+        parted &= self.dealt.earliest[other] < later
+        return parted

@@ -1,133 +1,312 @@
-"""Logs to a dataset: filtered, redacted, without repeats, rendered, split by question, proven.
+"""Logs to datasets: one for each model, filtered, redacted, without repeats, split, rendered, proven.
 
-In: settings, the base model's name and fingerprint, a renderer for its template, a folder. Out: the
-manifest and the folder `out/<content_hash>`, which appears whole or not at all. `content_hash`
-covers the manifest, and through the hashes in it every row. Knows no model, only its renderer.
+In: settings, the base model's name and fingerprint, a renderer for its template, folders to work
+in. Out: manifests and folders. Memory does not grow with the logs: rows stay on disk, and only
+columns of numbers are held for all of them. Knows no model, only its renderer.
 """
 
-import hashlib
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
+import numpy as np
+import orjson
+
+from graftwork.data.assemble import Placed, assemble, write_drops
+from graftwork.data.corpus import Corpus
+from graftwork.data.dealing import Dealing, group_and_deal
+from graftwork.data.dropped import count_kept, list_dropped
+from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
+from graftwork.data.portions import Facts, Portion, PortionSummary, divide, portion_table
 from graftwork.data.ports import Renderer
-from graftwork.data.read import ReadFault, find_files, read_file
-from graftwork.data.render import render_rows, summarise
-from graftwork.data.select import STEPS, Selection
-from graftwork.data.settings import DataSettings
-from graftwork.data.split import Dealt, deal_rows, group_rows
-from graftwork.files.dataset_folder import MANIFEST, encode_rows, hash_manifest, split_file
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.records.dataset import SPLITS, Dataset, Drop, InputFile, Split, SplitSummary
+from graftwork.data.render import PORTION_SPLITS, RenderedBlock, RenderTask, Share, begin, render_block
+from graftwork.data.repeats import Repeats, find_repeats
+from graftwork.data.rules.note import Sight
+from graftwork.data.settings import DataSettings, ModelSettings
+from graftwork.files.dataset_folder import DROPS
+from graftwork.process.pool import work_in_order
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
-from graftwork.records.interaction import Interaction
-
-_HINTS = {
-    "read": "most rows could not be read: run `graft data audit` to see why; ",
-    "filter": "most rows were filtered out: run `graft data audit` to see why; ",
-    "render": "most rows are longer than data.max_tokens: raise it; ",
-}
 
 Progress = Callable[[str, int, int], None]
+SIFTED, SHARDS = "sifted", "shards"
+FORM = 1
+"""Counts up when shards change their form: older ones are then rendered anew."""
+
+RENDERED_BY = ("system_prompt", "system_prompts", "logged_system_prompt", "max_tokens", "overlong")
+"""The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
+
+MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
+
+
+class Base(NamedTuple):
+    """The base model that the rows are rendered for."""
+
+    name: str
+    fingerprint: str
+    renderer: Renderer
+
+
+class Prepared(NamedTuple):
+    dataset: Dataset
+    folder: Path
+    summary: PortionSummary
+
+
+class _Kept(NamedTuple):
+    """The rows that go on, by place, and what was decided for each of them."""
+
+    places: "np.ndarray[Any, np.dtype[np.int64]]"
+    facts: Facts
+    portions: list[Portion]
 
 
 def prepare(
-    settings: DataSettings,
+    sight: Sight,
     *,
-    base: str,
-    base_fingerprint: str,
-    renderer: Renderer,
+    base: Base,
+    work: Path,
     out: Path,
     root: Path = Path(),
+    models: Mapping[str, ModelSettings] = MAIN,
     on_progress: Progress | None = None,
-) -> tuple[Dataset, Path]:
-    """Make the dataset. Log files are named relative to `root`."""
+    processes: int | None = None,
+) -> list[Prepared]:
+    """Make the datasets of all models. Log files are named relative to `root`."""
+    settings = sight.settings
     report = on_progress or _say_nothing
-    inputs, selection = _read_all(settings, root=root, report=report)
-    for place, (name, step) in enumerate(STEPS):
-        report(name, place, len(STEPS))
-        step(selection, settings)
-    rendering = render_rows(selection.rows, settings=settings, renderer=renderer, on_progress=report)
-    selection.drops += rendering.drops
-    selection.kept_after["render"] = len(rendering.rows)
-    report("split", 0, 1)
-    # Grouped after the overlong rows went: the leak check then weighs words as the grouping did.
-    groups = group_rows(rendering.kept, threshold=settings.question_similarity)
-    splits = deal_rows(rendering.rows, groups, settings=settings)
-    _require_rows(splits, settings, selection=selection)
+    corpus = gather(sight, folder=work / SIFTED, root=root, on_progress=report, processes=processes)
+    report("find repeats", 0, 1)
+    repeats = find_repeats(corpus, settings=settings)
+    report("group and split", 0, 1)
+    dealing = group_and_deal(corpus, settings=settings)
+    passed = corpus.column("passed")
+    kept = _choose(corpus, repeats, dealing, passed, models=models, sight=sight)
     report("leak check", 0, 1)
-    require_no_leak(
-        {split: dealt.rows for split, dealt in splits.items()}, threshold=settings.question_similarity
-    )
-    encoded = {split: encode_rows(splits[split].rows) for split in SPLITS}
-    unnamed = Dataset(
-        content_hash="",
+    require_no_leak(corpus, dealing, _mark(kept.places, corpus.rows), settings=settings)
+    rendering = _render(
+        corpus,
+        kept,
         base=base,
-        base_fingerprint=base_fingerprint,
-        template_fingerprint=renderer.template_fingerprint,
-        tokenizer_fingerprint=renderer.tokenizer_fingerprint,
-        inputs=tuple(inputs),
-        splits={split: _summarise(splits[split], encoded[split]) for split in SPLITS},
-        lengths={split: tuple(len(row.tokens) for row in splits[split].rows) for split in SPLITS},
-        kept_after=selection.kept_after,
-        drops=tuple(selection.drops),
-        redactions=selection.redactions,
-        settings=settings.model_dump(mode="json"),
+        work=work,
+        sight=sight,
+        models=models,
+        report=report,
+        processes=processes,
     )
-    dataset = unnamed.model_copy(update={"content_hash": hash_manifest(unnamed)})
-    folder = out / dataset.content_hash
-    _write(folder, dataset, encoded)
-    report("write", 1, 1)
-    return dataset, folder
+    refused = {place: reason for block in rendering for place, reason in block.refused.items()}
+    _require_some_proven(len(kept.places), refused)
+    after = count_kept(passed=passed, repeats=repeats, dealing=dealing, refused=len(refused))
+    report("write", 0, 1)
+    with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
+        drops = Path(scratch) / DROPS
+        listed = list_dropped(corpus, repeats=repeats, dealing=dealing, refused=refused)
+        shard, dropped = write_drops(drops, listed)
+        head = Dataset(
+            content_hash="",
+            base=base.name,
+            base_fingerprint=base.fingerprint,
+            template_fingerprint=base.renderer.template_fingerprint,
+            tokenizer_fingerprint=base.renderer.tokenizer_fingerprint,
+            inputs=corpus.inputs,
+            splits={},
+            kept_after=after,
+            dropped=dropped,
+            drops=shard,
+            redactions=_count_redactions(corpus, passed),
+            settings=settings.model_dump(mode="json"),
+        )
+        made = [
+            _assemble(head, portion, rendering, dealing, models=models, drops=drops, out=out)
+            for portion in kept.portions
+        ]
+    _forget_others(work / SHARDS, keep={block.folder for block in rendering})
+    summaries = portion_table(kept.portions, kept.facts)
+    return [
+        Prepared(dataset, folder, summary) for (dataset, folder), summary in zip(made, summaries, strict=True)
+    ]
 
 
-def _read_all(settings: DataSettings, *, root: Path, report: Progress) -> tuple[list[InputFile], Selection]:
-    """Every readable row; the others are dropped by name."""
-    files = find_files(settings.logs, root=root)
-    inputs: list[InputFile] = []
-    rows: list[Interaction] = []
-    drops: list[Drop] = []
-    for place, name in enumerate(files):
-        report("read", place, len(files))
-        before = len(rows) + len(drops)
-        for result in read_file(name, root=root):
-            if isinstance(result, ReadFault):
-                reason = f"{result.code}: {result.message}"
-                drops.append(Drop(origin=result.origin, step="read", reason=reason))
-            else:
-                rows.append(result)
-        count = len(rows) + len(drops) - before
-        inputs.append(InputFile(file=name, sha256=file_digest(root / name), rows=count))
-    return inputs, Selection(rows=rows, drops=drops, kept_after={"read": len(rows)})
+def _assemble(
+    head: Dataset,
+    portion: Portion,
+    rendering: list["_Rendering"],
+    dealing: Dealing,
+    *,
+    models: Mapping[str, ModelSettings],
+    drops: Path,
+    out: Path,
+) -> tuple[Dataset, Path]:
+    """The dataset of one model."""
+    settings = DataSettings.model_validate(head.settings)
+    placed = [one for block in rendering for one in block.placed(portion.name, dealing)]
+    main = portion.name == next(iter(models))
+    _require_rows(placed, settings, model=portion.name, after=head.kept_after, main=main)
+    model = models[portion.name].model_dump(mode="json")
+    own = head.model_copy(update={"model": portion.name, "settings": {**head.settings, "model": model}})
+    length = settings.pack_tokens or settings.max_tokens
+    return assemble(own, placed, drops=drops, scratch=drops.parent, out=out, pack_tokens=length)
 
 
-def _summarise(dealt: Dealt, data: bytes) -> SplitSummary:
-    return summarise(dealt.rows, groups=dealt.groups, sha256=hashlib.sha256(data).hexdigest())
+def _choose(
+    corpus: Corpus,
+    repeats: Repeats,
+    dealing: Dealing,
+    passed: "np.ndarray[Any, Any]",
+    *,
+    models: Mapping[str, ModelSettings],
+    sight: Sight,
+) -> _Kept:
+    places = np.flatnonzero(passed & (repeats.instead < 0) & (dealing.split != 255))
+    roles, domains = corpus.labels("group"), corpus.labels("domain")
+    facts = Facts(
+        role=roles.numbers[places],
+        role_names=roles.names,
+        domain=domains.numbers[places],
+        domain_names=domains.names,
+        stage=corpus.column("stage")[places],
+        split=dealing.split[places],
+        # By content: a founder's place is not the same everywhere, what it asks is.
+        group=corpus.column("turn")[dealing.group[places]].view(np.int64),
+        key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
+    )
+    return _Kept(places, facts, divide(facts, dict(models), seed=sight.settings.seed))
 
 
-def _write(folder: Path, dataset: Dataset, encoded: Mapping[Split, bytes]) -> None:
-    with folder_made_whole(folder) as part:
-        for split, data in encoded.items():
-            write_whole(split_file(part, split), data)
-        write_whole(part / MANIFEST, dataset.to_json())
+class _Rendering(NamedTuple):
+    """A rendered segment: where its shards lie, and from row numbers in the block to places."""
+
+    block: RenderedBlock
+    folder: Path
+    offset: int
+
+    @property
+    def refused(self) -> dict[int, str]:
+        return {number + self.offset: reason for number, reason in self.block.refused.items()}
+
+    def placed(self, model: str, dealing: Dealing) -> Iterator[Placed]:
+        for shard in self.block.shards:
+            if shard.model == model:
+                yield Placed(shard, self.folder, dealing.group[shard.numbers + self.offset])
 
 
-def _require_rows(splits: Mapping[Split, Dealt], settings: DataSettings, *, selection: Selection) -> None:
+def _render(
+    corpus: Corpus,
+    kept: _Kept,
+    *,
+    base: Base,
+    work: Path,
+    sight: Sight,
+    models: Mapping[str, ModelSettings],
+    report: Progress,
+    processes: int | None,
+) -> list[_Rendering]:
+    tasks = list(_list_tasks(corpus, kept, base=base, work=work, sight=sight, models=models))
+    done, total = 0, len(kept.places)
+    blocks = work_in_order(
+        (task for task, _ in tasks),
+        render_block,
+        prepare=begin,
+        with_arguments=(base.renderer, sight.settings),
+        processes=processes,
+    )
+    rendering = []
+    for (task, offset), block in zip(tasks, blocks, strict=True):
+        done += len(task.numbers)
+        report("render", done, total)
+        rendering.append(_Rendering(block, task.out, offset))
+    return rendering
+
+
+def _list_tasks(
+    corpus: Corpus, kept: _Kept, *, base: Base, work: Path, sight: Sight, models: Mapping[str, ModelSettings]
+) -> Iterator[tuple[RenderTask, int]]:
+    settings = sight.settings.model_dump(mode="json", include=set(RENDERED_BY))
+    ground = fingerprint(
+        [base.renderer.template_fingerprint, base.renderer.tokenizer_fingerprint, settings, FORM]
+    )
+    for first, segment in corpus.by_segment():
+        low, high = np.searchsorted(kept.places, [first, first + segment.stop - segment.start])
+        if low == high:
+            continue
+        offset = first - segment.start
+        numbers = kept.places[low:high] - offset
+        shares = {
+            portion.name: Share(
+                portion.split[low:high], portion.weight[low:high], models[portion.name].curriculum
+            )
+            for portion in kept.portions
+        }
+        decided = [
+            [name, share.split.tobytes().hex(), share.weight.tobytes().hex(), share.staged]
+            for name, share in shares.items()
+        ]
+        place = [segment.sifted, segment.file, segment.first_line, numbers.tobytes().hex()]
+        task = RenderTask(
+            sifted=corpus.path_of(segment),
+            numbers=numbers,
+            file=segment.file,
+            first_line=segment.first_line,
+            shares=shares,
+            out=work / SHARDS / fingerprint([ground, place, decided])[:40],
+        )
+        yield task, offset
+
+
+def _forget_others(folder: Path, *, keep: set[Path]) -> None:
+    """Shards that no row of the present logs is in; the datasets that hold them keep them."""
+    for path in folder.iterdir() if folder.exists() else ():
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _mark(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    marked = np.zeros(rows, dtype=np.bool_)
+    marked[places] = True
+    return marked
+
+
+def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for first, segment in corpus.by_segment():
+        for number, packed in enumerate(corpus.read_columns(segment, ["redactions"])["redactions"]):
+            if packed and passed[first + number]:
+                counts.update(orjson.loads(packed))
+    return dict(sorted(counts.items()))
+
+
+def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
+    """One row that the template refuses is dropped; a template that refuses all is a mistake."""
+    if rows and len(refused) == rows:
+        reason, count = Counter(refused.values()).most_common(1)[0]
+        raise AnswerIsNo(
+            "no row is left to train on",
+            why=f"{count} of {rows} rows: {reason}",
+            fix="raise data.max_tokens, or check the base model's template",
+        )
+
+
+def _require_rows(
+    placed: list[Placed], settings: DataSettings, *, model: str, after: Mapping[str, int], main: bool
+) -> None:
     """A split that was asked for and got nothing is a no, with the numbers that led there."""
-    shares: dict[Split, float] = {"train": 1.0, "validation": settings.validation, "test": settings.test}
-    empty = [split for split in SPLITS if shares[split] > 0 and not splits[split].rows]
+    shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
+    there = {one.shard.split for one in placed}
+    wanted = SPLITS if main else PORTION_SPLITS[:1]
+    empty = [split for split in wanted if shares[split] > 0 and split not in there]
     if not empty:
         return
-    counts = ", ".join(f"{count} after {step}" for step, count in selection.kept_after.items())
-    gone = Counter(drop.step for drop in selection.drops)
-    worst = gone.most_common(1)[0][0] if gone else ""
+    counts = ", ".join(f"{count} after {step}" for step, count in after.items())
     raise AnswerIsNo(
-        f"no row is left for {' and '.join(empty)}",
+        f"no row is left for {' and '.join(empty)} of the model {model}",
         why=f"rows: {counts}",
-        fix=_HINTS.get(worst, "")
-        + "log more, or set the share of a split that you do not need to 0, or try another data.seed",
+        fix="run `graft data audit` to see why rows went; log more, or set the share of a split that you do "
+        "not need to 0, or try another data.seed",
         where=", ".join(settings.logs),
     )
 

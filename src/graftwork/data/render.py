@@ -1,91 +1,234 @@
-"""Kept rows to tokens.
+"""Kept rows of one block to shards of tokens, for every model that they go to.
 
-In: rows and a renderer. Out: the rendered rows, and a drop for each row that is too long or leaves
-nothing to train on. Rows are never cut: half an answer teaches half answers.
+In: a sifted block, which of its rows are kept, and the split that each has in each model. Out: one
+Parquet file for each model and split, and a summary, written last. Named by all that went in: what
+was rendered is never rendered again. Runs in worker processes; knows no other rows.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from graftwork.data.ports import Renderer
-from graftwork.data.repeats import prompt_text
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from graftwork.data.corpus import read_interactions, read_table
+from graftwork.data.overlong import fit
+from graftwork.data.ports import Rendered, Renderer
+from graftwork.data.prompts import give_system_prompt
 from graftwork.data.settings import DataSettings
-from graftwork.records.dataset import Drop, Row, SplitSummary
+from graftwork.files.dataset_folder import row_schema, write_table
+from graftwork.files.digest import file_digest, require_digest
+from graftwork.files.whole import write_whole
+from graftwork.records.dataset import Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Interaction
-from graftwork.text.compare import content_key
+from graftwork.records.interaction import Interaction, Message
 
-REPORT_EVERY = 64
-
-
-class Rendering(NamedTuple):
-    """`kept` and `rows` run in step."""
-
-    kept: list[Interaction]
-    rows: list[Row]
-    drops: list[Drop]
+SUMMARY = "summary.json"
+PORTION_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
+"""A portion's numbers for the splits are places in this list."""
 
 
-def render_rows(
-    interactions: Sequence[Interaction],
-    *,
-    settings: DataSettings,
-    renderer: Renderer,
-    on_progress: Callable[[str, int, int], None],
-) -> Rendering:
-    rendering = Rendering([], [], [])
-    refused: UserMistake | None = None
-    for place, interaction in enumerate(interactions):
-        if place % REPORT_EVERY == 0:
-            on_progress("render", place, len(interactions))
-        try:
-            row = _render(interaction, renderer)
-            reason = _find_reason_to_drop(row, settings)
-        except UserMistake as error:
-            # One row that the template refuses is dropped; a template that refuses all is a mistake.
-            refused = refused or error
-            reason = f"refused by the template: {error.what}"
-        if reason:
-            rendering.drops.append(Drop(origin=interaction.origin, step="render", reason=reason))
+class Share(NamedTuple):
+    """What one model gets of a block: a split and a weight for each kept row."""
+
+    split: "np.ndarray[Any, np.dtype[np.uint8]]"
+    weight: "np.ndarray[Any, np.dtype[np.float64]]"
+    staged: bool
+
+
+class RenderTask(NamedTuple):
+    sifted: Path
+    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
+    file: str
+    first_line: int
+    shares: Mapping[str, Share]
+    out: Path
+
+
+class ShardMade(NamedTuple):
+    """A shard; the length of each of its rows and their numbers in the block, as arrays: they are many."""
+
+    model: str
+    split: Split
+    file: str
+    sha256: str
+    trained_tokens: int
+    lengths: "np.ndarray[Any, np.dtype[np.int32]]"
+    numbers: "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+class RenderedBlock(NamedTuple):
+    """The shards of a block, and the rows that got no place in one, with the reason."""
+
+    shards: list[ShardMade]
+    refused: dict[int, str]
+
+
+class _Ready(NamedTuple):
+    """A rendered row; `position` is its place among the kept rows of the block."""
+
+    position: int
+    row: Interaction
+    part: int
+    messages: tuple[Message, ...]
+    reply: str
+    rendered: Rendered
+
+
+_tools: tuple[Renderer, DataSettings] | None = None
+
+
+def begin(renderer: Renderer, settings: DataSettings) -> None:
+    """What every process needs before its first block."""
+    global _tools  # noqa: PLW0603  a worker process has one renderer for its whole life
+    _tools = (renderer, settings)
+
+
+def render_block(task: RenderTask) -> RenderedBlock:
+    """Render, prove, write; or read again what an earlier run has written."""
+    summary = task.out / SUMMARY
+    if summary.exists():
+        return _read_summary(summary)
+    if _tools is None:
+        raise RuntimeError("`begin` has not been called in this process")
+    renderer, settings = _tools
+    rows = list(
+        read_interactions(task.sifted, task.numbers.tolist(), file=task.file, first_line=task.first_line)
+    )
+    ready, refused = _render(rows, renderer=renderer, settings=settings)
+    keys = _read_keys(task)
+    shards = []
+    for model, share in task.shares.items():
+        for number, split in enumerate(PORTION_SPLITS):
+            chosen = [one for one in ready if share.split[one.position] == number]
+            if chosen:
+                shards.append(_write_shard(task, chosen, keys, model=model, split=split))
+    made = RenderedBlock(
+        shards, {int(task.numbers[position]): reason for position, reason in sorted(refused.items())}
+    )
+    write_whole(summary, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
+    return made
+
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+def _to_json(value: Any) -> Any:
+    return value._asdict()
+
+
+def _read_summary(path: Path) -> RenderedBlock:
+    """What an earlier run has written, if it is whole and its shards are still the same."""
+    said = orjson.loads(path.read_bytes())
+    for shard in said["shards"]:
+        require_digest(path.parent / shard["file"], shard["sha256"])
+    shards = [
+        ShardMade(
+            **{
+                **shard,
+                "lengths": np.array(shard["lengths"], dtype=np.int32),
+                "numbers": np.array(shard["numbers"], dtype=np.int64),
+            }
+        )
+        for shard in said["shards"]
+    ]
+    return RenderedBlock(shards, {int(number): reason for number, reason in said["refused"].items()})
+
+
+def _render(
+    rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
+) -> tuple[list[_Ready], dict[int, str]]:
+    asked = [(give_system_prompt(row.messages, role=row.group, settings=settings), row.reply) for row in rows]
+    ready: list[_Ready] = []
+    refused: dict[int, str] = {}
+    for position, (row, rendered) in enumerate(zip(rows, renderer.render_batch(asked), strict=True)):
+        messages, reply = asked[position]
+        if isinstance(rendered, UserMistake):
+            refused[position] = f"refused by the template: {rendered.what}"
+        elif rendered.trained_from >= len(rendered.tokens):
+            refused[position] = "nothing to train on: the template leaves no token of the reply"
+        elif len(rendered.tokens) <= settings.max_tokens:
+            ready.append(_Ready(position, row, 0, tuple(messages), reply, rendered))
         else:
-            rendering.kept.append(interaction)
-            rendering.rows.append(row)
-    if refused and not rendering.rows:
-        raise refused
-    on_progress("render", len(interactions), len(interactions))
-    return rendering
+            may_shorten = settings.overlong != "drop"
+            pieces = _shorten(messages, reply, renderer=renderer, settings=settings) if may_shorten else []
+            ready += [_Ready(position, row, part, *piece) for part, piece in enumerate(pieces)]
+            if not pieces:
+                length = len(rendered.tokens)
+                refused[position] = f"overlong: {length} tokens, data.max_tokens is {settings.max_tokens}"
+    return ready, refused
 
 
-def summarise(rows: Sequence[Row], *, groups: int, sha256: str) -> SplitSummary:
-    return SplitSummary(
-        rows=len(rows),
-        groups=groups,
-        tokens=sum(len(row.tokens) for row in rows),
-        trained_tokens=sum(len(row.tokens) - row.trained_from for row in rows),
-        longest=max((len(row.tokens) for row in rows), default=0),
-        sha256=sha256,
+def _shorten(
+    messages: Sequence[Message], reply: str, *, renderer: Renderer, settings: DataSettings
+) -> list[tuple[tuple[Message, ...], str, Rendered]]:
+    def count(turns: Sequence[Message], said: str) -> int:
+        return renderer.count_tokens(turns, said)
+
+    shorter = fit(messages, reply, count=count, settings=settings).rows
+    rendered = renderer.render_batch(shorter)
+    return [
+        (turns, said, one)
+        for (turns, said), one in zip(shorter, rendered, strict=True)
+        if not isinstance(one, UserMistake)
+    ]
+
+
+def _read_keys(task: RenderTask) -> dict[str, list[Any]]:
+    table = read_table(task.sifted, ["prompt", "reply", "input_hash"])
+    keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
+    return keys
+
+
+def _write_shard(
+    task: RenderTask, chosen: Sequence[_Ready], keys: Mapping[str, list[Any]], *, model: str, split: Split
+) -> ShardMade:
+    share = task.shares[model]
+    lengths = np.array([len(one.rendered.tokens) for one in chosen], dtype=np.int32)
+    trained = int(lengths.sum()) - sum(one.rendered.trained_from for one in chosen)
+    path = task.out / f"{model}.{split}.parquet"
+    write_table(path, _to_table(chosen, lengths, share, keys), durable=False)
+    return ShardMade(
+        model=model,
+        split=split,
+        file=path.name,
+        sha256=file_digest(path),
+        trained_tokens=trained,
+        lengths=lengths,
+        numbers=task.numbers[[one.position for one in chosen]],
     )
 
 
-def _render(interaction: Interaction, renderer: Renderer) -> Row:
-    rendered = renderer.render(interaction.messages, interaction.reply)
-    return Row(
-        # Logs repeat their own ids; the content is what makes a row the one it is.
-        id=content_key(prompt_text(interaction), interaction.reply)[:16],
-        origin=interaction.origin,
-        messages=interaction.messages,
-        reply=interaction.reply,
-        tokens=rendered.tokens,
-        trained_from=rendered.trained_from,
-        group=interaction.group,
-        session=interaction.session,
-        duration_ms=interaction.duration_ms,
-    )
+def _to_table(
+    chosen: Sequence[_Ready], lengths: "np.ndarray[Any, Any]", share: Share, keys: Mapping[str, list[Any]]
+) -> "pa.Table":
+    tokens = np.concatenate([np.asarray(one.rendered.tokens, dtype=np.int32) for one in chosen])
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    columns: dict[str, Any] = {
+        "id": [_name(one, keys) for one in chosen],
+        "file": [one.row.origin.file for one in chosen],
+        "line": [one.row.origin.line for one in chosen],
+        "input_hash": [keys["input_hash"][one.position] for one in chosen],
+        "messages": [
+            orjson.dumps([{"role": turn.role, "content": turn.content} for turn in one.messages]).decode()
+            for one in chosen
+        ],
+        "reply": [one.reply for one in chosen],
+        "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
+        "trained_from": [one.rendered.trained_from for one in chosen],
+        "stage": [one.row.stage if share.staged else None for one in chosen],
+        "weight": [float(share.weight[one.position]) for one in chosen],
+        "rejected": [one.row.rejected if one.part == 0 else None for one in chosen],
+    }
+    for name in ("group", "domain", "session", "duration_ms"):
+        columns[name] = [getattr(one.row, name) for one in chosen]
+    schema = row_schema()
+    return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
-def _find_reason_to_drop(row: Row, settings: DataSettings) -> str | None:
-    if len(row.tokens) > settings.max_tokens:
-        return f"overlong: {len(row.tokens)} tokens, data.max_tokens is {settings.max_tokens}"
-    if row.trained_from >= len(row.tokens):
-        return "nothing to train on: the template leaves no token of the reply"
-    return None
+def _name(one: _Ready, keys: Mapping[str, list[Any]]) -> str:
+    """Logs repeat their own ids; the content is what makes a row the one it is."""
+    mixed = (keys["prompt"][one.position] * 31 + keys["reply"][one.position]) % 2**64
+    return f"{mixed:016x}" + (f".{one.part}" if one.part else "")

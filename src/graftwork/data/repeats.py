@@ -1,82 +1,166 @@
 """Rows that say the same again, and rows that contradict each other.
 
-In: rows that passed the judgement. Out: for each row that should go, the row that stays in its
-place. Compared are the turns and the reply; the system prompt takes part only where prompts must
-be the same to the letter. Does not know why a row was logged twice.
+In: the corpus. Out: for each row that should go, the step that drops it and the row that stays in
+its place. Conflicts come first: a reply that was given, corrected and given again is the last one
+logged. Compared are the turns and the reply; the system prompt takes part only where prompts must be
+the same to the letter. Does not know why a row was logged twice.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from graftwork.data.question import find_questions
-from graftwork.records.interaction import Interaction
-from graftwork.text.compare import alike_pairs, cluster, content_key, likeness, shingles, weigh
+import numpy as np
+
+from graftwork.data.bands import NO_PAIRS, Columns, find_first, merge_pairs, pair_neighbours, unpack
+from graftwork.data.prints import NEAR
+from graftwork.data.question import Asked, find_asked
+from graftwork.data.settings import DataSettings
+from graftwork.data.texts import TextJudge
+from graftwork.text.compare import TOLERANCE, Array, Clusters, measure_pairs, spread
+
+CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
 
 
-class Repeat(NamedTuple):
-    """The row at `position` goes, because of the one at `kept`."""
+class Repeats(NamedTuple):
+    """For each row, in whose place it goes (-1: it stays) and by which step: conflict 1, same 2, near 3.
 
-    position: int
-    kept: int
+    Where all replies to a prompt are dropped because they contradict each other, `instead` names the
+    last of them, which is dropped as well.
+    """
+
+    instead: Array
+    step: Array
 
 
-def find_duplicates(rows: Sequence[Interaction]) -> list[Repeat]:
-    """Rows whose prompt and reply differ in case, spacing and punctuation at most. The first stays."""
-    first: dict[str, int] = {}
-    repeats = []
-    for position, row in enumerate(rows):
-        kept = first.setdefault(content_key(prompt_text(row), row.reply), position)
-        if kept != position:
-            repeats.append(Repeat(position, kept))
+def find_repeats(corpus: Columns, *, settings: DataSettings) -> Repeats:
+    """Conflicts, then exact duplicates, then near ones."""
+    passed = corpus.column("passed").astype(bool)
+    repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8))
+    prompt, reply = corpus.column("prompt"), corpus.column("reply")
+    _drop_conflicts(repeats, prompt, reply, passed=passed, rule=settings.conflicts)
+    said = spread(prompt) + reply
+    del prompt, reply
+    ranks = _rank(corpus, settings.keep_duplicate)
+    alive = passed & (repeats.instead < 0)
+    stays = _choose_one(find_first(said, among=alive), ranks)
+    _drop(repeats, np.flatnonzero(alive & (stays != np.arange(corpus.rows))), stays, DUPLICATE)
+    first = find_first(said, among=passed)
+    del said
+    # Near ones are sought between the first rows that said a thing, whichever of its rows stays: which
+    # pairs are compared must not depend on rows that follow.
+    standing = np.full(corpus.rows, -1, dtype=np.int64)
+    left = np.flatnonzero(passed & (repeats.instead < 0))
+    standing[first[left]] = left
+    pairs = find_near_pairs(corpus, first=first, passed=passed, standing=standing >= 0, settings=settings)
+    clusters = Clusters(corpus.rows)
+    for later, earlier in zip(*(standing[side].tolist() for side in unpack(pairs)), strict=True):
+        clusters.join(later, earlier)
+    stays = _choose_one(clusters.names(), ranks)
+    _drop(repeats, left[stays[left] != left], stays, NEAR_DUPLICATE)
+    _follow(repeats.instead)
     return repeats
 
 
-def find_near_duplicates(rows: Sequence[Interaction], *, threshold: float) -> list[Repeat]:
-    """Rows that are alike as a whole, in the line that asks and in the reply. The first stays.
+def find_near_pairs(
+    corpus: Columns, *, first: Array, passed: Array, standing: Array, settings: DataSettings
+) -> Array:
+    """Rows that are alike as a whole, in the line that asks and in the reply.
 
     All three must be: long sources that two questions share would make the whole alike, and a
     refusal is the same reply to everything. A question in other words is worth keeping; it is
     grouped later, so that it cannot stand in two splits.
     """
-    whole = [shingles(f"{turns_text(row)}\n{row.reply}") for row in rows]
-    lines = [shingles(question.line, sizes=(1, 2)) for question in find_questions(rows)]
-    replies = [shingles(row.reply) for row in rows]
-    line_weights, reply_weights = weigh(lines), weigh(replies)
-    alike = [
-        pair
-        for pair in alike_pairs(whole, threshold=threshold)
-        if likeness(lines[pair.first], lines[pair.second], weights=line_weights) >= threshold
-        and likeness(replies[pair.first], replies[pair.second], weights=reply_weights) >= threshold
-    ]
-    clusters = cluster(len(rows), alike)
-    return [
-        Repeat(position, kept)
-        for kept, members in clusters.members().items()
-        for position in members
-        if position != kept
-    ]
+    own = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
+    pairs = NO_PAIRS
+    for name in NEAR:
+        proposed = pair_neighbours(corpus.column(name)[own], own)
+        later, earlier = unpack(proposed)
+        pairs = merge_pairs([pairs, proposed[standing[later] & standing[earlier]]])
+    if not len(pairs):
+        return pairs
+    turns = corpus.column("turn")
+    judge = TextJudge(corpus, passed=passed, turns=turns)
+    found = []
+    for asked in find_asked(corpus, passed=passed, turns=turns):
+        here = pairs[slice(*np.searchsorted(unpack(pairs).later, asked.window[:2]))]
+        here = here[_ask_alike(asked, here, threshold=settings.near_duplicate)]
+        if len(here):
+            found.append(judge.choose(here, window=asked.window, threshold=settings.near_duplicate))
+    return merge_pairs(found)
 
 
-def find_conflicts(rows: Sequence[Interaction], *, keep: Literal["keep_last", "drop_all"]) -> list[Repeat]:
+def _ask_alike(asked: Asked, pairs: Array, *, threshold: float) -> Array:
+    later, earlier = unpack(pairs)
+    if not len(pairs):
+        return np.zeros(0, dtype=bool)
+    places = np.unique(np.concatenate((later, earlier)))
+    sets = asked.runs_of(places)
+    measures = measure_pairs(
+        sets,
+        np.searchsorted(places, later),
+        np.searchsorted(places, earlier),
+        weighed=asked.weights.of(sets.values),
+    )
+    alike: Array = measures.likeness >= threshold - TOLERANCE
+    return alike
+
+
+def _drop_conflicts(repeats: Repeats, prompt: Array, reply: Array, *, passed: Array, rule: str) -> None:
     """The same prompt with different replies: only the reply that was logged last stays, or none."""
-    bearers: dict[str, list[int]] = {}
-    for position, row in enumerate(rows):
-        bearers.setdefault(content_key(prompt_text(row)), []).append(position)
-    repeats = []
-    for members in bearers.values():
-        replies = {position: content_key(rows[position].reply) for position in members}
-        if len(set(replies.values())) > 1:
-            last = members[-1]
-            gone = [p for p in members if keep == "drop_all" or replies[p] != replies[last]]
-            repeats += [Repeat(position, last) for position in gone]
-    return sorted(repeats)
+    if rule == "keep_all":
+        return
+    places = np.flatnonzero(passed)
+    order = places[np.argsort(prompt[places], kind="stable")]
+    starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
+    lengths = np.diff(np.append(starts, len(order)))
+    last = np.repeat(order[starts + lengths - 1], lengths)
+    gone = reply[order] != reply[last]
+    if rule == "drop_all" and len(starts):
+        gone = np.repeat(np.logical_or.reduceat(gone, starts), lengths)
+    repeats.instead[order[gone]] = last[gone]
+    repeats.step[order[gone]] = CONFLICT
 
 
-def prompt_text(row: Interaction) -> str:
-    """All that stood before the reply."""
-    return "\n".join(f"{message.role}: {message.content}" for message in row.messages)
+def _rank(corpus: Columns, rule: str) -> Array:
+    """The row with the smallest number stays."""
+    places = np.arange(corpus.rows, dtype=np.int64)
+    if rule == "first":
+        return places
+    if rule == "last":
+        return -places
+    order = np.lexsort((places, -corpus.column("length").astype(np.int64)))
+    ranks = np.empty(corpus.rows, dtype=np.int64)
+    ranks[order] = places
+    return ranks
 
 
-def turns_text(row: Interaction) -> str:
-    """All that stood before the reply but the system prompt."""
-    return "\n".join(message.content for message in row.messages if message.role != "system")
+def _choose_one(members_of: Array, ranks: Array) -> Array:
+    """For each row the one of its set that stays."""
+    rows = len(members_of)
+    best = np.full(rows, np.iinfo(np.int64).max)
+    np.minimum.at(best, members_of, ranks)
+    chosen = np.arange(rows, dtype=np.int64)
+    is_best = ranks == best[members_of]
+    chosen[members_of[is_best]] = np.flatnonzero(is_best)
+    return chosen[members_of]
+
+
+def _drop(repeats: Repeats, gone: Array, stays: Array, step: int) -> None:
+    repeats.instead[gone] = stays[gone]
+    repeats.step[gone] = step
+
+
+def _follow(instead: Array) -> None:
+    """The row that stays may have gone in a later step: then the one in its place stays."""
+    for gone in _chains(instead):
+        instead[gone] = instead[instead[gone]]
+
+
+def _chains(instead: Array) -> Iterator[Array]:
+    while True:
+        gone = np.flatnonzero(instead >= 0)
+        onward = instead[instead[gone]]
+        gone = gone[(onward >= 0) & (onward != instead[gone])]
+        if not len(gone):
+            return
+        yield gone

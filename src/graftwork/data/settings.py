@@ -1,18 +1,69 @@
-"""How logs become a dataset: the `data:` part of graft.yaml."""
+"""How logs become datasets: the `data:` and `models:` parts of graft.yaml."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 
+FormatName = Literal[
+    "captured",
+    "execution",
+    "openai_log",
+    "session",
+    "chat",
+    "sharegpt",
+    "preference",
+    "alpaca",
+    "completion",
+]
+
+
+class Mapping(Record):
+    """Where a log of another shape keeps things: dotted paths such as `request.text` or `turns.0.say`."""
+
+    question: str | None = Field(None, description="The text that was asked; or give `messages`.")
+    messages: str | None = Field(None, description="A list of turns with role and content.")
+    reply: str = Field(description="The text that was answered.")
+    system: str | None = Field(None, description="The system prompt.")
+    id: str | None = None
+    role: str | None = Field(None, description="The role of the agent, by which figures are grouped.")
+    domain: str | None = None
+    session: str | None = None
+    stage: str | None = None
+    status: str | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+    reward: str | None = None
+    split: str | None = Field(None, description="The side that already divided data puts the row on.")
+
+    @model_validator(mode="after")
+    def _something_is_asked(self) -> Self:
+        if (self.question is None) == (self.messages is None):
+            raise ValueError("a mapping names either `question` or `messages`")
+        return self
+
 
 class DataSettings(Record):
     """Which rows are kept, what is done to them and how they are split."""
 
-    logs: tuple[str, ...] = Field((), description="Log files or globs, relative to the project's folder.")
+    logs: tuple[str, ...] = Field(
+        (),
+        description="Log files, folders or globs, relative to the project's folder; `-` is standard input.",
+    )
+    format: FormatName | None = Field(
+        None, description="The shape of the rows; found by looking if not named."
+    )
+    mapping: Mapping | None = Field(None, description="How to read rows of a shape that is not known.")
     system_prompt: str | None = Field(
-        None, description="Replaces the logged system prompt in every row; without it the logged one stays."
+        None, description="The system prompt of every row that has none under `system_prompts`."
+    )
+    system_prompts: dict[str, str] = Field({}, description="A system prompt for each role of agent.")
+    logged_system_prompt: Literal["replace", "keep_behind"] = Field(
+        "replace", description="What becomes of the logged system prompt where another is given."
+    )
+    reasoning: Literal["keep", "drop"] = Field(
+        "keep", description="Whether logged reasoning is trained on, in <think> tags before the answer."
     )
     keep_status: tuple[str, ...] = Field(
         ("success", "succeeded", "ok", "completed"),
@@ -27,17 +78,35 @@ class DataSettings(Record):
     near_duplicate: float = Field(
         0.85, gt=0, le=1, description="Rows at least this alike, question and reply, count as one."
     )
+    keep_duplicate: Literal["first", "last", "longest"] = Field(
+        "first", description="Which of several equal or nearly equal rows stays."
+    )
     conflicts: Literal["keep_last", "drop_all", "keep_all"] = Field(
         "keep_last",
         description="Which replies to the same prompt are kept: the last one logged, none, all.",
     )
+    split_by: str = Field(
+        "question",
+        description="What is never divided: `question` (rows that ask alike), `session`, or a key of a row.",
+    )
+    stratify: Literal["role", "domain", "nothing"] = Field(
+        "role", description="What every split should hold in like shares, as far as groups allow."
+    )
     question_similarity: float = Field(
         0.7, gt=0, le=1, description="Questions at least this alike never stand in two splits."
     )
+    paraphrases: Literal["auto", "off"] = Field(
+        "auto", description="Group questions in other words by an embedder, where one is installed."
+    )
     validation: float = Field(0.1, ge=0, lt=1, description="The share of question groups for validation.")
     test: float = Field(0.2, ge=0, lt=1, description="The share of question groups held out for evaluation.")
-    max_tokens: int = Field(
-        1024, ge=8, description="Rows that render to more tokens are dropped, never cut, and counted."
+    max_tokens: int = Field(1024, ge=8, description="The most tokens of a row; see `overlong`.")
+    overlong: Literal["drop", "split_by_turn", "truncate"] = Field(
+        "drop",
+        description="Rows beyond max_tokens: drop them; make a row of each turn; leave out the oldest turns.",
+    )
+    pack_tokens: int | None = Field(
+        None, ge=8, description="The length of packed sequences; max_tokens if not given."
     )
     seed: int = Field(0, description="Another seed deals the groups to the splits anew.")
 
@@ -48,4 +117,36 @@ class DataSettings(Record):
                 f"validation {self.validation} and test {self.test} leave nothing to train on: "
                 "together they must stay below 1"
             )
+        if self.pack_tokens is not None and self.pack_tokens < self.max_tokens:
+            raise ValueError(
+                f"pack_tokens {self.pack_tokens} is below max_tokens {self.max_tokens}: "
+                "a row must fit into a sequence"
+            )
         return self
+
+
+class Keep(Record):
+    """Which rows a model is made of; what is not named does not matter."""
+
+    role: tuple[str, ...] = Field((), description="Roles of agents.")
+    domain: tuple[str, ...] = ()
+    stage: tuple[int, ...] = ()
+
+
+class ModelSettings(Record):
+    """One of the models that a project trains on the same base: the main one, or a specialist."""
+
+    keep: Keep = Field(default_factory=Keep, description="Its own rows; all of them if nothing is named.")
+    replay: float = Field(
+        0.0, ge=0, lt=1, description="The share of its training rows drawn from the rest, against forgetting."
+    )
+    curriculum: bool = Field(False, description="Train on the rows in the order of their stages.")
+    weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(
+        {}, description="How often rows of a role are trained on in an epoch; 1 if not named."
+    )
+    rl: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="The share of its training questions set apart for reinforcement learning.",
+    )

@@ -1,26 +1,30 @@
-"""The folder in which a dataset lies: `manifest.json` and one file of rows a split.
+"""The folder in which a dataset lies: `manifest.json`, shards of rows a split, the rows left out.
 
-In: rows, or the folder of a dataset. Out: bytes, or rows and manifest that are proven to be the
-ones that were prepared. Shared by the stage that writes it and those that read it.
+In: rows, or the folder of a dataset. Out: Parquet files, or rows and manifest that are proven to
+be the ones that were prepared. Shared by the stage that writes it and those that read it; needs
+pyarrow only when rows are touched.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import orjson
 from pydantic import ValidationError
 
 from graftwork.files.digest import require_digest
-from graftwork.files.whole import explain_os_error
+from graftwork.files.whole import explain_os_error, write_whole
 from graftwork.records.base import fingerprint
-from graftwork.records.dataset import Dataset, Row, Split
+from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
+from graftwork.records.interaction import Message, Origin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MANIFEST = "manifest.json"
-
-
-def encode_rows(rows: Iterable[Row]) -> bytes:
-    """One row a line, the same bytes for the same rows."""
-    return "".join(row.model_dump_json() + "\n" for row in rows).encode()
+DROPS = "drops.parquet"
+ROWS_AT_ONCE = 512
 
 
 def hash_manifest(dataset: Dataset) -> str:
@@ -41,21 +45,129 @@ def read_manifest(folder: Path) -> Dataset:
     return dataset
 
 
-def split_file(folder: Path, split: Split) -> Path:
-    return folder / f"{split}.jsonl"
-
-
 def read_rows(folder: Path, split: Split) -> list[Row]:
     """The rows of one split, whole and unchanged, or an error."""
-    path = split_file(folder, split)
-    require_digest(path, read_manifest(folder).splits[split].sha256)
+    return list(iterate_rows(folder, split))
+
+
+def iterate_rows(folder: Path, split: Split) -> Iterator[Row]:
+    """The rows of one split one after the other; each shard is checked before its first row."""
+    summary = read_manifest(folder).splits.get(split)
+    for shard in summary.shards if summary else ():
+        for values in _iterate_shard(folder, shard):
+            try:
+                yield row_from_values(values)
+            except (ValidationError, ValueError, KeyError) as error:
+                raise _damaged(folder / shard.file, "a row does not read as one") from error
+
+
+def iterate_drops(folder: Path) -> Iterator[Drop]:
+    """Every row that was left out, in the order of the logs."""
+    shard = read_manifest(folder).drops
+    for values in _iterate_shard(folder, shard) if shard else ():
+        origin = Origin(file=values["file"], line=values["line"])
+        yield Drop(
+            origin=origin, step=values["step"], reason=values["reason"], input_hash=values["input_hash"]
+        )
+
+
+def rows_table(rows: Sequence[Row]) -> "pa.Table":
+    """Rows as a table, the same bytes for the same rows once it is written."""
+    import pyarrow as pa
+
+    columns: dict[str, list[Any]] = {
+        "id": [row.id for row in rows],
+        "file": [row.origin.file for row in rows],
+        "line": [row.origin.line for row in rows],
+        "input_hash": [row.input_hash for row in rows],
+        "messages": [_encode_messages(row.messages) for row in rows],
+        "reply": [row.reply for row in rows],
+        "tokens": [row.tokens for row in rows],
+        "trained_from": [row.trained_from for row in rows],
+    }
+    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected"):
+        columns[name] = [getattr(row, name) for row in rows]
+    return pa.table(columns, schema=row_schema())
+
+
+def row_schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    text = pa.string()
+    return pa.schema(
+        [
+            ("id", text),
+            ("file", text),
+            ("line", pa.int64()),
+            ("input_hash", text),
+            ("messages", text),
+            ("reply", text),
+            ("tokens", pa.list_(pa.int32())),
+            ("trained_from", pa.int32()),
+            ("group", text),
+            ("domain", text),
+            ("session", text),
+            ("stage", pa.int32()),
+            ("weight", pa.float64()),
+            ("duration_ms", pa.float64()),
+            ("rejected", text),
+        ]
+    )
+
+
+def drops_table(drops: Iterable[Drop]) -> "pa.Table":
+    import pyarrow as pa
+
+    listed = list(drops)
+    return pa.table(
+        {
+            "file": pa.array([drop.origin.file for drop in listed], pa.string()),
+            "line": pa.array([drop.origin.line for drop in listed], pa.int64()),
+            "input_hash": pa.array([drop.input_hash for drop in listed], pa.string()),
+            "step": pa.array([drop.step for drop in listed], pa.string()),
+            "reason": pa.array([drop.reason for drop in listed], pa.string()),
+        }
+    )
+
+
+def write_table(path: Path, table: "pa.Table", *, durable: bool = True) -> None:
+    """One Parquet file, whole or not at all. Tokens and text compress well and read fast in zstd."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", compression_level=1, row_group_size=ROWS_AT_ONCE * 4)
+    write_whole(path, sink.getvalue().to_pybytes(), durable=durable)
+
+
+def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / shard.file
+    require_digest(path, shard.sha256)
     try:
-        with path.open("rb") as handle:
-            return [Row.from_json(line) for line in handle]
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
+                yield from batch.to_pylist()
     except OSError as error:
         raise explain_os_error(error, path) from error
-    except ValidationError as error:
-        raise _damaged(path, "a line does not read as a row") from error
+    except pa.ArrowException as error:
+        raise _damaged(path, "it does not read as Parquet") from error
+
+
+def row_from_values(values: dict[str, Any]) -> Row:
+    """A row of the table as the record that it was made of."""
+    return Row(
+        origin=Origin(file=values.pop("file"), line=values.pop("line")),
+        messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
+        tokens=tuple(values.pop("tokens")),
+        **values,
+    )
+
+
+def _encode_messages(messages: Iterable[Message]) -> str:
+    return orjson.dumps([{"role": message.role, "content": message.content} for message in messages]).decode()
 
 
 def _damaged(path: Path, why: str) -> Damaged:

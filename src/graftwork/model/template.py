@@ -3,58 +3,68 @@
 In: messages and a reply. Out: tokens, and the place from which on they are the reply. Needs only
 `tokenizers` and `jinja2`, neither torch nor transformers.
 
-The proof: control tokens come from the template alone. Contents are put in as marks, the template
-is rendered, and the text between control tokens is encoded with all special tokens switched off,
-so that content which spells `<|im_end|>` stays text and cannot forge a turn. What is trained
-decodes to the reply and ends with the end-of-turn token; a row for which that does not hold is
-refused.
+The proof: control tokens come from the template alone, and the text between them is encoded with
+all special tokens switched off, so that content which spells `<|im_end|>` stays text and cannot
+forge a turn. What is trained decodes to the reply and ends with the end-of-turn token; a row for
+which that does not hold is refused. White space at the edges of the reply is the template's: where
+it trims it or writes some, as in serving, what is trained decodes to the reply as the template
+writes it.
 """
 
 import hashlib
 import json
-import re
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jinja2 import BaseLoader
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from graftwork.model.rendered import CannotProve, Rendered, does_not_survive, not_a_plain_turn
+from graftwork.model.segments import Encoded, Segments
+from graftwork.model.skeleton import Skeletons
+from graftwork.model.turns import Turns
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.interaction import Message
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+__all__ = ["CannotProve", "Rendered", "Template"]
 
-@dataclass(frozen=True)
-class Rendered:
-    tokens: tuple[int, ...]
-    trained_from: int
+Conversation = tuple[Sequence[Message], str]
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-class CannotProve(UserMistake):
-    """The trained tokens of a row cannot be shown to be its reply."""
+class _Draft(NamedTuple):
+    """A row before its text is encoded: plain text at even places, control tokens at odd ones."""
+
+    pieces: list[str]
+    body: str
 
 
 class Template:
-    """A base model's chat template and tokenizer."""
+    """A base model's chat template and tokenizer.
 
-    def __init__(self, *, tokenizer_json: str, config: dict[str, Any], chat_template: str) -> None:
+    The end of turn is the control token that the template writes behind a reply; it need not be
+    the `eos_token` of the configuration (Llama 3 ends a turn with `<|eot_id|>`). Without `reasoning`
+    a template that can be asked for answers without it (Qwen 3: `enable_thinking`) is asked for them;
+    its prompts are others then, and so is its fingerprint.
+    """
+
+    CHECKED_EVERY = 1000
+
+    def __init__(
+        self, *, tokenizer_json: str, config: dict[str, Any], chat_template: str, reasoning: bool = True
+    ) -> None:
         self._tokenizer_json = tokenizer_json
         self._config = config
         self._source = chat_template
-        environment = ImmutableSandboxedEnvironment(
-            loader=BaseLoader(), trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.globals["raise_exception"] = _refuse
-        self._template = environment.from_string(chat_template)
+        self._reasoning = reasoning
+        self._drafted = 0
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Template":
+    def from_folder(cls, folder: Path, *, reasoning: bool = True) -> "Template":
         config = json.loads((folder / "tokenizer_config.json").read_text())
         file = folder / "chat_template.jinja"
         source = file.read_text() if file.exists() else config.get("chat_template")
@@ -66,27 +76,157 @@ class Template:
                 where=str(folder),
             )
         return cls(
-            tokenizer_json=(folder / "tokenizer.json").read_text(), config=config, chat_template=source
+            tokenizer_json=(folder / "tokenizer.json").read_text(),
+            config=config,
+            chat_template=source,
+            reasoning=reasoning,
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Sent to another process it is made anew there, from the texts that it was made of here."""
+        return _rebuild, (self._tokenizer_json, json.dumps(self._config), self._source, self._reasoning)
 
     @property
     def template_fingerprint(self) -> str:
         special = {k: self._special_name(k) for k in ("bos_token", "eos_token")}
-        return hashlib.sha256(json.dumps([self._source, special]).encode()).hexdigest()
+        switches = [self._turns.switches] if self._turns.switches else []
+        return hashlib.sha256(json.dumps([self._source, special, *switches]).encode()).hexdigest()
 
     @property
     def tokenizer_fingerprint(self) -> str:
         return hashlib.sha256(self._tokenizer_json.encode()).hexdigest()
 
+    @property
+    def control_tokens(self) -> frozenset[str]:
+        """What only the template may write. In a content it is text, and cannot forge a turn."""
+        return frozenset(self._special)
+
+    @property
+    def writes_reasoning(self) -> bool:
+        """Whether the template knows reasoning in tags of its own."""
+        return "think>" in self._source or "reasoning_content" in self._source
+
     @cached_property
     def eos(self) -> int:
         """The token that ends a turn."""
-        return self._special[self._special_name("eos_token")]
+        if self._end_of_turn not in self._special:
+            raise UserMistake(
+                "the chat template ends a turn with no control token",
+                why="the model could not say that it is done",
+                fix="name the eos_token in the base model's tokenizer_config.json",
+            )
+        return self._special[self._end_of_turn]
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens up to the place where the model begins to answer."""
+        pieces = self._turns.ask(messages)
+        return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
+
+    def render(self, messages: Sequence[Message], reply: str) -> Rendered:
+        """Prompt, reply and end of turn, proven: by the template and the tokenizer themselves."""
+        draft = self._draft_for_real(messages, reply)
+        encoded = self._segments.encode_for_real((*draft.pieces[::2], draft.body), prove=(draft.body,))
+        row = self._finish(draft, encoded)
+        if isinstance(row, CannotProve):
+            raise row
+        return Rendered(tokens=tuple(row.tokens), trained_from=row.trained_from)
+
+    def render_batch(self, conversations: Sequence[Conversation]) -> list[Rendered | CannotProve]:
+        """The same rows as `render` gives one by one, many times as fast; a refusal is returned.
+
+        Tokens come as arrays of 32-bit integers, whose bytes can be put into an Arrow column.
+        """
+        drafts = [self._draft(messages, reply) for messages, reply in conversations]
+        good = [draft for draft in drafts if isinstance(draft, _Draft)]
+        texts = {text for draft in good for text in draft.pieces[::2]}
+        bodies = {draft.body for draft in good}
+        encoded = self._segments.encode(texts | bodies, prove=bodies)
+        return [d if isinstance(d, CannotProve) else self._finish(d, encoded) for d in drafts]
+
+    def count_tokens(self, messages: Sequence[Message], reply: str) -> int:
+        """How many tokens the row has; of one that is refused, how many its texts have."""
+        (row,) = self.render_batch([(messages, reply)])
+        if isinstance(row, CannotProve):
+            return sum(map(self.count_text, (*(message.content for message in messages), reply)))
+        return len(row.tokens)
+
+    def count_text(self, text: str) -> int:
+        """How many tokens a text has where it stands alone between control tokens."""
+        return len(self._segments.encode([text]).tokens[text]) // array("i").itemsize
+
+    def decode(self, tokens: list[int]) -> str:
+        """Text of generated tokens, without control tokens."""
+        text: str = self._tokenizer.decode([t for t in tokens if t not in self._special_ids])
+        return text
+
+    def _draft(self, messages: Sequence[Message], reply: str) -> _Draft | CannotProve:
+        """The row by a skeleton if there is one for it, else by the template itself."""
+        contents = [message.content for message in messages]
+        contents.append(reply)
+        roles = (*[message.role for message in messages], "assistant")
+        skeleton = self._skeletons.find(roles, contents)
+        drafted = None
+        if skeleton is not None and skeleton.end == self._end_of_turn:
+            drafted = _Draft(*skeleton.fill(contents))
+            self._drafted += 1
+            if self._drafted % self.CHECKED_EVERY != 1:
+                return drafted
+        try:
+            real = self._draft_for_real(messages, reply)
+        except CannotProve as refusal:
+            self._skeletons.trusted &= drafted is None
+            return refusal
+        if drafted is not None and real != drafted:
+            self._skeletons.trusted = False
+        return real
+
+    def _draft_for_real(self, messages: Sequence[Message], reply: str) -> _Draft:
+        turn = self._turns.answer(messages, reply)
+        if turn.end != self._end_of_turn:
+            raise not_a_plain_turn()
+        return _Draft(turn.asked, turn.body)
+
+    def _finish(self, draft: _Draft, encoded: Encoded) -> Rendered | CannotProve:
+        if draft.body in encoded.lost:
+            return does_not_survive()
+        tokens = self._join(draft.pieces, encoded.tokens)
+        trained_from = len(tokens)
+        tokens.frombytes(encoded.tokens[draft.body])
+        tokens.append(self.eos)
+        return Rendered(tokens=tokens, trained_from=trained_from)
+
+    def _join(self, pieces: list[str], tokens: dict[str, bytes]) -> "array[int]":
+        """Control tokens as themselves, everything between them as plain text in one piece."""
+        joined = array("i")
+        for place, piece in enumerate(pieces):
+            joined.frombytes(self._special_bytes[piece] if place % 2 else tokens[piece])
+        return joined
+
+    @cached_property
+    def _end_of_turn(self) -> str:
+        question = (Message(role="user", content="x"),)
+        for reply in ("y", "<think>\nr\n</think>\n\ny"):
+            with suppress(CannotProve):
+                return self._turns.answer(question, reply).end
+        return self._special_name("eos_token")
+
+    @cached_property
+    def _definition(self) -> dict[str, Any]:
+        definition: dict[str, Any] = json.loads(self._tokenizer_json)
+        return definition
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        added = json.loads(self._tokenizer_json)["added_tokens"]
+        added = self._definition["added_tokens"]
         return {token["content"]: token["id"] for token in added if token["special"]}
+
+    @cached_property
+    def _special_bytes(self) -> dict[str, bytes]:
+        return {name: array("i", [token]).tobytes() for name, token in self._special.items()}
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self._special.values())
 
     @cached_property
     def _tokenizer(self) -> "Tokenizer":
@@ -97,103 +237,47 @@ class Template:
                 "the package tokenizers is not installed",
                 fix='pip install "graftwork[train]"',
             ) from error
-        tokenizer: Tokenizer = Tokenizer.from_str(self._tokenizer_json)
+        tokenizer: Tokenizer = Tokenizer.from_str(self._definition_between_control_tokens())
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        # Special tokens are read as plain text: only the template may write them (see `_encode`).
+        # Special tokens are read as plain text: only the template may write them.
         tokenizer.encode_special_tokens = True
         return tokenizer
 
-    @cached_property
-    def _special_pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self._special, key=len, reverse=True)
-        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-
-    def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens up to the place where the model begins to answer."""
-        text, contents = self._render(messages, generate=True)
-        return self._encode(text, contents)
-
-    def render(self, messages: Sequence[Message], reply: str) -> Rendered:
-        """Prompt, reply and end of turn, proven."""
-        prompt = self.prompt(messages)
-        self._require_plain_turn(messages, reply)
-        body = self._tokenizer.encode(reply, add_special_tokens=False).ids
-        if self._tokenizer.decode(body, skip_special_tokens=False) != reply:
-            raise CannotProve(
-                "the reply does not survive the tokenizer",
-                why="its tokens decode to another text",
-                fix="normalise the text (often a stray control character) or drop the row",
-            )
-        return Rendered(tokens=(*prompt, *body, self.eos), trained_from=len(prompt))
-
-    def decode(self, tokens: list[int]) -> str:
-        """Text of generated tokens, without control tokens."""
-        text: str = self._tokenizer.decode([t for t in tokens if t not in self._special_ids])
-        return text
+    def _definition_between_control_tokens(self) -> str:
+        """Some tokenizers put a space before the first word; behind a control token no word is the first."""
+        pre = self._definition.get("pre_tokenizer") or {}
+        if pre.get("type") != "Metaspace" or pre.get("prepend_scheme") != "first":
+            return self._tokenizer_json
+        begins = self._turns.ask((Message(role="user", content="x"),))[0]
+        if begins:
+            return self._tokenizer_json
+        return json.dumps({**self._definition, "pre_tokenizer": {**pre, "prepend_scheme": "never"}})
 
     @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        return frozenset(self._special.values())
+    def _segments(self) -> Segments:
+        return Segments(self._tokenizer, self._definition)
 
-    def _require_plain_turn(self, messages: Sequence[Message], reply: str) -> None:
-        """The template writes prompt, reply and end of turn in this order and nothing between."""
-        asked = self._substituted(messages, generate=True)
-        answered = self._substituted((*messages, Message(role="assistant", content=reply)), generate=False)
-        expected = asked + reply + self._special_name("eos_token")
-        if not answered.startswith(expected):
-            raise CannotProve(
-                "the chat template does not write this reply as prompt, reply, end of turn",
-                why="trained on it, the model would learn a turn that serving never asks for",
-                fix="check the template of the base model, or drop the row",
-            )
+    @cached_property
+    def _turns(self) -> Turns:
+        # Without one these two are written as nothing; a template may ask whether the others are defined.
+        names = {"bos_token": "", "eos_token": ""}
+        names |= {key: name for key in _NAMED if (name := self._special_name(key))}
+        return Turns(self._source, control_tokens=self._special, names=names, reasoning=self._reasoning)
 
-    def _substituted(self, messages: Sequence[Message], *, generate: bool) -> str:
-        text, contents = self._render(messages, generate=generate)
-        for mark, content in contents.items():
-            text = text.replace(mark, content)
-        return text
-
-    def _render(self, messages: Sequence[Message], *, generate: bool) -> tuple[str, dict[str, str]]:
-        """The template's text with a mark in place of each content."""
-        marks = {f"\ue000{i}\ue001": m.content for i, m in enumerate(messages)}
-        if any("\ue000" in content for content in marks.values()):
-            raise CannotProve(
-                "a message holds the private character U+E000",
-                fix="remove it from the row; it has no meaning",
-            )
-        turns = [{"role": m.role, "content": mark} for m, mark in zip(messages, marks, strict=True)]
-        try:
-            text = self._template.render(
-                messages=turns,
-                add_generation_prompt=generate,
-                bos_token=self._config.get("bos_token") or "",
-                eos_token=self._special_name("eos_token"),
-            )
-        except TemplateError as error:
-            raise CannotProve(
-                f"the chat template refuses these messages: {error}",
-                fix="check the order and the roles of the turns",
-            ) from error
-        return text, marks
-
-    def _encode(self, text: str, contents: dict[str, str]) -> list[int]:
-        """Control tokens as themselves, everything between them as plain text in one piece."""
-        tokens: list[int] = []
-        for piece in self._special_pattern.split(text):
-            if piece in self._special:
-                tokens.append(self._special[piece])
-                continue
-            plain = piece
-            for mark, content in contents.items():
-                plain = plain.replace(mark, content)
-            tokens.extend(self._tokenizer.encode(plain, add_special_tokens=False).ids)
-        return tokens
+    @cached_property
+    def _skeletons(self) -> Skeletons:
+        return Skeletons(self._turns)
 
     def _special_name(self, key: str) -> str:
         value = self._config.get(key) or ""
         return value["content"] if isinstance(value, dict) else value
 
 
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _rebuild(tokenizer_json: str, config: str, chat_template: str, reasoning: bool) -> Template:
+    return Template(
+        tokenizer_json=tokenizer_json,
+        config=json.loads(config),
+        chat_template=chat_template,
+        reasoning=reasoning,
+    )

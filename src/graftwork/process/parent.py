@@ -17,9 +17,12 @@ _PR_SET_PDEATHSIG = 1
 def stop_with_parent() -> None:
     """Tie this process to the parent that the environment names; without one, do nothing."""
     named = os.environ.pop(PARENT_VARIABLE, "")
-    if not named:
-        return
-    parent = int(named)
+    if named:
+        tie_to_parent(int(named))
+
+
+def tie_to_parent(parent: int) -> None:
+    """End this process when the process `parent`, which started it, is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     else:

@@ -22,6 +22,15 @@ class Project:
         return self.root / STATE_FOLDER
 
     @property
+    def data(self) -> Path:
+        """What was sifted and rendered, so that it is not done again."""
+        return self.state / "data"
+
+    @property
+    def sifted(self) -> Path:
+        return self.data / "sifted"
+
+    @property
     def datasets(self) -> Path:
         return self.state / "datasets"
 
@@ -44,6 +53,10 @@ class Project:
     @property
     def report(self) -> Path:
         return self.root / "report.html"
+
+    @property
+    def audit_page(self) -> Path:
+        return self.root / "audit.html"
 
     @property
     def database_url(self) -> str:

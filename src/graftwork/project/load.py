@@ -6,7 +6,7 @@ duplicate keys are refused, since YAML would silently keep the last.
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -108,13 +108,17 @@ def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict
 def _owner(key: tuple[str, ...]) -> type[BaseModel] | None:
     """The settings class that the last part of `key` should belong to."""
     owner: Any = ProjectSettings
+    names_follow = False
     for part in key[:-1]:
-        if part.isdigit():
+        if part.isdigit() or names_follow:
+            # A place in a list, or a name that the user chose: no key of ours.
+            names_follow = False
             continue
         field = owner.model_fields.get(part)
         owner = _model_in(field.annotation) if field is not None else None
-        if owner is None:
+        if field is None or owner is None:
             return None
+        names_follow = get_origin(field.annotation) is dict
     found: type[BaseModel] = owner
     return found
 

@@ -18,6 +18,8 @@ class Origin(Record):
 
 
 class Message(Record):
+    """One turn. Tool calls and reasoning stand in `content`, in the tags that models are trained on."""
+
     role: Role
     content: str
 
@@ -25,8 +27,10 @@ class Message(Record):
 class Interaction(Record):
     """What was asked (`messages`), what was answered (`reply`), and what the log says about it.
 
-    `group` is the role or domain of the agent; `session` ties exchanges of one conversation.
-    A status, finish reason or model that the log does not state is None, never guessed.
+    `group` is the role of the agent and `domain` its subject; `session` ties exchanges of one
+    conversation; `stage` is the place in a curriculum. `rejected` is the reply that lost against
+    `reply` in a preference pair, `reward` a judgement of the reply from outside, `split` the side
+    that already divided data puts the row on. What the log does not state is None, never guessed.
     """
 
     id: str
@@ -36,10 +40,15 @@ class Interaction(Record):
     status: str | None = None
     finish_reason: str | None = None
     group: str | None = None
+    domain: str | None = None
     session: str | None = None
+    stage: int | None = None
     model: str | None = None
     duration_ms: float | None = None
     max_tokens: int | None = None
+    rejected: str | None = None
+    reward: float | None = None
+    split: str | None = None
     extra: dict[str, Any] = {}
 
     @property

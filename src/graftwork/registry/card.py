@@ -95,7 +95,8 @@ def _data_lines(lineage: Lineage) -> str:
         f"- {name}: {split.rows} rows, {split.trained_tokens:,} trained tokens"
         for name, split in dataset.splits.items()
     ]
-    lines.append(f"- {len(dataset.drops)} rows left out, {sum(dataset.redactions.values())} values redacted")
+    left_out, redacted = sum(dataset.dropped.values()), sum(dataset.redactions.values())
+    lines.append(f"- {left_out} rows left out, {redacted} values redacted")
     lines += [f"- from {file.file}: {file.rows} rows, sha256 `{file.sha256}`" for file in dataset.inputs]
     return "\n".join(lines)
 

@@ -81,7 +81,9 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
     rates = [m for m in metrics.values() if m.kind == "rate" and m.name in page.report.baseline.metrics]
     before_after = [_before_after(page, metric, limits.get(metric.name)) for metric in rates if metric.n]
     against = [_against(residual) for residual in page.outcome.residuals]
-    lengths: dict[str, Sequence[int]] = {str(split): rows for split, rows in page.dataset.lengths.items()}
+    lengths: dict[str, Sequence[int]] = {
+        str(split): summary.spread_lengths() for split, summary in page.dataset.splits.items()
+    }
     draws: dict[str, Callable[[float], Markup]] = {
         "loss": lambda w: plots.draw_loss(steps, restarts=restarts, held_out=held_out, width=w),
         "lengths": lambda w: plots.draw_lengths(lengths, width=w),

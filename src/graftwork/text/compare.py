@@ -1,45 +1,247 @@
-"""How alike texts are: the same, nearly the same, or not.
+"""How alike texts are, in numbers: keys of equal texts, runs of words, and measures on sets of runs.
 
-In: texts. Out: keys of equal texts, and pairs and clusters of texts that are nearly equal. MinHash
-(rensa) proposes pairs, the real Jaccard measure over word shingles decides. Shingles that many
-texts share weigh less, so that instructions repeated in every row make no two rows alike. Does not
-know what the texts are.
+In: texts, or sets of 32-bit numbers that stand for runs of words. Out: keys that are the same for
+texts which differ in case, spacing and punctuation only; the weighted Jaccard measure and
+containment of many pairs of sets at once. The numbers are the same in every process and on every
+machine. Does not know what the texts are.
 """
 
 import hashlib
-import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
-from graftwork.text.normalise import normalise, words
+import numpy as np
 
-PERMUTATIONS = 128
-MINHASH_SEED = 42
-# Bands against rows of a band: 32 x 4 proposes from about 0.42 plain Jaccard on, 16 x 8 from 0.71.
-LOOSE_BANDS = 32
-TIGHT_BANDS = 16
-TIGHT_FROM = 0.9
-# Among this many sets, shingles that stand in more than this share of them propose no pairs,
-# unless the others make up less than this part of a set's weight.
-MANY = 200
-COMMON_SHARE = 0.05
-RARE_ENOUGH = 0.6
+from graftwork.text.normalise import normalise
+
+Array = np.ndarray[Any, Any]
+
+# Odd constants of splitmix64: they spread neighbouring numbers over all bits.
+_SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MOST_WORDS = 400_000
+# So many values are worked on at once: some 50 MB with all that is made of them.
+_VALUES_AT_ONCE = 500_000
+# Rounding must not leave a pair just below a threshold that it reaches.
+TOLERANCE = 1e-6
 
 
-class Pair(NamedTuple):
-    """Two texts by their positions, the first before the second, and how alike they are."""
+def content_key(*texts: str) -> str:
+    """The same for texts that differ in case, spacing and punctuation only."""
+    return hashlib.sha256("\x1f".join(normalise(text) for text in texts).encode()).hexdigest()
 
-    first: int
-    second: int
-    likeness: float
+
+def number_text(text: str) -> int:
+    """64 bits that stand for a text, letter by letter; never 0, which stands for no text."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+class _WordNumbers(dict[str, int]):
+    def __missing__(self, word: str) -> int:
+        if len(self) >= _MOST_WORDS:
+            self.clear()
+        number = self[word] = number_text(word)
+        return number
+
+
+_numbers = _WordNumbers()
+
+
+def number_words(words: Sequence[str]) -> Array:
+    """64 bits for each word."""
+    return np.fromiter(map(_numbers.__getitem__, words), dtype=np.uint64, count=len(words))
+
+
+def spread(numbers: Array) -> Array:
+    """Other numbers, one for one, in which every bit depends on every bit."""
+    mixed = numbers.astype(np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_SPREAD[1])
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SPREAD[2])
+    spread_out: Array = mixed ^ (mixed >> np.uint64(31))
+    return spread_out
+
+
+def distinct(values: Array) -> Array:
+    """Sorted, each once. By sorting: the hash table behind `np.unique` takes four times as long."""
+    ordered = np.sort(values)
+    fresh = np.ones(len(ordered), dtype=bool)
+    fresh[1:] = ordered[1:] != ordered[:-1]
+    once: Array = ordered[fresh]
+    return once
+
+
+class Ragged(NamedTuple):
+    """Many runs of values, one behind the other; the values of item n end where those of n + 1 begin."""
+
+    values: Array
+    offsets: Array
+
+    def take(self, items: Array) -> "Ragged":
+        """Some of the items, in the order asked for."""
+        lengths = self.offsets[items + 1] - self.offsets[items]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        at = np.repeat(self.offsets[items] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        return Ragged(self.values[at], offsets)
+
+    def owners(self) -> Array:
+        """For each value, the item that it belongs to."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+def run_words(words: Ragged, *, size: int) -> Ragged:
+    """The runs of `size` words of each item, as 64-bit numbers. A shorter item is one run by itself."""
+    lengths = np.diff(words.offsets)
+    ends = np.repeat(words.offsets[1:], lengths)
+    here = np.arange(len(words.values))
+    padded = np.concatenate((words.values, np.zeros(size, dtype=np.uint64)))
+    total = np.zeros(len(here), dtype=np.uint64)
+    for step in range(size):
+        word = np.where(here + step < ends, padded[step : step + len(here)], np.uint64(0))
+        total = (total + word) * np.uint64(_SPREAD[0])
+    starts = np.repeat(words.offsets[:-1], lengths)
+    chosen = here <= np.maximum(starts, ends - size)
+    counts = np.where(lengths > 0, np.maximum(1, lengths - size + 1), 0)
+    return Ragged(spread(total[chosen]), np.concatenate(([0], np.cumsum(counts))))
+
+
+def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
+    """32-bit values, sorted, each once an item; of each item the `lowest` at most.
+
+    The lowest values of two sets, up to the smaller of their highest ones, are a fair sample of
+    both: the values are spread evenly and do not depend on the set.
+    """
+    items = len(runs.offsets) - 1
+    values = runs.values.astype(np.uint64) & np.uint64(0xFFFFFFFF)
+    joined = distinct(runs.owners().astype(np.uint64) << np.uint64(32) | values)
+    offsets = np.searchsorted(joined, np.arange(items + 1, dtype=np.uint64) << np.uint64(32))
+    sets = Ragged(joined.astype(np.uint32), offsets)
+    if lowest is None:
+        return sets
+    lengths = np.minimum(np.diff(offsets), lowest)
+    kept = np.concatenate(([0], np.cumsum(lengths)))
+    at = np.repeat(offsets[:-1] - kept[:-1], lengths) + np.arange(kept[-1])
+    return Ragged(sets.values[at], kept)
+
+
+class Weights(NamedTuple):
+    """What values weigh: the rarer among `total` sets, the more; one never seen as if seen once."""
+
+    values: Array
+    counts: Array
+    total: int
+
+    def of(self, values: Array) -> Array:
+        """The weight of each value, in half the usual precision: there are many of them."""
+        weighed = np.empty(len(values), dtype=np.float32)
+        for start in range(0, len(values), _VALUES_AT_ONCE):
+            part = values[start : start + _VALUES_AT_ONCE]
+            seen = np.ones(len(part))
+            if len(self.values):
+                at = np.minimum(np.searchsorted(self.values, part), len(self.values) - 1)
+                seen = np.where(self.values[at] == part, self.counts[at], 1.0)
+            weighed[start : start + len(part)] = np.log1p(max(self.total, 1) / seen)
+        return weighed
+
+
+NO_WEIGHTS = Weights(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int64), 0)
+"""Every value weighs the same."""
+
+
+def weigh(sets: Ragged) -> Weights:
+    """Count the values of sets that are all different."""
+    ordered = np.sort(sets.values)
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)])
+    counts = np.diff(np.concatenate((starts, [len(ordered)])))
+    return Weights(ordered[starts], counts, int((np.diff(sets.offsets) > 0).sum()))
+
+
+class Measures(NamedTuple):
+    """For each pair: common weight against the weight of both together, and against the smaller one."""
+
+    likeness: Array
+    containment: Array
+
+
+def measure_pairs(
+    sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None = None
+) -> Measures:
+    """Measure pairs of items; `weighed` holds the weight of each value of the sets.
+
+    Two empty sets say nothing about each other: 0. Containment looks at even values only: in sets of
+    lines those are the single words. `sampled` says that a set of so many values is only the lowest
+    ones of a larger set.
+    """
+    likeness, containment = np.zeros(len(one)), np.zeros(len(one))
+    lengths = np.diff(sets.offsets)
+    batches = np.cumsum(lengths[one] + lengths[other]) // _VALUES_AT_ONCE
+    bounds = np.flatnonzero(np.diff(batches, prepend=-1, append=-1)) if len(one) else np.zeros(0, dtype=int)
+    for start, stop in pairwise(bounds.tolist()):
+        part = slice(start, stop)
+        likeness[part], containment[part] = _measure(
+            sets, one[part], other[part], weighed=weighed, sampled=sampled
+        )
+    return Measures(likeness, containment)
+
+
+def _measure(sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None) -> Measures:
+    limits = None
+    if sampled is not None:
+        limits = np.minimum(_highest(sets, one, sampled), _highest(sets, other, sampled))
+    first, second = _side(sets, one, weighed, limits), _side(sets, other, weighed, limits)
+    at = np.minimum(np.searchsorted(second.keys, first.keys), max(len(second.keys) - 1, 0))
+    common = second.keys[at] == first.keys if len(second.keys) else np.zeros(len(first.keys), dtype=bool)
+    pairs = len(one)
+    both = first.add_up(pairs, common)
+    either = first.add_up(pairs) + second.add_up(pairs) - both
+    words = first.is_word()
+    smaller = np.minimum(first.add_up(pairs, words), second.add_up(pairs, second.is_word()))
+    return Measures(_divide(both, either), _divide(first.add_up(pairs, common & words), smaller))
+
+
+class _Side(NamedTuple):
+    """The values of one side of many pairs, behind the number of their pair, and their weights."""
+
+    keys: Array
+    weights: Array
+
+    def add_up(self, pairs: int, which: Array | None = None) -> Array:
+        # In the order of the values, so that equal sets have equal sums to the last bit.
+        weights = self.weights if which is None else np.where(which, self.weights, 0.0)
+        return np.bincount((self.keys >> np.uint64(32)).astype(np.int64), weights, minlength=pairs)
+
+    def is_word(self) -> Array:
+        words: Array = (self.keys & np.uint64(1)) == 0
+        return words
+
+
+def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> _Side:
+    taken, weights = sets.take(items), Ragged(weighed, sets.offsets).take(items).values
+    owners = taken.owners()
+    keys = owners.astype(np.uint64) << np.uint64(32) | taken.values.astype(np.uint64)
+    if limits is None:
+        return _Side(keys, weights)
+    within = taken.values <= limits[owners]
+    return _Side(keys[within], weights[within])
+
+
+def _highest(sets: Ragged, items: Array, sampled: int) -> Array:
+    """Up to which value an item is fully known."""
+    ends = sets.offsets[items + 1]
+    cut = ends - sets.offsets[items] >= sampled
+    return np.where(cut, sets.values[np.maximum(ends - 1, 0)] if len(sets.values) else 0, 2**32 - 1)
+
+
+def _divide(part: Array, whole: Array) -> Array:
+    return np.minimum(1.0, np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0))
 
 
 class Clusters:
     """Union-find over positions. The name of a cluster is its smallest position."""
 
     def __init__(self, size: int) -> None:
-        self._parent = list(range(size))
+        self._parent = array("q", range(size))
 
     def find(self, item: int) -> int:
         root = item
@@ -53,140 +255,11 @@ class Clusters:
         low, high = sorted((self.find(one), self.find(other)))
         self._parent[high] = low
 
-    def members(self) -> dict[int, list[int]]:
-        """Every cluster by its name, members in order."""
-        found: dict[int, list[int]] = {}
-        for item in range(len(self._parent)):
-            found.setdefault(self.find(item), []).append(item)
-        return found
-
-
-def content_key(*texts: str) -> str:
-    """The same for texts that differ in case, spacing and punctuation only."""
-    return hashlib.sha256("\x1f".join(normalise(text) for text in texts).encode()).hexdigest()
-
-
-def shingles(text: str, *, sizes: Sequence[int] = (3,)) -> frozenset[str]:
-    """Runs of words. A text shorter than a run is one run by itself."""
-    found = words(text)
-    if not found:
-        return frozenset()
-    return frozenset(
-        " ".join(found[start : start + size])
-        for size in sizes
-        for start in range(max(1, len(found) - size + 1))
-    )
-
-
-def weigh(sets: Sequence[frozenset[str]]) -> dict[str, float]:
-    """The rarer a shingle among the distinct sets, the more it weighs; none weighs nothing."""
-    distinct = {shingle_set for shingle_set in sets if shingle_set}
-    seen = Counter(shingle for shingle_set in distinct for shingle in shingle_set)
-    return {shingle: math.log1p(len(distinct) / count) for shingle, count in seen.items()}
-
-
-def likeness(one: frozenset[str], other: frozenset[str], *, weights: dict[str, float]) -> float:
-    """The weighted Jaccard measure. Two empty sets say nothing about each other: 0."""
-    return _measure(_sum(one & other, weights), _sum(one, weights), _sum(other, weights)).likeness
-
-
-def containment(one: frozenset[str], other: frozenset[str], *, weights: dict[str, float]) -> float:
-    """How much of the smaller set stands in the other, by weight."""
-    return _measure(_sum(one & other, weights), _sum(one, weights), _sum(other, weights)).containment
-
-
-def alike_pairs(
-    sets: Sequence[frozenset[str]], *, threshold: float, contained: float | None = None
-) -> list[Pair]:
-    """All pairs of positions whose likeness reaches `threshold`, in order.
-
-    With `contained`, also pairs of which one stands in the other to that degree. Equal sets are
-    all paired with their first bearer only, so that a thousand copies are a thousand pairs and not
-    half a million.
-    """
-    first_of: dict[frozenset[str], int] = {}
-    pairs = []
-    for position, shingle_set in enumerate(sets):
-        first = first_of.setdefault(shingle_set, position)
-        if first != position and shingle_set:
-            pairs.append(Pair(first, position, 1.0))
-    distinct = {position: shingle_set for shingle_set, position in first_of.items() if shingle_set}
-    weights = weigh(list(distinct.values()))
-    totals = {position: _sum(shingle_set, weights) for position, shingle_set in distinct.items()}
-    bands = TIGHT_BANDS if threshold >= TIGHT_FROM and contained is None else LOOSE_BANDS
-    for one, other in sorted(_propose(distinct, totals, weights=weights, bands=bands)):
-        common = _sum(distinct[one] & distinct[other], weights)
-        measure = _measure(common, totals[one], totals[other])
-        if measure.likeness >= threshold or (contained is not None and measure.containment >= contained):
-            pairs.append(Pair(one, other, measure.likeness))
-    return sorted(pairs)
-
-
-def cluster(size: int, pairs: Iterable[Pair]) -> Clusters:
-    clusters = Clusters(size)
-    for pair in pairs:
-        clusters.join(pair.first, pair.second)
-    return clusters
-
-
-class _Measure(NamedTuple):
-    likeness: float
-    containment: float
-
-
-def _measure(common: float, one: float, other: float) -> _Measure:
-    if not common:
-        return _Measure(0.0, 0.0)
-    # Rounding must not lift a measure over 1, nor leave equal sets below it.
-    return _Measure(min(1.0, common / (one + other - common)), min(1.0, common / min(one, other)))
-
-
-def _sum(shingle_set: frozenset[str], weights: dict[str, float]) -> float:
-    # fsum is exact in any order: the iteration order of sets changes between processes.
-    return math.fsum(weights[shingle] for shingle in shingle_set)
-
-
-def _propose(
-    sets: dict[int, frozenset[str]], totals: dict[int, float], *, weights: dict[str, float], bands: int
-) -> set[tuple[int, int]]:
-    """Pairs that may be alike: by their rare shingles, and by all where few of them are rare.
-
-    Shingles that stand in a large share of many sets would make nearly all pairs candidates, and
-    decide little: they weigh little.
-    """
-    if len(sets) < MANY:
-        return _share_a_band(sets, bands=bands)
-    common = math.log1p(1 / COMMON_SHARE)
-    rare = {
-        position: frozenset(shingle for shingle in shingle_set if weights[shingle] > common)
-        for position, shingle_set in sets.items()
-    }
-    plain = {
-        position: shingle_set
-        for position, shingle_set in sets.items()
-        if _sum(rare[position], weights) < RARE_ENOUGH * totals[position]
-    }
-    return _share_a_band({p: s for p, s in rare.items() if s}, bands=bands) | _share_a_band(
-        plain, bands=bands
-    )
-
-
-def _share_a_band(sets: dict[int, frozenset[str]], *, bands: int) -> set[tuple[int, int]]:
-    """Pairs of positions whose MinHashes share a band."""
-    if len(sets) < 2:
-        return set()
-    import rensa
-
-    positions = sorted(sets)
-    hashes = rensa.RMinHash.from_token_sets(
-        [sorted(sets[position]) for position in positions], PERMUTATIONS, MINHASH_SEED
-    )
-    # The first argument only serves `is_similar`, which is not asked here.
-    index = rensa.RMinHashLSH(0.5, PERMUTATIONS, bands)
-    index.insert_many(hashes)
-    return {
-        (positions[here], positions[there])
-        for here, candidates in enumerate(index.query_all(hashes))
-        for there in candidates
-        if there > here
-    }
+    def names(self) -> Array:
+        """For each position the name of its cluster."""
+        names = np.array(self._parent, dtype=np.int64)
+        while True:
+            above = names[names]
+            if np.array_equal(above, names):
+                return names
+            names = above

@@ -7,14 +7,23 @@ taken character by character.
 
 import re
 import unicodedata
+from functools import lru_cache
 
 # Kana, CJK ideographs and Hangul stand for words by themselves; in other scripts a run does.
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+# Small letters and digits stay, capitals become small, everything else parts words.
+_FOLD = bytes(
+    ord(chr(code).lower()) if code < 128 and chr(code).isalnum() else ord(" ") for code in range(256)
+)
 
 
 def words(text: str) -> list[str]:
     """The words of `text`, compatibility-normalised and case-folded, without punctuation."""
+    plain = text if text.isascii() else _BEYOND_ASCII.sub(_part_words, text)
+    if plain.isascii():
+        return plain.encode("ascii").translate(_FOLD).decode("ascii").split()
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -26,3 +35,18 @@ def normalise(text: str) -> str:
 def last_lines(text: str) -> list[str]:
     """The lines of `text` that hold something, from the last to the first."""
     return [line.strip() for line in reversed(text.splitlines()) if line.strip()]
+
+
+def _part_words(match: re.Match[str]) -> str:
+    run = match.group()
+    return " " if len(run) <= 16 and _only_parts_words(run) else run
+
+
+@lru_cache(maxsize=4096)
+def _only_parts_words(run: str) -> bool:
+    """Whether the run is nothing but punctuation and signs: quotes, dashes, bullets, most emoji.
+
+    A mark that combines with the letter before it is not: the two have to be normalised together.
+    """
+    parts = unicodedata.normalize("NFKD", run)
+    return not any(map(unicodedata.combining, parts)) and _WORD.search(parts.casefold()) is None

@@ -7,9 +7,13 @@ only what can be said without it, and rather too little than too much.
 import json
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
-_FRAME_BEFORE = r"""^[\s"'`<\[({*_.-]*"""
+import orjson
+
+# What follows a frame begins with a letter, so that the frame never has to give anything back.
+_FRAME_BEFORE = r"""[\s"'`<\[({*_.-]*+"""
 _FRAME_AFTER = r"""[\s"'`>\])}*_.!…-]*$"""
 _STAND_INS = re.compile(
     _FRAME_BEFORE
@@ -36,19 +40,20 @@ _NOTHING_SAID = re.compile(
     _FRAME_BEFORE + r"(?:[Nn]/?[Aa]|null|None|undefined|NaN|foo|foobar|no (?:output|response))" + _FRAME_AFTER
 )
 _LOREM = re.compile(r"\blorem ipsum dolor\b", re.IGNORECASE)
+_LOREM_BYTES = b"ipsum dolor"
 _BLANK = re.compile(r"[\[<{](?:insert|your|enter|add|placeholder)\b[^\]>}\n]{0,60}[\]>}]", re.IGNORECASE)
 _MADE_UP = re.compile(r"\[(?:generated|simulated|placeholder) (?:content|text)\b", re.IGNORECASE)
 # A blank in a short reply is the reply; in a long one it may be a form that was asked for.
 SHORT_REPLY = 300
-_ONLY_MARKS = re.compile(r"^[\W_]+$")
+_LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 
 _TRACEBACK = re.compile(
-    r"[`\s]*(?:Traceback \(most recent call last\):"
+    r"[`\s]*+(?:Traceback \(most recent call last\):"
     r"|(?:Uncaught )?[A-Za-z_.]{0,80}(?:Error|Exception): [^\n]{0,500}\n[ \t]+at "
     r"|panicked at |thread '[^'\n]{1,80}' panicked)"
 )
 _FAILURE = re.compile(
-    r"""^[\s"'`*\[({]*(?:
+    r"""[\s"'`*\[({]*+(?:
         (?:fatal\ |internal\ |server\ |api\ |unexpected\ |http\ )*(?:error|exception)\b\s*[:\-\d(\]]
       | (?:[a-z_.]*(?:error|exception)):\ \S
       | (?:http\ )?(?:4\d\d|5\d\d)\ (?:bad|unauthori[sz]ed|forbidden|not\ found|too\ many|internal
@@ -70,16 +75,21 @@ _FAILURE = re.compile(
     )""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+_BEGINS_AS_JSON = re.compile(r'(?:\{\s*(?:"|$)|\[\s*(?:["{\[\d-]|$))')
+_JSON_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?P<closing>"?)|[{}\[\]]', re.DOTALL)
 _ERROR_KEYS = frozenset({"error", "errors", "exception", "traceback"})
 
 _THINK = re.compile(r"<(/?)(think|thinking|reasoning|scratchpad)>", re.IGNORECASE)
-_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})", re.MULTILINE)
-_ENDED = re.compile(r"""[.!?…。！？)\]}>"'”’»`*_|~]\s*$|[\U0001F000-\U0001FAFF☀-➿]\s*$""")
+# Led by the line's end: searching for a literal is several times faster than for a line's start.
+_FENCE = re.compile(r"\n[ \t]{0,3}(?:```|~~~)")
+_ENDS = frozenset(""".!?…。！？)]}>"'”’»`*_|~""")
+_SIGN_AT_END = re.compile(r"[\U0001F000-\U0001FAFF☀-➿]")
 _HANGING = re.compile(
     r"(?:,|\b(?:a|an|the|and|or|but|of|to|in|on|at|for|with|from|by|that|which|is|are|was|were|as|if"
-    r"|because|when|this|these|its|their|our|your|we|can|will|should|must|not))\s*$",
+    r"|because|when|this|these|its|their|our|your|we|can|will|should|must|not))\Z",
     re.IGNORECASE,
 )
+_LONGEST_HANGING = len("because")
 LONG_ENOUGH_TO_HANG = 120
 # A token of prose is about four characters; code and JSON run down to two and a half.
 CHARACTERS_PER_TOKEN = 2.5
@@ -90,9 +100,9 @@ def find_stand_in(reply: str) -> str | None:
     text = reply.strip()
     if not text:
         return None
-    if _ONLY_MARKS.match(text) and text not in ("{}", "[]"):
+    if not _LETTER_OR_DIGIT.search(text) and text not in ("{}", "[]"):
         return "only punctuation"
-    if _STAND_INS.match(text) or _NOTHING_SAID.match(text) or _LOREM.search(text):
+    if _STAND_INS.match(text) or _NOTHING_SAID.match(text) or _holds_lorem(text):
         return "a stand-in text"
     if any(_is_stand_in_value(leaf) for leaf in _texts_in_json(text)):
         return "a stand-in text inside the JSON"
@@ -118,11 +128,12 @@ def find_cut(reply: str, *, finish_reason: str | None = None, max_tokens: int | 
 
 
 def _find_hanging_end(text: str, max_tokens: int | None) -> str | None:
-    if _ENDED.search(text):
+    if text[-1] in _ENDS or _SIGN_AT_END.match(text[-1]):
         return None
     if max_tokens is not None and len(text) >= max_tokens * CHARACTERS_PER_TOKEN:
         return f"it stops in a sentence near the limit of {max_tokens} tokens"
-    if len(text) >= LONG_ENOUGH_TO_HANG and _HANGING.search(text):
+    # One character more than the longest word: a word begins where a space stands before it.
+    if len(text) >= LONG_ENOUGH_TO_HANG and _HANGING.search(text[-_LONGEST_HANGING - 1 :]):
         return "it stops in the middle of a sentence"
     return None
 
@@ -135,9 +146,10 @@ def find_failure(reply: str) -> str | None:
     # A long reply that begins with an error's name is more likely to explain it than to be it.
     if len(text) <= SHORT_REPLY and _FAILURE.match(text):
         return "an error message"
-    value = _load_json(text)
-    if isinstance(value, dict) and any(value.get(key) for key in _ERROR_KEYS) and len(value) <= 3:
-        return "an error object"
+    if text.startswith("{"):
+        value = _load_json(text)
+        if isinstance(value, dict) and len(value) <= 3 and any(value.get(key) for key in _ERROR_KEYS):
+            return "an error object"
     return None
 
 
@@ -147,7 +159,7 @@ def _find_open_part(text: str) -> str | None:
         depth += -1 if match.group(1) else 1
     if depth > 0:
         return "a thinking part that is never closed"
-    if len(_FENCE.findall(text)) % 2:
+    if ("```" in text or "~~~" in text) and len(_FENCE.findall("\n" + text)) % 2:
         return "a code block that is never closed"
     if text[0] in "{[" and _load_json(text) is None and _json_is_cut(text):
         return "JSON that is never closed"
@@ -156,36 +168,41 @@ def _find_open_part(text: str) -> str | None:
 
 def _json_is_cut(text: str) -> bool:
     """Whether text that begins as JSON ends inside a string or with brackets still open."""
-    if not re.match(r'^(?:\{\s*(?:"|$)|\[\s*(?:["{\[\d-]|$))', text):
+    if not _BEGINS_AS_JSON.match(text):
         return False
     depth = 0
-    inside = escaped = False
-    for character in text:
-        if inside:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                inside = False
-        elif character == '"':
-            inside = True
-        elif character in "{[":
+    for match in _JSON_MARK.finditer(text):
+        mark = match.group()
+        if mark in "{[":
             depth += 1
-        elif character in "}]":
+        elif mark in "}]":
             depth -= 1
             if depth == 0:
                 # The value was complete; whatever follows is another fault than a cut.
                 return False
-    return inside or depth > 0
+        elif not match.group("closing"):
+            return True
+    return depth > 0
 
 
 def _is_stand_in_value(text: str) -> bool:
     return bool(_STAND_INS.match(text) or _BLANK.fullmatch(text.strip()) or text.strip() in ("...", "…"))
 
 
+def _holds_lorem(text: str) -> bool:
+    # The bytes are folded and searched in a tenth of the time that the expression takes.
+    return _LOREM_BYTES in text.encode("utf-8", "surrogatepass").lower() and _LOREM.search(text) is not None
+
+
+@lru_cache(maxsize=1)
 def _load_json(text: str) -> Any:
+    """The value, or None where there is none. One reply is asked about several times in a row."""
     try:
+        return orjson.loads(text)
+    except ValueError:
+        pass
+    try:
+        # What it takes besides, such as NaN, is no fault of a reply.
         return json.loads(text)
     except (ValueError, RecursionError):
         return None

@@ -24,7 +24,7 @@ from graftwork.train.checkpoint import Checkpoint, latest_good, write_checkpoint
 from graftwork.train.files import CHECKPOINTS, STEPS
 from graftwork.train.log import read_journal
 from graftwork.train.loss import Batch, summed_loss
-from graftwork.train.order import plan_batches
+from graftwork.train.order import plan_steps
 from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
 
@@ -64,12 +64,7 @@ class Loop:
         self._optimizer = torch.optim.AdamW(
             self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
-        self._batches = plan_batches(
-            tuple(len(row.tokens) for row in rows),
-            batch_rows=settings.batch_rows,
-            epochs=settings.epochs,
-            seed=settings.seed,
-        )
+        self._batches = plan_steps(rows, settings=settings)
         self._journal = Journal(folder / STEPS)
 
     @property

@@ -24,7 +24,7 @@ from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome, TrainStep
 from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, REHEARSED, WORDS
 from graftwork.train.log import read_steps
-from graftwork.train.order import choose_rows
+from graftwork.train.order import choose_training_rows
 from graftwork.train.settings import TrainSettings
 
 
@@ -115,13 +115,13 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
 
 
 def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
-    """The rows of the training split that the budget allows."""
-    rows = read_rows(Path(job.dataset_folder), "train")
+    """The rows of the training split that weigh anything and that the budget allows."""
+    rows = choose_training_rows(read_rows(Path(job.dataset_folder), "train"), settings=settings)
     if not rows:
         raise EnvironmentLacks(
             "the training split is empty", fix="prepare more data", where=job.dataset_folder
         )
-    return [rows[at] for at in choose_rows(len(rows), most=settings.max_rows, seed=settings.seed)]
+    return rows
 
 
 def _require_unchanged(before: str, after: str, folder: Path) -> None:

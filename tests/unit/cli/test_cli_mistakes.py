@@ -53,7 +53,7 @@ def test_what_cannot_be_audited_is_said_with_its_path(graft, tmp_path, name):
     [
         (b"this is no JSON\n", "parse_error"),
         (b'{"prompt": 3, "completion": ["x"]}\n', "schema"),
-        (b'{"prompt": "a \xff\xfe b", "completion": "c"}\n', "encoding"),
+        (b'{"prompt": "a \xff\xfe b", "completion": "c"}\n', "language_or_encoding"),
         (b'{"nothing": "known"}\n', "schema"),
     ],
 )

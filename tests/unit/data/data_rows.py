@@ -25,6 +25,12 @@ class WordRenderer:
     template_fingerprint = "template-of-words"
     tokenizer_fingerprint = "tokenizer-of-words"
 
+    def render_batch(self, conversations):
+        return [self.render(messages, reply) for messages, reply in conversations]
+
+    def count_tokens(self, messages, reply):
+        return len(self.render(messages, reply).tokens)
+
     def render(self, messages, reply):
         prompt = [len(word) for message in messages for word in message.content.split()]
         answer = [len(word) for word in reply.split()] + [0]

@@ -1,52 +1,73 @@
+"""From notes and columns to findings: what blocks, what is named, and what is never quoted."""
+
 import json
 
+import numpy as np
 import pytest
-from data_rows import SECRET, THINGS, WordRenderer, chat, write_log
+from data_rows import SECRET, THINGS, make_row
+from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, group_equal
 
-from graftwork.data.audit import audit
-from graftwork.data.prepare import prepare
-from graftwork.data.rules.leak import expect_leaks
+from graftwork.data.audit import audit_corpus
+from graftwork.data.rules.gather import MOST_ROWS
+from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
-from graftwork.records.errors import UserMistake
+from graftwork.records.audit import Audit
+from graftwork.records.interaction import Origin
 
 
-def good_rows():
+def good_rows(**more):
     return [
-        chat(f"What would I pay for the {thing} {n} times?", f"Some {n * 7} coins for the {thing}.")
+        make_row(
+            f"What would I pay for the {thing} {n} times?",
+            f"Some {n * 7} coins for the {thing}.",
+            line=n + 1,
+            **more,
+        )
         for n, thing in enumerate(THINGS)
     ]
 
 
-def look(tmp_path, rows, **changes):
-    write_log(tmp_path / "log.jsonl", rows)
-    return audit(["log.jsonl"], DataSettings(**changes), root=tmp_path)
+def with_more(*rows, **more):
+    """Good rows, and behind them these, on the lines that follow."""
+    first = good_rows(**more)
+    behind = [
+        row.model_copy(update={"origin": Origin(file=row.origin.file, line=len(first) + n + 1)})
+        for n, row in enumerate(rows)
+    ]
+    return [*first, *behind]
 
 
 def finding(found, code):
     return next(f for f in found.findings if f.code == code)
 
 
-def test_clean_logs_are_fit_to_train_on(tmp_path):
-    found = look(tmp_path, good_rows())
+def codes(found):
+    return [f.code for f in found.findings]
+
+
+def test_clean_logs_are_fit_to_train_on():
+    found = audit_rows(good_rows())
     assert found.fit_to_train
+    assert found.verdict == "fit to train on as it is"
     assert (found.rows, found.readable, found.usable) == (14, 14, 14)
     assert found.findings == ()
     assert found.reply_length.smallest > 0
+    assert len(found.examples) == 12
 
 
 @pytest.mark.parametrize(
     ("code", "row"),
     [
-        ("placeholder", chat("Is it open?", "Mock response")),
-        ("truncated", chat("Is it closed?", '{"answer": "it is cl')),
-        ("failed_status", chat("Is it far?", "It is.", status="error")),
-        ("claims_success_but_fails", chat("Is it near?", "HTTP 502 Bad Gateway", status="success")),
-        ("empty", chat("Is it there?", "  ")),
-        ("secret", chat("Is it safe?", f"Use {SECRET} for it.")),
+        ("placeholder", make_row("Is it open?", "Mock response")),
+        ("truncated", make_row("Is it closed?", '{"answer": "it is cl')),
+        ("failed_status", make_row("Is it far?", "It is.", status="error")),
+        ("claims_success_but_fails", make_row("Is it near?", "HTTP 502 Bad Gateway", status="success")),
+        ("empty", make_row("Is it there?", "  ")),
+        ("secret", make_row("Is it safe?", f"Use {SECRET} for it.")),
     ],
 )
-def test_what_must_not_be_trained_on_blocks_and_names_its_mending(tmp_path, code, row):
-    found = look(tmp_path, [*good_rows(), row])
+def test_what_must_not_be_trained_on_blocks_and_names_its_mending(code, row):
+    found = audit_rows(with_more(row))
     assert not found.fit_to_train
     blocker = finding(found, code)
     assert (blocker.severity, blocker.count) == ("blocker", 1)
@@ -54,114 +75,223 @@ def test_what_must_not_be_trained_on_blocks_and_names_its_mending(tmp_path, code
     assert blocker.examples[0].origin == blocker.rows[0]
     assert "graft data prepare" in blocker.fix
     assert blocker.effect
+    assert blocker.title in found.verdict
     assert found.usable == (15 if code == "secret" else 14)
 
 
-def test_a_switched_off_setting_is_named_as_the_mending(tmp_path):
-    found = look(tmp_path, [*good_rows(), chat("Is it open?", "Mock response")], drop_placeholders=False)
+def test_a_switched_off_setting_is_named_as_the_mending():
+    found = audit_rows(with_more(make_row("Is it open?", "Mock response")), drop_placeholders=False)
     assert "set data.drop_placeholders to true" in finding(found, "placeholder").fix
     assert found.usable == 15
 
 
-def test_repeats_and_conflicts_are_told_apart(tmp_path):
-    rows = good_rows()
-    rows += [
-        rows[0],
-        chat("How long is it open?", "All day."),
-        chat("How long is it open?", "Two hours only."),
-    ]
-    found = look(tmp_path, rows)
+def test_repeats_and_conflicts_are_told_apart():
+    rows = with_more(
+        good_rows()[0],
+        make_row("How long is it open?", "All day."),
+        make_row("How long is it open?", "Two hours only."),
+        make_row("What would I pay for the drum, say, 3 times?", "Some 21 coins for the drum."),
+    )
+    found = audit_rows(rows, near=[(17, 3)])
     assert [str(o) for o in finding(found, "duplicate").rows] == ["log.jsonl:15"]
+    assert "log.jsonl:1:" in finding(found, "duplicate").examples[0].excerpt
+    assert [o.line for o in finding(found, "near_duplicate").rows] == [18]
     assert [o.line for o in finding(found, "conflicting_answers").rows] == [16, 17]
     assert found.fit_to_train
-
-
-def test_a_random_split_would_leak_twins():
-    assert expect_leaks([1, 1, 1], held_out=0.2) == 0
-    assert expect_leaks([2], held_out=0.5) == pytest.approx(0.5)
-
-
-def test_what_would_leak_is_named(tmp_path):
-    ask = "Where do I find the oak psaltery{}"
-    twins = [chat(ask.format(end), f"In room {n}.") for n, end in enumerate(["?", "? Thanks!", ", please?"])]
-    found = look(tmp_path, [*good_rows(), *twins], test=0.5, validation=0.1)
-    assert {o.line for o in finding(found, "split_leak").rows} == {15, 16, 17}
-
-
-def test_no_finding_quotes_a_secret_or_an_address(tmp_path):
-    rows = [
-        *good_rows(),
-        chat(f"Is {SECRET} safe?", f"Error: {SECRET} is bad", status=f"error {SECRET}"),
-        chat("Write to ann@firm.example about it.", "TODO: ann@firm.example"),
-        chat(f"What of {SECRET}?", '{"answer": "' + SECRET),
+    assert [(c.kind, c.size, [o.line for o in c.rows]) for c in found.clusters] == [
+        ("conflicting_answers", 2, [16, 17]),
+        ("near_duplicate", 2, [4, 18]),
+        ("duplicate", 2, [1, 15]),
     ]
-    written = look(tmp_path, rows).to_json()
-    assert SECRET not in written
-    assert "ann@firm" not in written
+    assert {row.reply for row in found.clusters[0].shown} == {"All day.", "Two hours only."}
 
 
-def test_rare_and_dominant_groups_are_named(tmp_path):
-    rows = [{**row, "agent": {"role": "guide"}} for row in good_rows()]
+def test_conflicts_that_the_filter_ends_are_counted_beside_those_that_stay():
+    asked = "How long is it open?"
+    rows = with_more(
+        make_row(asked, "All day."), make_row(asked, "Two hours."), make_row(asked, "<think>Let me see")
+    )
+    conflict = finding(audit_rows(rows), "conflicting_answers")
+    assert (conflict.severity, conflict.count) == ("warning", 2)
+    assert "3 in the log as it is" in conflict.title
+    conflict = finding(audit_rows([rows[0], rows[14], rows[16]]), "conflicting_answers")
+    assert (conflict.severity, conflict.count) == ("info", 2)
+
+
+def test_what_a_random_split_would_leak_is_named():
+    ask = "Where do I find the oak psaltery{}"
+    twins = [make_row(ask.format(end), f"In room {n}.") for n, end in enumerate(["?", "? ", "!"])]
+    found = audit_rows(with_more(*twins), test=0.5, validation=0.1)
+    assert {o.line for o in finding(found, "split_leak").rows} == {15, 16, 17}
+    assert finding(found, "split_leak").severity == "warning"
+
+
+@pytest.mark.parametrize("named_by", ["split", "file"])
+def test_a_question_on_both_sides_of_a_split_blocks(named_by):
+    train, test = ("train", "test") if named_by == "split" else (None, None)
+    files = ("a.jsonl", "a.jsonl") if named_by == "split" else ("x_train.jsonl", "x_test.jsonl")
+    rows = [row.model_copy(update={"split": train}) for row in good_rows(file=files[0])]
     rows += [
-        chat(f"Tell me all about {thing} history {n}", f"It began in {1500 + n}.", agent={"role": "guide"})
+        make_row(rows[2].question, "Another answer.", line=90, file=files[1], split=test),
+        make_row("Is anything new?", "No.", line=91, file=files[1], split=test),
+    ]
+    found = audit_rows(rows, conflicts="keep_all")
+    leak = finding(found, "split_leak")
+    assert (leak.severity, [str(o) for o in leak.rows]) == ("blocker", [f"{files[1]}:90"])
+    assert leak.title == "1 of 2 held-out rows ask what a training row asks"
+    assert f"{files[0]}:3" in leak.examples[0].excerpt
+    assert not found.fit_to_train
+
+
+def test_questions_that_only_ask_alike_leak_too():
+    rows = [
+        make_row("How far is the harbour?", "Two miles.", line=1, split="train"),
+        make_row("To the harbour, how far?", "Two miles.", line=2, split="test"),
+    ]
+    found = audit_rows(rows, dealing=Dealing(np.array([0, 0])))
+    assert finding(found, "split_leak").count == 1
+    assert "split_leak" not in codes(audit_rows(rows, dealing=Dealing(np.array([0, 1]))))
+
+
+def test_one_side_of_a_split_alone_says_what_is_missing():
+    found = audit_rows(good_rows(file="ours_train.jsonl"))
+    assert "held-out file" in next(n.why for n in found.not_looked_for if n.code == "split_leak")
+
+
+def test_no_finding_quotes_a_secret_or_an_address():
+    rows = with_more(
+        make_row(f"Is {SECRET} safe?", f"Error: {SECRET} is bad", status=f"error {SECRET}"),
+        make_row("Write to ann@firm.com about it.", "TODO: ann@firm.com"),
+        make_row(f"What of {SECRET}?", '{"answer": "' + SECRET),
+        make_row(f"Is {SECRET} new?", "Yes.", group=f"of {SECRET}", model=f"m-{SECRET}", domain=SECRET),
+        make_row(f"Is {SECRET} new?", f"No, {SECRET} is old.", group="b", model="ann@firm.com"),
+        make_row(f"Is {SECRET} new?", f"No, {SECRET} is old.", group="b", model="ann@firm.com"),
+    )
+    for redact in (True, False):
+        written = audit_rows(rows, redact=redact).to_json()
+        assert SECRET not in written
+        assert "ann@firm" not in written
+
+
+def test_rare_and_dominant_roles_and_domains_are_named():
+    rows = good_rows(group="guide", domain="music")
+    rows += [
+        make_row(
+            f"Tell me all about {thing} history {n}", f"It began in {1500 + n}.", group="guide", domain="past"
+        )
         for n, thing in enumerate(THINGS)
     ]
-    rows.append(chat("Fix my bicycle", "Bring it in.", agent={"role": "shop"}))
-    found = look(tmp_path, rows)
-    assert finding(found, "rare_group").count == 1
+    rows.append(make_row("Fix my bicycle", "Bring it in.", group="shop", domain="past"))
+    found = audit_rows(rows)
+    assert [(f.count, f.reasons) for f in found.findings if f.code == "rare_group"] == [(1, {"shop": 1})]
     assert "guide" in finding(found, "imbalance").title
     assert found.groups == {"guide": 28, "shop": 1}
+    assert found.domains == {"past": 15, "music": 14}
 
 
-def test_unreadable_rows_are_counted_and_do_not_stop_the_audit(tmp_path):
-    lines = [*(json.dumps(row) for row in good_rows()), "{broken", '{"what": 1}']
-    (tmp_path / "log.jsonl").write_bytes("\n".join(lines).encode() + b'\n{"a": "\xff"}\n')
-    found = audit(["log.jsonl"], root=tmp_path)
+def test_a_reply_to_everything_is_an_imbalance():
+    rows = [make_row(f"Is {n} prime, and why?", "I cannot say.", line=n) for n in range(1, 31)]
+    assert "30 of 30 usable rows have the same reply" in finding(audit_rows(rows), "imbalance").title
+
+
+def test_rules_that_need_labels_say_so():
+    assert {n.code for n in audit_rows(good_rows()).not_looked_for} == {
+        "failed_status",
+        "rare_group",
+        "imbalance",
+        "foreign_model",
+    }
+    labelled = good_rows(status="ok", group="a", model="m")
+    assert [n.code for n in audit_rows(labelled).not_looked_for] == ["foreign_model"]
+    sight = Sight(settings=DataSettings(), base="m")
+    assert audit_rows(labelled, sight=sight).not_looked_for == ()
+
+
+def test_rows_of_other_models_than_the_base_are_counted_by_model():
+    rows = [*good_rows(model="smol"), make_row("Who are you?", "A large one.", line=15, model="large-9")]
+    foreign = finding(
+        audit_rows(rows, sight=Sight(settings=DataSettings(), base="org/Smol")), "foreign_model"
+    )
+    assert (foreign.severity, foreign.count, foreign.reasons) == ("info", 1, {"large-9": 1})
+    assert finding(audit_rows(rows), "foreign_model").reasons == {"smol": 14, "large-9": 1}
+    assert "foreign_model" not in codes(audit_rows(good_rows(model="smol")))
+
+
+def test_reasoning_where_the_base_writes_none_is_a_warning():
+    thinks = make_row("How many?", "<think>Two and two.</think>Four.")
+    plain = Sight(settings=DataSettings(), base="b", base_reasons=False)
+    reasons = Sight(settings=DataSettings(), base="b", base_reasons=True)
+    assert finding(audit_rows([thinks], sight=plain), "foreign_model").severity == "warning"
+    assert "foreign_model" not in codes(audit_rows([thinks], sight=reasons))
+    # Rows that reason beside rows that do not teach neither.
+    assert finding(audit_rows(with_more(thinks)), "foreign_model").count == 1
+
+
+def test_too_long_rows_say_what_a_cut_costs_and_what_the_setting_does():
+    rows = with_more(make_row("word " * 100, "word " * 300))
+    for overlong, done in (
+        ("drop", "drops these"),
+        ("truncate", "oldest turns"),
+        ("split_by_turn", "each turn"),
+    ):
+        long = finding(audit_rows(rows, max_tokens=200, overlong=overlong), "too_long")
+        assert done in long.fix
+        assert long.reasons == {"cut at that length, the end of the reply is lost": 1}
+        assert "356 tokens" in long.effect
+
+
+def test_rows_in_another_script_than_the_rest_are_found():
+    rows = [make_row(f"What costs the {t} {n}?", f"It costs {n} coins.") for n, t in enumerate(THINGS * 2)]
+    rows.append(make_row("Сколько?", "Две монеты за всё."))
+    found = audit_rows(rows)
+    assert finding(found, "language_or_encoding").reasons == {"Cyrillic": 1}
+    assert finding(found, "language_or_encoding").severity == "info"
+
+
+def test_unreadable_rows_are_counted_and_do_not_stop_the_audit():
+    faults = [
+        Fault(Origin(file="log.jsonl", line=line), code, "why")
+        for line, code in ((15, "parse_error"), (16, "schema"), (17, "encoding"))
+    ]
+    found = audit_rows(good_rows(), faults=faults)
     assert (found.rows, found.readable) == (17, 14)
-    for code, line in (("parse_error", 15), ("schema", 16), ("encoding", 17)):
+    for code, line in (("parse_error", 15), ("schema", 16), ("language_or_encoding", 17)):
         assert [o.line for o in finding(found, code).rows] == [line]
 
 
-def test_a_file_without_one_usable_row_is_not_fit(tmp_path):
-    (tmp_path / "log.jsonl").write_text("{broken\n")
-    found = audit(["log.jsonl"], root=tmp_path)
-    assert not found.fit_to_train
-    assert finding(found, "nothing_usable").severity == "blocker"
+def test_logs_without_one_usable_row_are_not_fit():
+    fault = Fault(Origin(file="log.jsonl", line=1), "parse_error", "not JSON")
+    for rows in ([], [make_row("Is it open?", "Mock response", line=2)]):
+        found = audit_rows(rows, faults=[fault])
+        assert not found.fit_to_train
+        assert finding(found, "nothing_usable").count == 1 + len(rows)
 
 
-def test_an_empty_file_is_the_users_mistake(tmp_path):
-    (tmp_path / "log.jsonl").write_text("")
-    with pytest.raises(UserMistake, match="empty"):
-        audit(["log.jsonl"], root=tmp_path)
+def test_everything_stands_in_the_json():
+    rows = with_more(good_rows()[0], make_row("Is it open?", "Mock response"), group="a", model="m")
+    found = audit_rows(rows)
+    assert Audit.from_json(found.to_json()) == found
+    written = json.loads(found.to_json())
+    for key in ("clusters", "length_histograms", "length_edges", "models", "examples", "not_looked_for"):
+        assert written[key], key
+    for shape in written["length_histograms"]:
+        assert len(shape["counts"]) == len(written["length_edges"])
+    assert sum(written["length_histograms"][0]["counts"]) == len(rows)
 
 
-def test_the_audit_and_the_preparation_agree(tmp_path):
-    rows = [
-        *good_rows(),
-        good_rows()[1],
-        chat("Is it open?", "Mock response"),
-        chat("Why?", f"As {SECRET} says."),
-    ]
-    found = look(tmp_path, rows)
-    dataset, _ = prepare(
-        DataSettings(logs=("log.jsonl",), test=0.3, validation=0),
-        base="b",
-        base_fingerprint="f",
-        renderer=WordRenderer(),
-        out=tmp_path / "out",
-        root=tmp_path,
-    )
-    assert found.usable == dataset.kept_after["near_duplicate"]
+def test_examples_do_not_depend_on_the_order_of_the_rows():
+    rows = [make_row(f"What is {n} and {n}?", f"It is {2 * n}.", line=n) for n in range(1, 60)]
+    forth, back = audit_rows(rows), audit_rows(rows[::-1])
+    assert {row.origin for row in forth.examples} == {row.origin for row in back.examples}
 
 
-def test_the_core_audits_without_torch(tmp_path):
-    import subprocess
-    import sys
-
-    path = write_log(tmp_path / "log.jsonl", good_rows())
-    code = (
-        "import sys; from graftwork.data.audit import audit; audit([sys.argv[1]]);"
-        "bad = {'torch', 'transformers', 'tokenizers', 'numpy', 'sqlalchemy'} & set(sys.modules);"
-        "sys.exit(repr(bad) if bad else 0)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+def test_a_large_corpus_is_never_read_back_as_a_whole():
+    rows = [make_row(f"What is it {n % 7}?", "Mock response", line=n + 1) for n in range(3000)]
+    sight = Sight(settings=DataSettings())
+    corpus = MemoryCorpus(rows, sight=sight)
+    repeats, dealing = find_equal(corpus), group_equal(corpus)
+    corpus.read_places = 0
+    found = audit_corpus(corpus, repeats, dealing, sight=sight)
+    placeholder = finding(found, "placeholder")
+    assert (placeholder.count, len(placeholder.rows)) == (3000, MOST_ROWS)
+    assert corpus.read_places < 300

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.data.audit import audit
+from graftwork.data.audit import audit_files
 from graftwork.text.normalise import normalise
 
 LOGS = Path(__file__).parents[3] / "examples" / "cited_answers" / "logs"
@@ -13,7 +13,7 @@ LOGS = Path(__file__).parents[3] / "examples" / "cited_answers" / "logs"
 
 @pytest.fixture(scope="module")
 def found():
-    report = audit(["interactions.jsonl"], root=LOGS)
+    report = audit_files(["interactions.jsonl"], root=LOGS)
     return {finding.code: {origin.line for origin in finding.rows} for finding in report.findings}
 
 
@@ -65,3 +65,7 @@ def test_planted_duplicates_are_found(found, planted):
 
 def test_small_changes_of_wording_are_seen_as_the_same_question(found, planted):
     assert set(planted["details"]["reworded"]["small change of wording"]) <= found["split_leak"]
+
+
+def test_questions_in_other_words_on_the_same_rare_sources_are_seen_as_the_same(found, planted):
+    assert set(planted["details"]["reworded"]["asked in other words"]) <= found["split_leak"]

@@ -1,45 +1,72 @@
+"""From logs to datasets: every row accounted for, the same bytes again, nothing done twice."""
+
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from data_rows import SECRET, THINGS, WordRenderer, chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.leak import require_no_leak
-from graftwork.data.prepare import prepare
-from graftwork.data.settings import DataSettings
-from graftwork.files.dataset_folder import read_manifest, read_rows
-from graftwork.records.dataset import SPLITS, Row
+from graftwork.data import gather, render
+from graftwork.data.audit import audit_files
+from graftwork.data.prepare import Base, prepare
+from graftwork.data.rules.note import Sight
+from graftwork.data.settings import DataSettings, ModelSettings
+from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
+from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import Message
 
 ASKS = ("What does the {} cost?", "Who made our {} in 1950?", "Where can one borrow any {} on Sundays?")
 
 
-def good_rows():
+def good_rows(asks=ASKS):
     return [
         chat(ask.format(thing), f"Number {n} answer on the {thing}.", status="success")
-        for n, ask in enumerate(ASKS)
+        for n, ask in enumerate(asks)
         for thing in THINGS
     ]
 
 
-def run(tmp_path, rows=None, renderer=None, **changes):
+def run_all(tmp_path, rows=None, renderer=None, models=None, processes=1, on_progress=None, **changes):
     if rows is not None:
         write_log(tmp_path / "log.jsonl", rows)
+    chosen = {"logs": ("log.jsonl",), "validation": 0.2, "test": 0.3, **changes}
+    (tmp_path / "work").mkdir(exist_ok=True)
     return prepare(
-        DataSettings(logs=("log.jsonl",), validation=0.2, test=0.3, **changes),
-        base="base",
-        base_fingerprint="f",
-        renderer=renderer or WordRenderer(),
+        Sight(settings=DataSettings(**chosen)),
+        base=Base("base", "f", renderer or WordRenderer()),
+        work=tmp_path / "work",
         out=tmp_path / "out",
         root=tmp_path,
+        models=models or {"main": ModelSettings()},
+        processes=processes,
+        on_progress=on_progress,
     )
+
+
+def run(tmp_path, rows=None, renderer=None, **changes):
+    [made] = run_all(tmp_path, rows, renderer, **changes)
+    return made.dataset, made.folder
 
 
 def all_rows(folder):
     return [row for split in SPLITS for row in read_rows(folder, split)]
+
+
+def splits_of(folder):
+    return {(row.messages[-1].content, row.reply): s for s in SPLITS for row in read_rows(folder, s)}
+
+
+def bytes_of(folder: Path):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(gather, "BLOCK_BYTES", 1500)
 
 
 def test_every_row_is_either_kept_or_dropped_with_a_reason(tmp_path):
@@ -55,7 +82,8 @@ def test_every_row_is_either_kept_or_dropped_with_a_reason(tmp_path):
         {"nothing": "here"},
     ]
     dataset, folder = run(tmp_path, rows, max_tokens=40)
-    assert {(drop.origin.line - 42, drop.step) for drop in dataset.drops} == {
+    drops = list(iterate_drops(folder))
+    assert {(drop.origin.line - 42, drop.step) for drop in drops} == {
         (1, "duplicate"),
         (2, "filter"),
         (3, "filter"),
@@ -64,10 +92,20 @@ def test_every_row_is_either_kept_or_dropped_with_a_reason(tmp_path):
         (7, "render"),
         (8, "read"),
     }
-    assert all(drop.reason for drop in dataset.drops)
-    assert len(all_rows(folder)) + len(dataset.drops) == len(rows) == dataset.inputs[0].rows
+    assert all(drop.reason for drop in drops)
+    assert len(all_rows(folder)) + len(drops) == len(rows) == dataset.inputs[0].rows
     assert dataset.kept_after["render"] == len(all_rows(folder))
-    assert any(drop.reason.startswith("overlong: ") for drop in dataset.drops)
+    assert dataset.dropped == {"read": 1, "filter": 3, "conflicting_answers": 1, "duplicate": 1, "render": 1}
+    assert any(drop.reason.startswith("overlong: ") for drop in drops)
+    assert any(drop.reason == "the same as log.jsonl:1" for drop in drops)
+
+
+def test_every_line_of_the_log_can_be_found_again_by_its_hash(tmp_path):
+    _, folder = run(tmp_path, [*good_rows(), good_rows()[3], chat("Is it open?", "Mock response")])
+    hashes = {(row.origin.line, row.input_hash) for row in all_rows(folder)}
+    hashes |= {(drop.origin.line, drop.input_hash) for drop in iterate_drops(folder)}
+    assert {line for line, _ in hashes} == set(range(1, 45))
+    assert all(len(input_hash) == 32 for _, input_hash in hashes)
 
 
 def test_the_trained_span_is_the_reply(tmp_path):
@@ -83,18 +121,80 @@ def test_the_manifest_says_what_the_files_hold(tmp_path):
     for split in SPLITS:
         rows = read_rows(folder, split)
         summary = dataset.splits[split]
-        assert summary.rows == len(rows) == len(dataset.lengths[split])
+        assert summary.rows == len(rows) == sum(shard.rows for shard in summary.shards)
         assert summary.tokens == sum(len(row.tokens) for row in rows)
-        assert summary.longest == max(len(row.tokens) for row in rows)
+        assert list(summary.spread_lengths()) == sorted(len(row.tokens) for row in rows)
+        assert summary.trained_tokens == sum(len(row.tokens) - row.trained_from for row in rows)
+
+
+def test_the_packing_plan_holds_every_training_row_once_and_fits(tmp_path):
+    dataset, folder = run(tmp_path, good_rows(), max_tokens=20, pack_tokens=64)
+    lengths = [len(row.tokens) for row in read_rows(folder, "train")]
+    packs = pq.read_table(folder / dataset.packing.file).column("rows").to_pylist()
+    assert sorted(row for pack in packs for row in pack) == list(range(len(lengths)))
+    assert all(sum(lengths[row] for row in pack) <= 64 for pack in packs)
+    assert dataset.packing.sequences == len(packs) < len(lengths)
 
 
 def test_the_same_logs_give_the_same_bytes(tmp_path):
     first, folder = run(tmp_path, good_rows())
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    before = bytes_of(folder)
     second, again = run(tmp_path)
     assert (first, folder) == (second, again)
-    assert before == {path.name: path.read_bytes() for path in again.iterdir()}
+    assert before == bytes_of(again)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [folder.name]
+
+
+def test_several_processes_give_the_same_bytes_as_one(tmp_path, small_blocks):
+    for name, processes in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        write_log(tmp_path / name / "log.jsonl", good_rows())
+        run_all(tmp_path / name, processes=processes)
+    assert bytes_of(tmp_path / "one" / "out") == bytes_of(tmp_path / "two" / "out")
+    assert len(list((tmp_path / "two" / "work" / "sifted").glob("*.arrow"))) > 2
+
+
+def test_rows_that_are_added_later_move_no_old_row_and_cost_only_themselves(tmp_path, small_blocks):
+    _, folder = run(tmp_path, good_rows())
+    before, old = splits_of(folder), bytes_of(folder)
+    known = {path.name for path in (tmp_path / "work" / "sifted").glob("*.arrow")}
+    shards = {path.name for path in (tmp_path / "work" / "shards").iterdir()}
+    write_log(tmp_path / "log.jsonl", [*good_rows(), *good_rows(["How heavy is this {} of ours?"])])
+    # A file whose name sorts first, too.
+    write_log(tmp_path / "a.jsonl", good_rows(["When did the {} come to town?"]))
+    _, grown = run(tmp_path, logs=("*.jsonl",))
+    after = splits_of(grown)
+    assert {question: after[question] for question in before} == before
+    assert len(after) == len(before) + 2 * len(THINGS)
+    still = {path.name for path in (tmp_path / "work" / "sifted").glob("*.arrow")}
+    assert len(known - still) == 1, "only the block at the end of the old log is sifted again"
+    assert len(shards & {path.name for path in (tmp_path / "work" / "shards").iterdir()}) == len(shards) - 1
+    assert bytes_of(folder) == old, "the dataset that was made before stays as it was"
+
+
+def test_what_was_finished_before_a_crash_is_not_done_again(tmp_path, small_blocks, monkeypatch):
+    write_log(tmp_path / "log.jsonl", good_rows())
+    done = []
+
+    class Killed(BaseException):
+        pass
+
+    def die_at_the_third(task):
+        if len(done) == 2:
+            raise Killed
+        done.append(task.out)
+        return render_block(task)
+
+    render_block = render.render_block
+    monkeypatch.setattr("graftwork.data.prepare.render_block", die_at_the_third)
+    with pytest.raises(Killed):
+        run(tmp_path)
+    assert not (tmp_path / "out").exists()
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*.parquet")}
+    monkeypatch.setattr("graftwork.data.prepare.render_block", render_block)
+    dataset, folder = run(tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert len(all_rows(folder)) == dataset.kept_after["render"] == 42
 
 
 def test_no_planted_secret_is_in_any_file(tmp_path):
@@ -104,16 +204,23 @@ def test_no_planted_secret_is_in_any_file(tmp_path):
     )
     rows.append(chat("Is that so?", "Yes.", status=f"failed with {SECRET}"))
     dataset, folder = run(tmp_path, rows)
-    for path in folder.iterdir():
-        assert SECRET not in path.read_text()
-        assert "ann@firm" not in path.read_text()
-    assert dataset.redactions == {"email": 1, "github_token": 3}
+    said = [json.dumps(pq.read_table(path).to_pylist()) for path in folder.rglob("*.parquet")]
+    said += [path.read_text() for path in folder.glob("*.json")]
+    said += [
+        path.read_bytes().decode(errors="ignore")
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.name != "log.jsonl"
+    ]
+    assert not any(SECRET in text or "ann@firm" in text for text in said)
+    assert dataset.redactions["github_token"] >= 2
 
 
-def test_the_system_prompt_is_replaced_where_the_settings_say_so(tmp_path):
-    _, folder = run(tmp_path, good_rows(), system_prompt="Answer from the sources.")
+def test_the_system_prompt_goes_by_the_role(tmp_path):
+    rows = [{**row, "agent": "coder" if n % 2 else "writer"} for n, row in enumerate(good_rows())]
+    _, folder = run(tmp_path, rows, system_prompt="Answer.", system_prompts={"coder": "Write code."})
     for row in all_rows(folder):
-        assert row.messages[0] == Message(role="system", content="Answer from the sources.")
+        wanted = "Write code." if row.group == "coder" else "Answer."
+        assert row.messages[0] == Message(role="system", content=wanted)
         assert [message.role for message in row.messages] == ["system", "user"]
 
 
@@ -123,10 +230,60 @@ def test_ids_are_unique_even_where_the_log_repeats_its_own(tmp_path):
     assert len(set(ids)) == len(ids)
 
 
+def test_a_long_conversation_becomes_a_row_of_each_turn_where_the_rule_says_so(tmp_path):
+    turns = [
+        {"role": role, "content": f"{role} says {word} " + "and more " * 6}
+        for word in ("one", "two", "three")
+        for role in ("user", "assistant")
+    ]
+    rows = [*good_rows(), {"messages": turns}]
+    dataset, folder = run(tmp_path, rows, max_tokens=50, overlong="split_by_turn")
+    made = [row for row in all_rows(folder) if row.origin.line == 43]
+    assert [row.reply.split()[2] for row in made] == ["one", "two", "three"]
+    assert len({row.id for row in made}) == 3
+    assert all(len(row.tokens) <= 50 for row in made)
+    assert "render" not in dataset.dropped
+
+
+def test_each_model_gets_its_own_rows_and_what_is_held_out_is_so_for_all(tmp_path):
+    asks = [
+        f"{start} {{}} {end}?"
+        for start in ("Is my", "Can our", "May the", "Does any", "Will his")
+        for end in ("sold", "broken", "red", "here", "mended", "tuned")
+    ]
+    rows = [
+        {**row, "agent": ("coder", "writer", "tester")[n % 3], "stage": 1 + n % 4}
+        for n, row in enumerate(good_rows(asks))
+    ]
+    models = {
+        "main": ModelSettings(),
+        "coder": ModelSettings(keep={"role": ["coder"]}, replay=0.25, curriculum=True, rl=0.5),
+    }
+    main, coder = run_all(tmp_path, rows, models=models)
+    assert coder.dataset.model == "coder"
+    held_out = {row.id for split in ("validation", "test") for row in read_rows(main.folder, split)}
+    trained = read_rows(coder.folder, "train")
+    apart = read_rows(coder.folder, "rl")
+    assert not held_out & {row.id for row in [*trained, *apart]}
+    assert {row.group for split in ("validation", "test") for row in read_rows(coder.folder, split)} == {
+        "coder"
+    }
+    others = sum(row.group != "coder" for row in trained)
+    assert others == coder.summary.replayed > 0
+    assert apart
+    assert {row.group for row in apart} == {"coder"}
+    assert {row.stage for row in trained} == {1, 2, 3, 4}
+    assert {row.stage for row in read_rows(main.folder, "train")} == {None}
+    assert read_manifest(coder.folder).settings["model"]["rl"] == 0.5
+
+
 def test_a_changed_file_is_noticed(tmp_path):
-    _, folder = run(tmp_path, good_rows())
-    path = folder / "test.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"answer", b"Answer", 1))
+    dataset, folder = run(tmp_path, good_rows())
+    path = folder / dataset.splits["test"].shards[0].file
+    changed = bytearray(path.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(changed)
     with pytest.raises(Damaged, match="other bytes"):
         read_rows(folder, "test")
     manifest = folder / "manifest.json"
@@ -143,8 +300,8 @@ def test_too_few_rows_are_a_no_with_the_numbers(tmp_path):
 
 
 def test_no_logs_are_the_users_mistake(tmp_path):
-    with pytest.raises(UserMistake, match="no log file"):
-        prepare(DataSettings(), base="b", base_fingerprint="f", renderer=WordRenderer(), out=tmp_path / "out")
+    with pytest.raises(UserMistake, match="no log"):
+        run(tmp_path, logs=())
 
 
 class Refusing(WordRenderer):
@@ -153,51 +310,33 @@ class Refusing(WordRenderer):
 
     def render(self, messages, reply):
         if self.word in messages[-1].content:
-            raise UserMistake("the reply cannot be shown to be what is trained", where="row")
+            return UserMistake("the reply cannot be shown to be what is trained", where="row")
         return super().render(messages, reply)
 
 
-def test_a_row_that_the_template_refuses_is_dropped_and_all_of_them_are_a_mistake(tmp_path):
-    dataset, _ = run(tmp_path, good_rows(), renderer=Refusing("zither"))
-    assert [drop.reason for drop in dataset.drops] == [
+def test_a_row_that_the_template_refuses_is_dropped_and_all_of_them_are_a_no(tmp_path):
+    _, folder = run(tmp_path, good_rows(), renderer=Refusing("zither"))
+    assert [drop.reason for drop in iterate_drops(folder)] == [
         "refused by the template: the reply cannot be shown to be what is trained"
     ] * len(ASKS)
-    with pytest.raises(UserMistake, match="cannot be shown"):
-        run(tmp_path, renderer=Refusing(""))
+    (tmp_path / "other").mkdir()
+    with pytest.raises(AnswerIsNo, match="no row is left") as caught:
+        run(tmp_path / "other", good_rows(), renderer=Refusing(""))
+    assert "cannot be shown" in caught.value.why
 
 
 def test_progress_is_reported_by_step(tmp_path):
-    write_log(tmp_path / "log.jsonl", good_rows())
     seen = []
-    prepare(
-        DataSettings(logs=("log.jsonl",), validation=0.2, test=0.3),
-        base="b",
-        base_fingerprint="f",
-        renderer=WordRenderer(),
-        out=tmp_path / "out",
-        root=tmp_path,
-        on_progress=lambda step, done, total: seen.append((step, done, total)),
-    )
-    assert seen[0][0] == "read"
+    run_all(tmp_path, good_rows(), on_progress=lambda *said: seen.append(said))
+    assert seen[0][0] == "read and sift"
     assert ("render", 42, 42) in seen
     assert all(done <= total for _, done, total in seen)
 
 
-def test_a_leak_is_refused_whoever_made_the_splits():
-    def row(question, line):
-        return Row(
-            id=str(line),
-            origin=Origin(file="x", line=line),
-            messages=(Message(role="user", content=question),),
-            reply="r",
-            tokens=(1, 2),
-            trained_from=1,
-        )
-
-    train, test = row("Where is the old oak psaltery kept?", 1), row("where is the old oak psaltery kept", 2)
-    with pytest.raises(AnswerIsNo, match="train and in test"):
-        require_no_leak({"train": [train], "validation": [], "test": [test]}, threshold=0.7)
-    require_no_leak({"train": [train, test], "validation": [], "test": [row("Who?", 3)]}, threshold=0.7)
+def test_the_audit_and_the_preparation_agree(tmp_path):
+    rows = [*good_rows(), good_rows()[1], chat("Is it open?", "Mock response"), chat("Why?", f"As {SECRET}.")]
+    dataset, _ = run(tmp_path, rows)
+    assert audit_files(["log.jsonl"], root=tmp_path).usable == dataset.kept_after["near_duplicate"]
 
 
 QUESTION = st.lists(st.sampled_from([*THINGS, "where", "is", "the", "old"]), min_size=1, max_size=5).map(
@@ -206,7 +345,7 @@ QUESTION = st.lists(st.sampled_from([*THINGS, "where", "is", "the", "old"]), min
 
 
 @given(st.lists(st.tuples(QUESTION, QUESTION), min_size=1, max_size=25))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_whatever_is_logged_no_question_stands_in_two_splits(tmp_path_factory, pairs):
     folder = tmp_path_factory.mktemp("any")
     try:
@@ -220,9 +359,3 @@ def test_whatever_is_logged_no_question_stands_in_two_splits(tmp_path_factory, p
         for row in read_rows(made, split):
             question = row.messages[-1].content
             assert seen.setdefault(question, split) == split
-
-
-def test_rows_are_written_one_a_line(tmp_path):
-    _, folder = run(tmp_path, good_rows())
-    lines = Path(folder / "train.jsonl").read_text().splitlines()
-    assert all(json.loads(line)["origin"]["file"] == "log.jsonl" for line in lines)

@@ -1,35 +1,51 @@
+import itertools
 from collections import Counter
 
+import numpy as np
+import pytest
+from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.question import find_questions
+from graftwork.data.dealing import NOT_DEALT, group_and_deal
+from graftwork.data.ground import open_windows
+from graftwork.data.leak import find_leaks
 from graftwork.data.settings import DataSettings
-from graftwork.data.split import deal, group_rows
+from graftwork.data.shares import draw
+from graftwork.records.interaction import Message
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
+# The first rows of a log have no ground: nothing is known yet of what its rows share.
+EARLIER = [make_row(f"{name} {name}ing {name}ed {name}s?") for name in "bdfghjkl"]
+
+
+def deal(rows, *, passed=None, block=7, chosen=SETTINGS):
+    return group_and_deal(ColumnsInMemory(rows, settings=chosen, passed=passed, block=block), settings=chosen)
 
 
 def groups_of(*questions):
-    return group_rows([make_row(q, line=n) for n, q in enumerate(questions, 1)], threshold=0.7)
+    """The groups of rows that are not the first of their log."""
+    rows = [*EARLIER, *(make_row(question) for question in questions)]
+    return deal(rows).group.tolist()[len(EARLIER) :]
 
 
 def test_small_changes_of_wording_share_a_group():
+    others = [f"What does the {thing} cost in March {n}?" for n, thing in enumerate(THINGS)]
     groups = groups_of(
+        *others,
         "How long may I keep the oak psaltery?",
         "how long may I keep the oak psaltery",
         "Sorry to ask again: how long may I keep the oak psaltery?",
         "How long may I keep the oak psaltery? Thanks!",
-        *(f"What does the {thing} cost in March {n}?" for n, thing in enumerate(THINGS)),
     )
-    assert len(set(groups[:4])) == 1
-    assert groups[0] not in groups[4:]
+    assert len(set(groups[-4:])) == 1
+    assert groups[-1] not in groups[:-4]
 
 
 def test_a_template_filled_with_other_things_is_other_questions():
-    groups = groups_of(*(f"What would I pay for the {thing}?" for thing in THINGS))
-    assert len(set(groups)) == len(THINGS)
+    groups = groups_of(*(f"What would I pay for the {thing}?" for thing in (*THINGS, *"mnopqrstuvwx")))
+    assert len(set(groups[8:])) == len(groups[8:])
 
 
 def test_the_same_question_on_other_sources_shares_a_group():
@@ -42,62 +58,189 @@ def test_the_same_question_on_other_sources_shares_a_group():
 
 
 def test_an_instruction_that_every_row_repeats_is_no_question():
-    rows = [make_row(f"Query: What is a {thing}?\n\nAnswer as JSON.") for thing in THINGS]
-    assert [question.line for question in find_questions(rows)] == [f"Query: What is a {t}?" for t in THINGS]
-    assert len(set(group_rows(rows, threshold=0.7))) == len(THINGS)
+    rows = [make_row(f"Query: What is a {thing}?\n\nAnswer as JSON.") for thing in (*THINGS, *"mnopqrstuvwx")]
+    groups = deal(rows).group.tolist()
+    # Whoever knows no more than eight rows cannot tell an instruction from a question.
+    assert len(set(groups[:8])) == 1
+    assert len(set(groups[8:])) == len(groups[8:])
+
+
+def test_a_question_above_a_line_that_only_some_rows_have_is_found():
+    plain = "Query: How did the harp come to Wales?"
+    groups = groups_of(plain, *(f"Query: What is a {thing}?" for thing in THINGS), f"{plain}\nNo documents.")
+    assert groups[0] == groups[-1]
 
 
 def test_turns_of_one_conversation_stay_together():
-    opening = make_row("Tell me of harps", session="s1", line=1)
+    opening = make_row("Tell me of harps", session="s1")
     later = opening.model_copy(
-        update={"messages": (*opening.messages, *make_row("And who invented them?").messages)}
+        update={"messages": (*opening.messages, Message(role="user", content="And who invented them?"))}
     )
-    stranger = make_row("Where do tubas come from?", session="s1", line=3)
-    groups = group_rows([opening, later, stranger], threshold=0.7)
+    stranger = make_row("Where do tubas come from?", session="s1")
+    groups = deal([*EARLIER, opening, later, stranger]).group.tolist()[len(EARLIER) :]
     assert groups[0] == groups[1] != groups[2]
 
 
-QUESTIONS = st.lists(
-    st.lists(st.sampled_from([*THINGS, "where", "is", "the", "how", "old"]), min_size=1, max_size=6).map(
-        " ".join
-    ),
-    max_size=25,
+@pytest.mark.parametrize(
+    ("split_by", "together"), [("session", True), ("task.id", True), ("question", False)]
+)
+def test_what_the_user_names_is_never_divided(split_by, together):
+    rows = [make_row(f"{thing} of old?", session="s", extra={"task": {"id": 3}}) for thing in THINGS]
+    chosen = SETTINGS.model_copy(update={"split_by": split_by})
+    assert (len(set(deal(rows, chosen=chosen).group.tolist())) == 1) == together
+
+
+def test_a_copied_passage_without_its_question_shares_a_group():
+    passage = " ".join(f"{thing} and {other}" for thing, other in itertools.pairwise(THINGS))
+    groups = groups_of(f"Is this right?\n{passage}", f"Sum up for a child.\n{passage} in the end")
+    assert groups[0] == groups[1]
+
+
+def test_a_passage_that_many_rows_share_joins_nothing_more():
+    passage = " ".join(f"{thing} and {other}" for thing, other in itertools.pairwise(THINGS))
+    asked = [f"{passage}\n{word} {word}y or {word}ish to {word}?" for word in ("red", "dry", "hot", *THINGS)]
+    groups = groups_of(*asked)
+    assert len(set(groups[-4:])) == 4
+
+
+def test_a_row_that_would_join_two_splits_is_set_aside_by_name():
+    questions = [f"{thing} {thing}ing the {other}?" for thing in THINGS for other in ("moon", "sun")]
+    rows = [*EARLIER, *(make_row(question, session=f"s{n}") for n, question in enumerate(questions))]
+    split = deal(rows).split.tolist()
+    one = len(EARLIER)
+    other = next(place for place in range(one, len(rows)) if split[place] != split[one])
+    bridge = rows[one].model_copy(
+        update={"messages": (*rows[one].messages, Message(role="user", content=rows[other].question))}
+    )
+    dealing = deal([*rows, bridge, bridge])
+    assert dealing.split.tolist() == [*split, NOT_DEALT, NOT_DEALT]
+    assert dealing.aside == {len(rows): (one, other), len(rows) + 1: (one, other)}
+    assert dealing.group[-1] == -1
+
+
+def test_rows_that_did_not_pass_are_not_dealt():
+    rows = [make_row("a b c?"), make_row("a b c?"), make_row("d e f?")]
+    dealing = deal(rows, passed=[True, False, True])
+    assert dealing.split[1] == NOT_DEALT
+    assert dealing.group.tolist()[1] == -1
+    assert not dealing.aside
+
+
+WORDS = [*THINGS[:5], "where", "is", "the", "how", "old"]
+PASSAGES = [" ".join(f"{word}{n}" for n in range(24)) for word in ("left", "right", "up")]
+
+
+@st.composite
+def logs(draw, most=26):
+    """Rows that share words, passages, instructions and conversations in every way."""
+    rows = []
+    for _ in range(draw(st.integers(0, most))):
+        question = " ".join(draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5)))
+        parts = draw(st.lists(st.sampled_from(PASSAGES), max_size=2))
+        parts.append(question + draw(st.sampled_from(["?", ""])))
+        parts += draw(st.sampled_from([[], [], ["Answer as JSON."], ["No documents."]]))
+        row = make_row(
+            "\n".join(parts),
+            session=draw(st.sampled_from([None, None, "s1", "s2"])),
+            group=draw(st.sampled_from(["coder", "writer"])),
+        )
+        if draw(st.integers(0, 5)) == 0 and rows:
+            earlier = draw(st.sampled_from(rows))
+            row = row.model_copy(
+                update={"messages": (*earlier.messages, *row.messages), "session": earlier.session}
+            )
+        rows.append(row)
+    return rows
+
+
+CHOSEN = st.builds(
+    DataSettings,
+    validation=st.just(0.2),
+    test=st.just(0.3),
+    stratify=st.sampled_from(["role", "nothing"]),
+    split_by=st.sampled_from(["question", "session"]),
+    seed=st.integers(0, 3),
 )
 
 
-@given(QUESTIONS)
-@settings(max_examples=60)
-def test_no_group_stands_in_two_splits_and_equal_questions_share_theirs(questions):
-    groups = groups_of(*questions)
-    splits = {}
-    for question, group in zip(questions, groups, strict=True):
-        split = deal(group, SETTINGS)
-        assert splits.setdefault(group, split) == split
-        assert splits.setdefault(question, split) == split
+@given(logs(), CHOSEN, st.data())
+@settings(max_examples=20, deadline=None)
+def test_rows_that_are_logged_later_move_no_row(rows, chosen, data):
+    cut = data.draw(st.integers(0, len(rows)))
+    before, after = deal(rows[:cut], chosen=chosen), deal(rows, chosen=chosen, block=5)
+    assert before.split.tolist() == after.split.tolist()[:cut]
+    assert before.aside == {place: pair for place, pair in after.aside.items() if place < cut}
 
 
-@given(QUESTIONS, QUESTIONS)
-@settings(max_examples=60)
-def test_rows_logged_later_move_no_row_whose_group_is_unchanged(old, new):
-    before = groups_of(*old)
-    after = groups_of(*old, *new)
-
-    def members(groups, place):
-        return {n for n, group in enumerate(groups) if group == groups[place]}
-
-    for place in range(len(old)):
-        if members(before, place) == members(after, place):
-            assert deal(before[place], SETTINGS) == deal(after[place], SETTINGS)
-
-
-def test_groups_fall_on_the_splits_by_their_shares():
-    counts = Counter(deal(f"group {n}", SETTINGS) for n in range(4000))
-    assert abs(counts["test"] / 4000 - 0.3) < 0.03
-    assert abs(counts["validation"] / 4000 - 0.2) < 0.03
+@given(logs(), CHOSEN)
+@settings(max_examples=20, deadline=None)
+def test_groups_are_not_divided_and_nothing_leaks(rows, chosen):
+    columns = ColumnsInMemory(rows, settings=chosen)
+    dealing = group_and_deal(columns, settings=chosen)
+    splits_of = {}
+    for group, split in zip(dealing.group.tolist(), dealing.split.tolist(), strict=True):
+        assert (group == -1) == (split == NOT_DEALT)
+        splits_of.setdefault(group, set()).add(split)
+    assert all(len(splits) == 1 for splits in splits_of.values())
+    for one, other in dealing.aside.values():
+        assert dealing.split[one] != dealing.split[other]
+    assert find_leaks(columns, dealing, np.ones(len(rows), dtype=bool), settings=chosen) == []
 
 
-def test_another_seed_deals_anew_and_the_same_seed_does_not():
+@given(st.data())
+@settings(max_examples=6, deadline=None)
+def test_long_logs_are_stable_and_do_not_leak_either(data):
+    """Long enough for several grounds; drawn by a seed, since so many single draws would take minutes."""
+    random = data.draw(st.randoms(use_true_random=False))
+    rows = []
+    for _ in range(random.randint(80, 150)):
+        lines = random.sample(PASSAGES, random.choice([0, 0, 0, 1, 2]))
+        lines.append(
+            " ".join(random.choices([*WORDS, *THINGS], k=random.randint(2, 7))) + random.choice("?.")
+        )
+        lines += random.choice([[], ["Answer as JSON."], ["Be brief.", "Answer as JSON."]])
+        rows.append(make_row("\n".join(lines), group=random.choice(["coder", "writer"])))
+    cut = random.randint(0, len(rows))
+    columns = ColumnsInMemory(rows, settings=SETTINGS, block=40)
+    dealing = group_and_deal(columns, settings=SETTINGS)
+    assert deal(rows[:cut]).split.tolist() == dealing.split.tolist()[:cut]
+    assert find_leaks(columns, dealing, np.ones(len(rows), dtype=bool), settings=SETTINGS) == []
+
+
+@given(st.lists(st.sampled_from(["coder", "writer", None]), max_size=60), st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_every_role_is_within_one_group_of_its_shares(roles, seed):
+    # Numbers as words, spelled apart, so that every row is a group of its own.
+    rows = [
+        make_row(" ".join(f"{digit}{place}{n}" for place, digit in enumerate("abcdef")), group=role)
+        for n, role in enumerate(roles)
+    ]
+    chosen = SETTINGS.model_copy(update={"seed": seed})
+    dealing = deal(rows, chosen=chosen, block=30)
+    assert len(set(dealing.group.tolist())) == len(rows)
+    for role in set(roles):
+        counts = Counter(split for split, of in zip(dealing.split.tolist(), roles, strict=True) if of == role)
+        total = counts.total()
+        for split, share in enumerate((0.5, 0.2, 0.3)):
+            assert abs(counts[split] - share * total) <= 1 + 1e-9
+
+
+def test_dealing_twice_gives_the_same_and_another_seed_deals_anew():
+    rows = [make_row(f"{thing} {n} {thing}{n}?") for n, thing in enumerate(THINGS * 3)]
     again = SETTINGS.model_copy(update={"seed": 1})
-    first = [deal(f"group {n}", SETTINGS) for n in range(200)]
-    assert first == [deal(f"group {n}", SETTINGS) for n in range(200)]
-    assert first != [deal(f"group {n}", again) for n in range(200)]
+    assert deal(rows).split.tolist() == deal(rows, block=3).split.tolist()
+    assert deal(rows).split.tolist() != deal(rows, chosen=again).split.tolist()
+
+
+def test_draws_are_even():
+    drawn = draw(np.arange(1, 40_001, dtype=np.uint64), seed=0)
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert np.abs(np.histogram(drawn, bins=10)[0] - 4000).max() < 250
+
+
+@given(st.integers(0, 5000))
+def test_windows_cover_all_rows_and_know_only_rows_before_them(rows):
+    windows = list(open_windows(rows))
+    assert [place for window in windows for place in range(window.low, window.high)] == list(range(rows))
+    assert all(window.known <= window.low for window in windows)

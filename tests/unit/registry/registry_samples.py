@@ -29,7 +29,7 @@ def write_adapter(folder: Path, *, weights: bytes = b"\x01\x02\x03\x04") -> Path
 
 
 def dataset() -> Dataset:
-    summary = SplitSummary(rows=10, groups=2, tokens=1000, trained_tokens=400, longest=120, sha256="s" * 64)
+    summary = SplitSummary(rows=10, groups=2, tokens=1000, trained_tokens=400, longest=120)
     return Dataset(
         content_hash="d" * 64,
         base="small",
@@ -38,9 +38,7 @@ def dataset() -> Dataset:
         tokenizer_fingerprint="k" * 64,
         inputs=(InputFile(file="logs.jsonl", sha256="i" * 64, rows=12),),
         splits={"train": summary, "validation": summary, "test": summary},
-        lengths={"train": (100,), "validation": (100,), "test": (100,)},
         kept_after={"read": 12},
-        drops=(),
         redactions={"email": 1},
         settings={},
     )

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections import Counter
 
 from graftwork.records.audit import Audit, Finding, LengthSummary
 from graftwork.records.dataset import Dataset, InputFile, SplitSummary
@@ -88,11 +89,10 @@ def make_dataset(draw):
         inputs=(InputFile(file="logs/answers.jsonl", sha256=digest("i"), rows=1012),),
         splits={
             name: SplitSummary(
-                rows=len(v), groups=4, tokens=sum(v), trained_tokens=1, longest=max(v), sha256=digest("s")
+                rows=len(v), groups=4, tokens=sum(v), trained_tokens=1, longest=max(v), lengths=Counter(v)
             )
             for name, v in split.items()
         },
-        lengths=split,
         kept_after={
             "read": 1009,
             "status": 971,
@@ -100,7 +100,6 @@ def make_dataset(draw):
             "exact duplicates": 885,
             "near duplicates": 830,
         },
-        drops=(),
         redactions={"api key": 1, "email": 12},
         settings={},
     )

@@ -152,6 +152,9 @@ def test_every_decision_has_its_page(decision, headline):
 
 def test_what_was_not_done_is_left_out_without_a_fault():
     honest = make_page()
+    without_lengths = {
+        name: summary.model_copy(update={"lengths": {}}) for name, summary in honest.dataset.splits.items()
+    }
     bare = make_page(
         steps=(),
         side_by_side=(),
@@ -167,7 +170,7 @@ def test_what_was_not_done_is_left_out_without_a_fault():
             }
         ),
         dataset=honest.dataset.model_copy(
-            update={"kept_after": {}, "redactions": {}, "lengths": dict.fromkeys(honest.dataset.lengths, ())}
+            update={"kept_after": {}, "redactions": {}, "splits": without_lengths}
         ),
         audit=honest.audit.model_copy(update={"findings": ()}),
     )

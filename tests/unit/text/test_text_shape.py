@@ -1,4 +1,5 @@
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -147,3 +148,61 @@ def test_any_text_can_be_looked_at(text):
     find_stand_in(text)
     find_cut(text, max_tokens=10)
     find_failure(text)
+
+
+def cut_by_reading(text):
+    """Whether JSON is open at the end of `text`, sign by sign."""
+    depth, inside, escaped = 0, False, False
+    for sign in text:
+        if inside:
+            inside, escaped = (escaped or sign != '"'), (sign == "\\" and not escaped)
+        elif sign == '"':
+            inside = True
+        elif sign in "{[":
+            depth += 1
+        elif sign in "}]":
+            depth -= 1
+            if depth == 0:
+                return False
+    return inside or depth > 0
+
+
+@given(st.text(alphabet='"\\{}[]a,1 ', max_size=30))
+def test_json_is_called_cut_exactly_if_it_is_open_at_its_end(rest):
+    text = ('{"' + rest).strip()
+    assert (find_cut(text, finish_reason="stop") == "JSON that is never closed") == cut_by_reading(text)
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_cut"),
+    [
+        ("```a\n~~~\n```", True),
+        ("  ```\nx\n   ```", False),
+        ("text ``` in a line", False),
+        ("~~~\nx", True),
+    ],
+)
+def test_code_fences_count_at_the_start_of_a_line(reply, is_cut):
+    assert (find_cut(reply, finish_reason="stop") is not None) == is_cut
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "part", ["`", "test ", "[[", '{"a":', '\\"', "\n```", "<think>", "...", "[generated ", "todo "]
+)
+def test_time_grows_with_hostile_text_and_not_faster(part):
+    short, long = (part * (size // len(part)) for size in (125_000, 1_000_000))
+    # Eight times the text: eight times as long, or sixty-four times if it grew with the square. What
+    # lies between is for the neighbours on the machine, as is whatever takes next to no time.
+    assert _seconds(long) < 24 * max(_seconds(short), 0.01)
+
+
+def _seconds(text):
+    def measure():
+        began = time.process_time()
+        find_stand_in(text)
+        find_cut(text)
+        find_failure(text)
+        return time.process_time() - began
+
+    return min(measure() for _ in range(2))

@@ -1,12 +1,42 @@
-"""Order and rate of the steps: decided by lengths and seed alone."""
+"""Order and rate of the steps: decided by the rows and the seed alone."""
 
+import math
+from collections import Counter
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.train.order import choose_rows, plan_batches
+from graftwork.records.dataset import Row
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Message, Origin
+from graftwork.train.order import (
+    choose_rows,
+    choose_training_rows,
+    count_visits,
+    plan_batches,
+    plan_steps,
+)
 from graftwork.train.schedule import learning_rate
+from graftwork.train.settings import TrainSettings
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60).map(tuple)
+WEIGHTS = st.one_of(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 3.0]), st.floats(0, 4))
+WEIGHTED = st.lists(st.tuples(st.integers(1, 500), WEIGHTS), min_size=1, max_size=40)
+STAGED = st.lists(st.tuples(st.integers(1, 500), st.none() | st.integers(0, 5)), min_size=1, max_size=60)
+
+
+def make_row(number, *, length=20, weight=1.0, stage=None):
+    return Row(
+        id=str(number),
+        origin=Origin(file="log.jsonl", line=number + 1),
+        messages=(Message(role="user", content="x"),),
+        reply="y",
+        tokens=(5,) * length,
+        trained_from=length - 2,
+        weight=weight,
+        stage=stage,
+    )
 
 
 @given(lengths=LENGTHS, batch_rows=st.integers(1, 9), epochs=st.integers(1, 4), seed=st.integers(0, 99))
@@ -36,6 +66,111 @@ def test_another_seed_is_another_order():
     lengths = tuple(range(1, 41))
     orders = {plan_batches(lengths, batch_rows=4, epochs=1, seed=seed) for seed in range(5)}
     assert len(orders) == 5
+
+
+@given(rows=WEIGHTED, batch_rows=st.integers(1, 9), epochs=st.integers(1, 6), seed=st.integers(0, 99))
+def test_a_row_stands_as_often_as_its_weight_says(rows, batch_rows, epochs, seed):
+    lengths, weights = zip(*rows, strict=True)
+
+    def plan(epochs):
+        return plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed, weights=weights)
+
+    before: Counter[int] = Counter()
+    for epoch in range(1, epochs + 1):
+        steps = plan(epoch)
+        assert all(1 <= len(step) <= batch_rows for step in steps)
+        visits = Counter(row for step in steps for row in step)
+        for row, weight in enumerate(weights):
+            # Over all epochs so far within one of the exact figure, and in this epoch too.
+            assert abs(visits[row] - epoch * weight) < 1 + 1e-9
+            assert visits[row] - before[row] in (math.floor(weight), math.floor(weight) + 1)
+            if weight.is_integer():
+                assert visits[row] - before[row] == weight
+        before = visits
+    assert plan(epochs) == steps
+    # An epoch more changes nothing of those before.
+    assert plan(epochs + 1)[: len(steps)] == steps
+
+
+def test_half_a_weight_is_every_second_epoch_and_in_each_epoch_half_of_the_rows():
+    count = 2000
+    steps = [
+        Counter(
+            row
+            for step in plan_batches(
+                (9,) * count, batch_rows=1, epochs=epochs, seed=3, weights=(0.5,) * count
+            )
+            for row in step
+        )
+        for epochs in range(1, 5)
+    ]
+    assert abs(len(steps[0]) / count - 0.5) < 0.04
+    assert [set(visits.values()) for visits in steps[1::2]] == [{1}, {2}]
+    assert len(steps[1]) == count
+
+
+@given(weight=st.floats(0, 5), epoch=st.integers(0, 50))
+def test_visits_are_exact_in_expectation_in_every_epoch(weight, epoch):
+    phases = [(place + 0.5) / 4096 for place in range(4096)]
+    mean = sum(count_visits(weight, epoch=epoch, phase=phase) for phase in phases) / 4096
+    assert abs(mean - weight) <= 2 / 4096
+
+
+@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_of_visits_is_refused(weight):
+    with pytest.raises(ValueError, match="at least 0"):
+        plan_batches((9, 9), batch_rows=1, epochs=1, seed=0, weights=(1.0, weight))
+
+
+@given(rows=STAGED, batch_rows=st.integers(1, 9), epochs=st.integers(1, 3), seed=st.integers(0, 99))
+def test_lower_stages_come_first_in_every_epoch_and_no_batch_spans_two(rows, batch_rows, epochs, seed):
+    lengths, stages = zip(*rows, strict=True)
+    steps = plan_batches(lengths, batch_rows=batch_rows, epochs=epochs, seed=seed, stages=stages)
+    last = max((stage for stage in stages if stage is not None), default=0)
+    ranks = [last if stage is None else stage for stage in stages]
+    in_an_epoch = sum(-(-count // batch_rows) for count in Counter(ranks).values())
+    assert len(steps) == in_an_epoch * epochs
+    for epoch in range(epochs):
+        batches = steps[epoch * in_an_epoch : (epoch + 1) * in_an_epoch]
+        assert sorted(row for batch in batches for row in batch) == list(range(len(rows)))
+        spans = [{ranks[row] for row in batch} for batch in batches]
+        assert all(len(span) == 1 for span in spans)
+        order = [span.pop() for span in spans]
+        assert order == sorted(order)
+
+
+@given(lengths=LENGTHS, batch_rows=st.integers(1, 9), seed=st.integers(0, 9))
+def test_no_stages_and_weights_of_one_change_nothing(lengths, batch_rows, seed):
+    plain = plan_batches(lengths, batch_rows=batch_rows, epochs=2, seed=seed)
+    ones, none = (1.0,) * len(lengths), (None,) * len(lengths)
+    assert plain == plan_batches(
+        lengths, batch_rows=batch_rows, epochs=2, seed=seed, weights=ones, stages=none
+    )
+
+
+def test_batches_of_a_stage_are_shuffled():
+    lengths, stages = tuple(range(1, 81)), (1,) * 40 + (2,) * 40
+    plans = {plan_batches(lengths, batch_rows=4, epochs=1, seed=seed, stages=stages) for seed in range(5)}
+    assert len({plan[:10] for plan in plans}) == len({plan[10:] for plan in plans}) == 5
+
+
+def test_a_run_goes_by_the_stages_and_weights_of_its_rows():
+    rows = [make_row(0, stage=2), make_row(1, stage=1, weight=2.0), make_row(2)]
+    steps = plan_steps(rows, settings=TrainSettings(batch_rows=2, epochs=2))
+    assert [tuple(sorted(step)) for step in steps] == [(1, 1), (0, 2)] * 2
+
+
+def test_rows_that_weigh_nothing_take_no_place_of_the_budget():
+    rows = [make_row(number, weight=float(number % 2)) for number in range(20)]
+    chosen = choose_training_rows(rows, settings=TrainSettings(max_rows=8))
+    assert len(chosen) == 8
+    assert all(row.weight == 1 for row in chosen)
+
+
+def test_weights_that_leave_nothing_are_a_mistake_with_its_key():
+    with pytest.raises(UserMistake) as caught:
+        plan_steps([make_row(0, weight=1e-9)], settings=TrainSettings(epochs=1))
+    assert "`weights`" in caught.value.fix
 
 
 @given(count=st.integers(1, 200), most=st.integers(1, 200), seed=st.integers(0, 9))

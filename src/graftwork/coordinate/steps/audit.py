@@ -1,14 +1,22 @@
 """Step: look at the logs before anything is made of them."""
 
+from graftwork.coordinate.pace import tell_pace
+from graftwork.coordinate.sight import load_template, see
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.logs import log_hashes
 from graftwork.coordinate.workplace import Workplace
-from graftwork.data.audit import audit
 from graftwork.records.audit import Audit
 
 
 def _do(work: Workplace, _made: Made) -> Audit:
-    return audit(work.settings.data.logs, settings=work.settings.data, root=work.project.root)
+    from graftwork.data.audit import audit
+
+    return audit(
+        see(work, template=load_template(work)),
+        folder=work.project.sifted,
+        root=work.project.root,
+        on_progress=tell_pace(work.narrator),
+    )
 
 
 STEP = Step(

@@ -2,8 +2,10 @@
 
 from graftwork.coordinate.workplace import Workplace
 from graftwork.data.read import find_files
+from graftwork.data.sources.blocks import STANDARD_INPUT
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import explain_os_error
+from graftwork.records.errors import UserMistake
 
 
 def log_hashes(work: Workplace) -> dict[str, str]:
@@ -11,6 +13,13 @@ def log_hashes(work: Workplace) -> dict[str, str]:
     root = work.project.root
     hashes: dict[str, str] = {}
     for name in find_files(work.settings.data.logs, root=root):
+        if name == STANDARD_INPUT:
+            raise UserMistake(
+                "a project's logs cannot come from standard input",
+                why="it can be read only once, and a project reads its logs again",
+                fix="write it to a file first, or look at it with `graft data audit -`",
+                where="data.logs",
+            )
         try:
             hashes[name] = file_digest(root / name)
         except OSError as error:

@@ -1,20 +1,22 @@
 """Step: say what training will take, before anything is loaded."""
 
 import math
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset_folder import iterate_rows, read_rows
 from graftwork.model.probe import probe_device
 from graftwork.model.shape import read_shape
 from graftwork.plan.estimate import make_plan
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.figure import Figure
 from graftwork.records.plan import ModelShape, Plan, Workload
-from graftwork.train.order import choose_rows, shared_tokens
+from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.settings import TrainSettings
 
 
@@ -23,12 +25,13 @@ def _do(work: Workplace, made: Made) -> Plan:
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
     device = probe_device(threads=settings.threads)
+    work_ahead = _measure_work(prepared, settings, shape)
     plan = make_plan(
         base=work.base.name,
         base_fingerprint=work.base.revision,
         dataset_hash=dataset.content_hash,
         shape=shape,
-        work=_workload(prepared, settings, shape),
+        work=work_ahead.load,
         device=device,
         settings=work.settings.plan,
         train={
@@ -37,6 +40,8 @@ def _do(work: Workplace, made: Made) -> Plan:
         },
         learned=_learned(work, device.name),
     )
+    # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
+    plan = plan.model_copy(update={"steps": Figure.exact(work_ahead.steps, "steps")})
     if not plan.fits:
         raise AnswerIsNo(
             "the run does not fit the limits",
@@ -46,30 +51,40 @@ def _do(work: Workplace, made: Made) -> Plan:
     return plan
 
 
-def _workload(prepared: Prepared, settings: TrainSettings, shape: ModelShape) -> Workload:
-    dataset = prepared.dataset
-    rows = read_rows(Path(prepared.folder), "train")
+class _WorkAhead(NamedTuple):
+    load: Workload
+    steps: int
+
+
+def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
+    """The rows as often as they will be trained on, by the function that the trainer asks too."""
+    folder = Path(prepared.folder)
+    rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
     if not rows:
         raise UserMistake(
             "the training split is empty",
-            why="every row was dropped or held out",
+            why="every row was dropped, held out or given the weight 0",
             fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
         )
-    rows = [rows[at] for at in choose_rows(len(rows), most=settings.max_rows, seed=settings.seed)]
-    checks = dataset.lengths["validation"][: settings.validation_rows]
-    steps = math.ceil(len(rows) / settings.batch_rows) * settings.epochs
-    return Workload(
-        lengths=tuple(len(row.tokens) for row in rows),
-        trained_tokens=sum(len(row.tokens) - row.trained_from for row in rows),
+    steps = plan_steps(rows, settings=settings)
+    visits = [rows[at] for step in steps for at in step]
+    # Epochs differ only where a weight has a fraction; then the whole run counts as one.
+    epochs = settings.epochs if all(row.weight.is_integer() for row in rows) else 1
+    visits = visits[: len(visits) // epochs]
+    checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
+    load = Workload(
+        lengths=tuple(len(row.tokens) for row in visits),
+        trained_tokens=sum(len(row.tokens) - row.trained_from for row in visits),
         shared_tokens=shared_tokens(rows),
         batch_rows=settings.batch_rows,
-        epochs=settings.epochs,
+        epochs=epochs,
         rank=settings.rank,
         targets=settings.targets,
         adapted_layers=len(_layers(settings, shape)),
-        validation_tokens=sum(checks),
-        checkpoints=math.ceil(steps / settings.checkpoint_every),
+        validation_tokens=sum(len(row.tokens) for row in checks),
+        checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
     )
+    return _WorkAhead(load, len(steps))
 
 
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:

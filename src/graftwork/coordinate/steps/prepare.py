@@ -1,37 +1,52 @@
-"""Step: from logs to a dataset that may be trained on."""
+"""Step: from logs to datasets that may be trained on, one for each model of the project."""
 
 from pathlib import Path
 
+from graftwork.coordinate.pace import tell_pace
+from graftwork.coordinate.sight import load_template, see
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.logs import log_hashes
 from graftwork.coordinate.workplace import Workplace
-from graftwork.data.prepare import prepare
+from graftwork.data.portions import PortionSummary
 from graftwork.files.dataset_folder import MANIFEST
-from graftwork.model.template import Template
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset
 
 
 class Prepared(Record):
-    """A dataset and where it lies."""
+    """The dataset that is trained on, where it lies, and where those of all models lie."""
 
     folder: str
     dataset: Dataset
+    folders: dict[str, str]
+    portions: tuple[PortionSummary, ...]
 
 
 def _do(work: Workplace, _made: Made) -> Prepared:
-    dataset, folder = prepare(
-        work.settings.data,
-        base=work.base.name,
-        base_fingerprint=work.base.revision,
-        renderer=Template.from_folder(Path(work.base.folder)),
+    from graftwork.data.prepare import Base, prepare
+
+    template = load_template(work)
+    models = work.settings.all_models
+    made = prepare(
+        see(work, template=template),
+        base=Base(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+        work=work.project.data,
         out=work.project.datasets,
         root=work.project.root,
-        on_progress=lambda phase, done, total: work.narrator.progress(
-            phase, done, total, seconds_left=None, detail={}
-        ),
+        models=models,
+        on_progress=tell_pace(work.narrator),
     )
-    return Prepared(folder=str(folder), dataset=dataset)
+    chosen = next(one for one in made if one.dataset.model == work.model)
+    return Prepared(
+        folder=str(chosen.folder),
+        dataset=chosen.dataset,
+        folders={one.dataset.model: str(one.folder) for one in made},
+        portions=tuple(one.summary for one in made),
+    )
+
+
+def _is_there(_work: Workplace, prepared: Prepared) -> bool:
+    return all((Path(folder) / MANIFEST).exists() for folder in prepared.folders.values())
 
 
 STEP = Step(
@@ -41,10 +56,12 @@ STEP = Step(
     makes=Prepared,
     depends_on=lambda work, _made: [
         work.settings.data.model_dump(mode="json"),
+        {name: model.model_dump(mode="json") for name, model in work.settings.all_models.items()},
+        work.model,
         log_hashes(work),
         work.base.revision,
     ],
     do=_do,
     identity=lambda prepared: str(prepared.dataset.content_hash),
-    still_there=lambda _work, prepared: (Path(prepared.folder) / MANIFEST).exists(),
+    still_there=_is_there,
 )

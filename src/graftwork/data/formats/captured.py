@@ -4,9 +4,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.data.formats.fields import BadRow, take_messages, take_optional_count, take_text
+from graftwork.data.formats.fields import BadRow, first_of, take_optional_count, take_text
+from graftwork.data.formats.turns import require_user, take_turns, to_messages
 from graftwork.records.capture import Capture
 from graftwork.records.interaction import Interaction, Origin
+
+EXPECTS = "a capture with request and reply"
 
 
 def fits(row: dict[str, Any]) -> bool:
@@ -21,14 +24,14 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
         first = error.errors(include_input=False, include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise BadRow(f"`{key}`: {first['msg']}") from None
-    messages = take_messages(capture.request["messages"], "request.messages")
-    if not any(message.role == "user" for message in messages):
-        raise BadRow("`request.messages` holds no turn of the user")
-    limit = capture.request.get("max_completion_tokens", capture.request.get("max_tokens"))
+    request = capture.request
+    turns = take_turns(request["messages"], "request.messages")
+    require_user(turns, "request.messages")
+    limit = first_of(request, "max_completion_tokens", "max_tokens")
     return Interaction(
         id=capture.id,
         origin=origin,
-        messages=messages,
+        messages=to_messages(turns, tools=first_of(request, "tools", "functions")),
         reply=take_text(capture.reply, "reply"),
         # A client that hung up got a part of the reply: nobody has seen whether it was good.
         status="disconnected" if capture.disconnected else None,

@@ -1,39 +1,58 @@
-"""Rows of a `prompt` and its `completion`, both plain text; instruction and output go by the same rule."""
+"""Rows of a `prompt` and its `completion`: plain text, or lists of messages on both sides."""
 
 from typing import Any
 
-from graftwork.data.formats.fields import BadRow, take_optional_text, take_text
-from graftwork.records.interaction import Interaction, Message, Origin
+from graftwork.data.formats.facts import take_facts
+from graftwork.data.formats.fields import BadRow, first_of, take_optional_text, take_text
+from graftwork.data.formats.turns import (
+    Turn,
+    require_user,
+    take_turns,
+    to_exchange,
+    to_messages,
+    write_reply,
+)
+from graftwork.records.interaction import Interaction, Origin
 
+EXPECTS = "prompt and completion"
 _PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
     ("question", "answer"),
-    ("instruction", "output"),
+    ("question", "response"),
 )
 
 
 def fits(row: dict[str, Any]) -> bool:
-    return any(asked in row and said in row for asked, said in _PAIRS)
+    return any(row.get(asked) is not None and said in row for asked, said in _PAIRS)
 
 
 def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
-    asked, said = next(pair for pair in _PAIRS if pair[0] in row and pair[1] in row)
-    prompt = take_text(row[asked], asked)
-    added = take_optional_text(row.get("input"), "input") if asked == "instruction" else None
-    if not prompt.strip():
-        raise BadRow(f"`{asked}` is empty")
-    system = take_optional_text(row.get("system"), "system")
-    messages = [Message(role="system", content=system)] if system else []
-    messages.append(Message(role="user", content=f"{prompt}\n\n{added}" if added else prompt))
-    return Interaction(
-        id=take_optional_text(row.get("id"), "id") or str(origin),
-        origin=origin,
-        messages=tuple(messages),
-        reply="" if row[said] is None else take_text(row[said], said),
-        status=take_optional_text(row.get("status"), "status"),
-        finish_reason=take_optional_text(row.get("finish_reason"), "finish_reason"),
-        group=take_optional_text(row.get("group"), "group"),
-        session=take_optional_text(row.get("session"), "session"),
-        model=take_optional_text(row.get("model"), "model"),
+    asked, said = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
+    turns = take_prompt(row[asked], asked, system=first_of(row, "system", "system_prompt"))
+    tools = first_of(row, "tools", "functions")
+    reply = row[said]
+    if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
+        exchange = to_exchange([*turns, *take_turns(reply, said)], said, tools=tools)
+        return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+    require_user(turns, asked)
+    reasoning = (
+        take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
     )
+    answer = Turn("assistant", "" if reply is None else take_text(reply, said), reasoning)
+    return Interaction(
+        messages=to_messages(turns, tools=tools), reply=write_reply(answer), **take_facts(row, origin)
+    )
+
+
+def take_prompt(value: Any, key: str, *, system: Any = None) -> list[Turn]:
+    """What was asked: text, which may not be empty, or the turns so far; a system prompt before it."""
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        turns = take_turns(value, key)
+    else:
+        text = take_text(value, key)
+        if not text.strip():
+            raise BadRow(f"`{key}` is empty")
+        turns = [Turn("user", text)]
+    led = take_optional_text(system, "system")
+    return [Turn("system", led), *turns] if led and turns[0].role != "system" else turns

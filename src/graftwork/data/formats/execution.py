@@ -2,16 +2,26 @@
 
 from typing import Any
 
+from graftwork.data.formats.facts import take_facts
 from graftwork.data.formats.fields import (
-    BadRow,
-    take_messages,
+    first_of,
     take_object,
     take_optional_count,
     take_optional_number,
     take_optional_text,
     take_text,
 )
-from graftwork.records.interaction import Interaction, Message, Origin
+from graftwork.data.formats.turns import (
+    Turn,
+    require_user,
+    take_parts_of_assistant,
+    take_turns,
+    to_messages,
+    write_reply,
+)
+from graftwork.records.interaction import Interaction, Origin
+
+EXPECTS = "an execution with its output"
 
 
 def fits(row: dict[str, Any]) -> bool:
@@ -23,30 +33,35 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
     execution = take_object(row["execution"], "execution")
     llm = take_object(row.get("llm"), "llm")
     config = take_object(llm.get("config"), "llm.config")
-    output = execution.get("output")
+    facts = take_facts(row, origin)
     errors = execution.get("errors")
+    if isinstance(errors, list) and errors:
+        facts["extra"]["errors"] = len(errors)
+    facts["status"] = take_optional_text(execution.get("status"), "execution.status")
+    facts["finish_reason"] = take_optional_text(execution.get("finish_reason"), "execution.finish_reason")
+    facts["model"] = take_optional_text(first_of(llm, "model", "provider"), "llm.model")
+    facts["duration_ms"] = take_optional_number(execution.get("duration_ms"), "execution.duration_ms")
+    facts["max_tokens"] = take_optional_count(config.get("max_tokens"), "llm.config.max_tokens")
+    turns = _take_prompt(row, execution)
+    tools = first_of(execution, "tools", "functions")
     return Interaction(
-        id=take_optional_text(row.get("id"), "id") or str(origin),
-        origin=origin,
-        messages=_take_prompt(row, execution),
-        # A failed call has no output; the status says so, and the empty reply is seen by its rule.
-        reply="" if output is None else take_text(output, "execution.output"),
-        status=take_optional_text(execution.get("status"), "execution.status"),
-        finish_reason=take_optional_text(execution.get("finish_reason"), "execution.finish_reason"),
-        group=take_optional_text(take_object(row.get("agent"), "agent").get("role"), "agent.role"),
-        session=take_optional_text(row.get("session"), "session"),
-        model=take_optional_text(llm.get("model") or llm.get("provider"), "llm.model"),
-        duration_ms=take_optional_number(execution.get("duration_ms"), "execution.duration_ms"),
-        max_tokens=take_optional_count(config.get("max_tokens"), "llm.config.max_tokens"),
-        extra={"errors": len(errors)} if isinstance(errors, list) and errors else {},
+        messages=to_messages(turns, tools=tools), reply=_take_output(execution["output"]), **facts
     )
 
 
-def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> tuple[Message, ...]:
+def _take_output(output: Any) -> str:
+    if output is None:
+        # A failed call has no output; the status says so, and the empty reply is seen by its rule.
+        return ""
+    if isinstance(output, list):
+        return write_reply(take_parts_of_assistant(output, "execution.output"))
+    return take_text(output, "execution.output")
+
+
+def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> list[Turn]:
     if execution.get("input_messages"):
-        messages = take_messages(execution["input_messages"], "execution.input_messages")
-        if not any(message.role == "user" for message in messages):
-            raise BadRow("`execution.input_messages` holds no turn of the user")
-        return messages
+        turns = take_turns(execution["input_messages"], "execution.input_messages")
+        require_user(turns, "execution.input_messages")
+        return turns
     task = take_object(row.get("task"), "task")
-    return (Message(role="user", content=take_text(task.get("description"), "task.description")),)
+    return [Turn("user", take_text(task.get("description"), "task.description"))]

@@ -1,20 +1,14 @@
 """Taking typed values out of parsed JSON, with errors that name the key and the type found."""
 
+import json
 import math
+import re
 from typing import Any, cast
 
-from graftwork.records.interaction import Message, Role
+import orjson
 
-_ROLES: dict[str, Role] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
+_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_LARGEST_COUNT = 1 << 53
 
 
 class BadRow(ValueError):
@@ -42,8 +36,11 @@ def take_optional_text(value: Any, key: str) -> str | None:
 
 
 def take_optional_number(value: Any, key: str) -> float | None:
+    """A number or nothing; text that is a number is one, since tables know only text."""
     if value is None:
         return None
+    if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadRow(f"`{key}` must be a number, and is {name_type(value)}")
     number = float(value)
@@ -54,7 +51,11 @@ def take_optional_number(value: Any, key: str) -> float | None:
 
 def take_optional_count(value: Any, key: str) -> int | None:
     number = take_optional_number(value, key)
-    return None if number is None else int(number)
+    if number is None:
+        return None
+    if abs(number) > _LARGEST_COUNT:
+        raise BadRow(f"`{key}` is too large")
+    return int(number)
 
 
 def take_object(value: Any, key: str) -> dict[str, Any]:
@@ -66,10 +67,40 @@ def take_object(value: Any, key: str) -> dict[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def take_messages(value: Any, key: str) -> tuple[Message, ...]:
-    if not isinstance(value, list) or not value:
-        raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
-    return tuple(_take_message(item, f"{key}[{place}]") for place, item in enumerate(value))
+def take_list(value: Any, key: str) -> list[Any]:
+    """A list; a missing one is empty."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadRow(f"`{key}` must be a list, and is {name_type(value)}")
+    return value
+
+
+def open_json(value: Any) -> Any:
+    """What JSON inside of text holds, where a log wrote an object as text; else the value itself."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return value
+    return value
+
+
+def write_json(value: Any, key: str) -> str:
+    """JSON as the templates of models write it: keys in their order, a space behind each mark."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (RecursionError, ValueError):
+        raise BadRow(f"`{key}` is nested too deeply") from None
+
+
+def first_of(row: dict[str, Any], *keys: str) -> Any:
+    """The value of the first of these keys that the row states."""
+    for key in keys:
+        value = row.get(key)
+        if value is not None:
+            return value
+    return None
 
 
 def name_type(value: Any) -> str:
@@ -81,20 +112,14 @@ def name_type(value: Any) -> str:
     return names.get(type(value), "an object")
 
 
-def _take_message(value: Any, key: str) -> Message:
-    if not isinstance(value, dict):
-        raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
-    role = value.get("role")
-    if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise BadRow(f"`{key}.role` must be one of system, user, assistant, tool")
-    if value.get("tool_calls") or value.get("function_call"):
-        raise BadRow(f"`{key}` calls a tool, and tool calls are not read")
-    return Message(role=_ROLES[role.lower()], content=take_text(value.get("content"), f"{key}.content"))
-
-
 def _take_part(part: Any, key: str) -> str:
     if isinstance(part, str):
         return take_text(part, key)
-    if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
-        return take_text(part.get("text"), f"{key}.text")
+    if isinstance(part, dict) and part.get("type", "text") in (
+        "text",
+        "input_text",
+        "output_text",
+        "refusal",
+    ):
+        return take_text(first_of(part, "text", "content", "refusal"), f"{key}.text")
     raise BadRow(f"`{key}` is no text, and only text is read")

@@ -1,53 +1,99 @@
-"""How a rule says what it found: all rows by name, a few of them with an excerpt."""
+"""How a rule says what it found: an exact count, the first rows by name, a few with an excerpt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
+from graftwork.data.rules.facts import Facts
+from graftwork.data.rules.gather import MOST_EXAMPLES, MOST_ROWS
+from graftwork.data.rules.note import show_start
 from graftwork.records.audit import Example, Finding, Severity
 from graftwork.records.interaction import Interaction, Origin
 
-EXCERPT = 140
-EXAMPLES = 3
-# A report of a million rows would be no report; the count stays exact.
-MOST_ROWS = 1000
-
-Hit = tuple[Origin, str]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def make_finding(
-    code: str, severity: Severity, hits: Sequence[Hit], *, title: str, effect: str, fix: str
+    code: str,
+    severity: Severity,
+    *,
+    count: int,
+    rows: Sequence[Origin],
+    examples: Sequence[Example],
+    title: str,
+    effect: str,
+    fix: str,
+    reasons: dict[str, int] | None = None,
 ) -> Finding:
-    """`hits` are origins with excerpts that must come from redacted rows."""
+    """The excerpts of `examples` must come from redacted rows."""
     return Finding(
         code=code,
         severity=severity,
-        count=len(hits),
+        count=count,
         title=title,
         effect=effect,
         fix=fix,
-        rows=tuple(origin for origin, _ in hits[:MOST_ROWS]),
-        examples=tuple(Example(origin=origin, excerpt=excerpt) for origin, excerpt in hits[:EXAMPLES]),
+        rows=tuple(rows),
+        examples=tuple(examples),
+        reasons=reasons or {},
     )
 
 
-def show_start(text: str) -> str:
-    folded = " ".join(text.split())
-    return folded if len(folded) <= EXCERPT else f"{folded[: EXCERPT - 1]}…"
+def find_noted(
+    facts: Facts,
+    code: str,
+    severity: Severity,
+    *,
+    title: str,
+    effect: str,
+    fix: str,
+    noted: str | None = None,
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """A finding from the notes that the rows got under `noted`, or under its own code."""
+    tallied = facts.tally[noted or code]
+    return make_finding(
+        code,
+        severity,
+        count=tallied.count,
+        rows=facts.origins(tallied.places),
+        examples=[Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in tallied.shown],
+        reasons=tallied.sort_reasons() if reasons is None else reasons,
+        title=title,
+        effect=effect,
+        fix=fix,
+    )
 
 
-def show_end(text: str) -> str:
-    folded = " ".join(text.split())
-    return folded if len(folded) <= EXCERPT else f"…{folded[-EXCERPT + 1 :]}"
-
-
-def show_around(text: str, mark: str) -> str:
-    folded = " ".join(text.split())
-    place = max(0, folded.find(mark) - EXCERPT // 3)
-    return ("…" if place else "") + show_start(folded[place:])
-
-
-def show_question(row: Interaction) -> str:
-    """The end of the question: the beginning is often the sources."""
-    return show_end(row.question)
+def find_placed(
+    facts: Facts,
+    code: str,
+    severity: Severity,
+    places: "NDArray[Any]",
+    *,
+    show: Callable[[Interaction, int], str],
+    title: str,
+    effect: str,
+    fix: str,
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """A finding from places in the corpus; `show` says what of a row is quoted."""
+    shown = [int(place) for place in places[:MOST_EXAMPLES]]
+    rows = facts.read(shown)
+    return make_finding(
+        code,
+        severity,
+        count=len(places),
+        rows=facts.origins(places[:MOST_ROWS]),
+        examples=[
+            Example(origin=facts.corpus.origin(place), excerpt=show_start(show(rows[place], place)))
+            for place in shown
+        ],
+        reasons=reasons,
+        title=title,
+        effect=effect,
+        fix=fix,
+    )
 
 
 def count_rows(count: int, what: str) -> str:
@@ -55,7 +101,7 @@ def count_rows(count: int, what: str) -> str:
     if count == 1:
         verb, _, rest = what.partition(" ")
         return f"1 row {({'are': 'is', 'have': 'has', 'do': 'does'}).get(verb, verb + 's')} {rest}"
-    return f"{count} rows {what}"
+    return f"{count:,} rows {what}"
 
 
 def mend(setting: str, *, on: bool, done: str) -> str:

@@ -1,0 +1,183 @@
+"""Which rows belong together, and which split each group goes to.
+
+In: the corpus. Out: for each row that passed the filter its split and the row that founded its
+group, or the two rows that it would join although they stand in different splits. Rows are dealt in
+the order of sight, each by the rows before it alone: rows that are logged later move none. Rows that
+repeat others are dealt as well, so that no correction moves a group. Groups are never divided.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.bands import Columns, find_first, merge_pairs, unpack
+from graftwork.data.grouping import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.data.paraphrase import Embedder, Paraphrases
+from graftwork.data.question import Asked, find_asked
+from graftwork.data.settings import DataSettings
+from graftwork.data.shares import Shares
+from graftwork.records.dataset import SPLITS
+from graftwork.text.compare import Array, Clusters
+
+NOT_DEALT = 255
+_ROWS_AT_ONCE = 50_000
+
+
+class Dealing(NamedTuple):
+    """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
+
+    `aside` holds the rows that were set aside, each with two rows that it asks the same as and that
+    stand in different splits.
+    """
+
+    split: Array
+    group: Array
+    aside: dict[int, tuple[int, int]]
+
+
+def group_and_deal(corpus: Columns, *, settings: DataSettings, embedder: Embedder | None = None) -> Dealing:
+    """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped."""
+    passed = corpus.column("passed").astype(bool)
+    turns = read_turns(corpus, passed=passed)
+    threshold = settings.question_similarity
+    turn_pairs = merge_pairs(
+        [
+            pair_turns(corpus, turns, passed=passed, threshold=threshold),
+            pair_rare_grams(corpus, turns),
+        ]
+    )
+    paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
+    table = _Table(corpus, turns_first=turns.first, passed=passed, settings=settings)
+    for asked in find_asked(corpus, passed=passed, turns=turns.key):
+        window = asked.window
+        table.open_window(asked)
+        lines = asked.pair_alike(threshold=threshold)
+        if paraphrases is not None:
+            lines = merge_pairs([lines, paraphrases.pair(asked)])
+        questions = pair_rare_questions(corpus, asked, passed=passed)
+        for low in range(window.low, window.high, _ROWS_AT_ONCE):
+            high = min(low + _ROWS_AT_ONCE, window.high)
+            alike = _Alike(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
+            table.deal_rows(low, high, alike=alike)
+    return table.result()
+
+
+class _Alike(NamedTuple):
+    """The rows before each row with a line or turn that is alike, or with the same rare question."""
+
+    lines: dict[int, list[int]]
+    turns: dict[int, list[int]]
+    questions: dict[int, list[int]]
+
+
+class _Table:
+    """Who sits where: the first row of each split with each turn, line, conversation and key."""
+
+    def __init__(self, corpus: Columns, *, turns_first: Array, passed: Array, settings: DataSettings) -> None:
+        rows = corpus.rows
+        self._passed = passed
+        self._split = array("B", bytes([NOT_DEALT])) * rows
+        self._clusters = Clusters(rows)
+        self._aside: dict[int, tuple[int, int]] = {}
+        self._shares = Shares(corpus, settings=settings)
+        # By the first row of a class: the first row of it that was dealt. All that were are in one split.
+        keys = (corpus.column(name) for name in ("opening", "together"))
+        shared = (find_first(key, among=passed) for key in keys if key.any())
+        self._classes = [(first, _nowhere(rows)) for first in (turns_first, *shared)]
+        self._barred_turns: dict[int, tuple[int, int]] = {}
+        self._barred_lines: dict[int, tuple[int, int]] = {}
+        self._line_first: Array = np.zeros(0, dtype=np.int64)
+        self._is_probe: Array = np.zeros(0, dtype=bool)
+        self._line_homes: list[array[int]] = []
+
+    def open_window(self, asked: Asked) -> None:
+        """Seat the rows that were dealt before by the lines that they ask on this window's ground."""
+        low, high = asked.window.low, asked.window.high
+        self._line_first = asked.first
+        self._is_probe = np.zeros(high, dtype=bool)
+        self._is_probe[asked.probes()] = True
+        self._barred_lines = {}
+        self._line_homes = [_nowhere(high) for _ in SPLITS]
+        splits = np.frombuffer(self._split, dtype=np.uint8)[:low]
+        for split, homes in enumerate(self._line_homes):
+            # From the last to the first, so that the first one stays.
+            members = np.flatnonzero(splits == split)[::-1]
+            np.frombuffer(homes, dtype=np.int32)[asked.first[members]] = members
+
+    def deal_rows(self, low: int, high: int, *, alike: _Alike) -> None:
+        passed = self._passed[low:high].tolist()
+        probes = self._is_probe[low:high].tolist()
+        line_of = self._line_first[low:high].tolist()
+        classes_of = [first[low:high].tolist() for first, _ in self._classes]
+        for at, place in enumerate(range(low, high)):
+            if not passed[at]:
+                continue
+            classes = [of[at] for of in classes_of]
+            line, turn = line_of[at], classes[0]
+            barred = self._barred_lines.get(line) or self._barred_turns.get(turn)
+            neighbours = [] if barred else self._neighbours(place, line, classes, alike)
+            conflict = barred or self._find_conflict(neighbours)
+            if conflict:
+                self._aside[place] = conflict
+                # Whoever asks the same to the letter is judged by the first who did.
+                if turn == place:
+                    self._barred_turns[turn] = conflict
+                if probes[at]:
+                    self._barred_lines[line] = conflict
+            else:
+                self._seat(place, line, classes, neighbours)
+
+    def _neighbours(self, place: int, line: int, classes: list[int], alike: _Alike) -> list[int]:
+        """Dealt rows before this one that it must not be parted from."""
+        found = [homes[line] for homes in self._line_homes]
+        for other in alike.lines.get(place, ()):
+            there = int(self._line_first[other])
+            found += [homes[there] for homes in self._line_homes]
+        found += [homes[of] for of, (_, homes) in zip(classes, self._classes, strict=True)]
+        first, homes = self._classes[0]
+        found += [homes[int(first[other])] for other in alike.turns.get(place, ())]
+        found += [other for other in alike.questions.get(place, ()) if self._split[other] != NOT_DEALT]
+        return [other for other in found if other >= 0]
+
+    def _find_conflict(self, neighbours: list[int]) -> tuple[int, int] | None:
+        for place in neighbours[1:]:
+            if self._split[place] != self._split[neighbours[0]]:
+                low, high = sorted((neighbours[0], place))
+                return low, high
+        return None
+
+    def _seat(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
+        split = self._split[neighbours[0]] if neighbours else self._shares.deal(place)
+        self._split[place] = split
+        for other in neighbours:
+            self._clusters.join(other, place)
+        if self._line_homes[split][line] < 0:
+            self._line_homes[split][line] = place
+        for of, (_, homes) in zip(classes, self._classes, strict=True):
+            if homes[of] < 0:
+                homes[of] = place
+
+    def result(self) -> Dealing:
+        split = np.array(self._split, dtype=np.uint8)
+        group = np.where(split == NOT_DEALT, -1, self._clusters.names())
+        return Dealing(split, group, self._aside)
+
+
+def _nowhere(size: int) -> "array[int]":
+    return array("i", [-1]) * size
+
+
+def _by_row(pairs: Array, low: int, high: int) -> dict[int, list[int]]:
+    """The earlier rows of each later row from `low` to before `high`."""
+    start, stop = np.searchsorted(pairs, np.array([low, high], dtype=np.uint64) << np.uint64(32))
+    found: dict[int, list[int]] = {}
+    for later, earlier in _walk(pairs[start:stop]):
+        found.setdefault(later, []).append(earlier)
+    return found
+
+
+def _walk(pairs: Array) -> Iterator[tuple[int, int]]:
+    later, earlier = unpack(pairs)
+    return zip(later.tolist(), earlier.tolist(), strict=True)

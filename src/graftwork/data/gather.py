@@ -1,0 +1,133 @@
+"""Logs to a corpus: every block sifted, on all cores, or taken as it was sifted before.
+
+In: the settings, what is known of the base model, and a folder to keep sifted blocks in. Out: the
+corpus. An interrupted run loses only the blocks in work. Does not know what becomes of the rows.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.data.corpus import Corpus, read_head, read_table
+from graftwork.data.rules.note import Sight
+from graftwork.data.sift import SiftTask, digest_hashes, name_sifted, sift_block
+from graftwork.data.sight import BlockNow, Order, arrange
+from graftwork.data.sources.blocks import cut_blocks
+from graftwork.data.sources.find import find_sources
+from graftwork.files.digest import file_digest
+from graftwork.files.whole import write_whole
+from graftwork.process.pool import work_in_order
+from graftwork.records.dataset import InputFile
+from graftwork.records.errors import UserMistake
+
+ORDER = "order.json"
+BLOCK_BYTES = 4 << 20
+
+Progress = Callable[[str, int, int], None]
+
+
+class _Found(NamedTuple):
+    """A block without its bytes."""
+
+    file: str
+    block: int
+    first_line: int
+    sifted: str
+
+
+def gather(
+    sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progress, processes: int | None = None
+) -> Corpus:
+    """Sift what is new and put all rows into their order of sight."""
+    names = find_sources(sight.settings.logs, root=root)
+    folder.mkdir(parents=True, exist_ok=True)
+    reading = _Reading(names, root=root, folder=folder, sight=sight, report=on_progress)
+    for size in work_in_order(reading.new_tasks(), sift_block, processes=processes):
+        reading.done(size)
+    heads = {found: read_head(folder / found.sifted) for found in reading.found}
+    blocks = [
+        BlockNow(
+            file=found.file,
+            block=found.block,
+            first_line=found.first_line,
+            sifted=found.sifted,
+            rows=heads[found].rows,
+            digest=partial(_digest, folder / found.sifted),
+        )
+        for found in reading.found
+    ]
+    segments, order = arrange(blocks, _read_order(folder / ORDER))
+    write_whole(folder / ORDER, order.to_json())
+    _forget_others(folder, keep={block.sifted for block in blocks})
+    records: Counter[str] = Counter()
+    for found, head in heads.items():
+        records[found.file] += head.records
+    inputs = [
+        InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
+    ]
+    return Corpus(folder, segments=segments, inputs=inputs)
+
+
+class _Reading:
+    """Walks through the files once: hashes them, and hands out the blocks that were not sifted yet."""
+
+    def __init__(
+        self, names: tuple[str, ...], *, root: Path, folder: Path, sight: Sight, report: Progress
+    ) -> None:
+        self.found: list[_Found] = []
+        self.hashes: dict[str, str] = {}
+        self._names = names
+        self._root, self._folder, self._sight = root, folder, sight
+        self._report = report
+        self._total = sum(_size_of(root / name) for name in names)
+        self._done = 0
+
+    def new_tasks(self) -> Iterator[SiftTask]:
+        for name in self._names:
+            keys = hashlib.sha256()
+            for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
+                keys.update(block.key.encode())
+                sifted = name_sifted(block, sight=self._sight)
+                self.found.append(_Found(block.file, block.index, block.first_line, sifted))
+                out = self._folder / sifted
+                if out.exists():
+                    self.done(len(block.data))
+                else:
+                    yield SiftTask(block=block, out=out, sight=self._sight)
+            # Standard input can be read only once: it goes by the hash of its blocks.
+            path = self._root / name
+            self.hashes[name] = file_digest(path) if path.is_file() else keys.hexdigest()
+        if not self.found:
+            raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
+
+    def done(self, size: int) -> None:
+        self._done += size
+        self._report("read and sift", self._done, max(self._total, self._done))
+
+
+def _size_of(path: Path) -> int:
+    """0 where nobody can know: standard input."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _digest(path: Path, start: int, stop: int) -> str:
+    return digest_hashes(read_table(path, ["input_hash"]).column("input_hash").to_pylist()[start:stop])
+
+
+def _read_order(path: Path) -> Order:
+    """A lost or damaged order is no loss of data: the rows are then seen in the order of the files."""
+    try:
+        return Order.from_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return Order()
+
+
+def _forget_others(folder: Path, *, keep: set[str]) -> None:
+    for path in folder.glob("*.arrow"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,31 @@
+"""The system prompt that a row is trained with: given by graft.yaml, logged, or both.
+
+In: the turns of a row and the role of its agent. Out: the turns, with one system turn in front where
+a prompt is given. Does not know how turns are rendered.
+"""
+
+from collections.abc import Sequence
+
+from graftwork.data.settings import DataSettings
+from graftwork.records.interaction import Message
+
+
+def give_system_prompt(
+    messages: Sequence[Message], *, role: str | None, settings: DataSettings
+) -> tuple[Message, ...]:
+    """The turns with the prompt of their role, else with the one for all, else as they were logged.
+
+    An empty prompt is given too: it takes the logged one away.
+    """
+    given = settings.system_prompts.get(role) if role is not None else None
+    if given is None:
+        given = settings.system_prompt
+    if given is None:
+        return tuple(messages)
+    parts = [given]
+    if settings.logged_system_prompt == "keep_behind":
+        parts += [message.content for message in messages if message.role == "system"]
+    # Many templates take one system turn only, and that in front.
+    text = "\n\n".join(part for part in parts if part)
+    rest = tuple(message for message in messages if message.role != "system")
+    return (Message(role="system", content=text), *rest) if text else rest

@@ -1,0 +1,95 @@
+"""Replies that are no answers: failed calls, failures in disguise, empty, a stand-in, cut off.
+
+What counts is what `judge` says, so that the audit and the preparation never disagree.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from graftwork.data.judge import find_fault
+from graftwork.data.redaction import RedactedRow
+from graftwork.data.rules.facts import Facts
+from graftwork.data.rules.finding import count_rows, find_noted, mend
+from graftwork.data.rules.note import Note, Sight, show_around, show_end, show_start
+from graftwork.data.settings import DataSettings
+from graftwork.records.audit import Finding
+from graftwork.records.interaction import Interaction
+
+# Where a blank in a long reply may stand: only for showing it, what is one the judge decides.
+_BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
+
+
+class _Wording(NamedTuple):
+    what: str
+    effect: str
+    fix: Callable[[DataSettings], str]
+
+
+def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+    fault = find_fault(raw, sight.settings)
+    if fault is None:
+        return
+    row = redacted.row
+    blank = _BLANK.search(row.reply) if fault.code == "placeholder" else None
+    if fault.code == "truncated":
+        excerpt = show_end(row.reply)
+    elif blank:
+        excerpt = show_around(row.reply, blank.group())
+    else:
+        # Where there is no reply, the end of the question: its beginning is often the sources.
+        excerpt = show_start(row.reply) or show_end(row.question)
+    yield Note(fault.code, fault.reason, excerpt)
+
+
+def find(facts: Facts) -> Iterator[Finding]:
+    for code, wording in _WORDINGS.items():
+        count = facts.tally[code].count
+        if count:
+            yield find_noted(
+                facts,
+                code,
+                "blocker",
+                title=count_rows(count, wording.what),
+                effect=wording.effect,
+                fix=wording.fix(facts.settings),
+            )
+
+
+def _mend_failed(settings: DataSettings) -> str:
+    return mend("drop_failed", on=settings.drop_failed, done="drops these")
+
+
+_WORDINGS = {
+    "failed_status": _Wording(
+        "are logged as failed",
+        "trained on, they teach the model to answer with failures",
+        lambda settings: (
+            f"{_mend_failed(settings)}; data.keep_status names what counts as success "
+            f"({', '.join(settings.keep_status)})"
+        ),
+    ),
+    "claims_success_but_fails": _Wording(
+        "are not marked as failed, and the reply reports a failure",
+        "trained on, they teach the model to answer with error messages",
+        lambda settings: f"{_mend_failed(settings)}; let the logger write the true status",
+    ),
+    "empty": _Wording(
+        "have no question or no reply",
+        "trained on, they teach the model to say nothing",
+        lambda settings: "`graft data prepare` drops these always",
+    ),
+    "placeholder": _Wording(
+        "have a stand-in where the answer belongs",
+        "trained on, they teach the model to answer with stand-ins",
+        lambda settings: mend("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
+    ),
+    "truncated": _Wording(
+        "are cut off before the end of the reply",
+        "trained on, they teach the model to stop in the middle",
+        lambda settings: (
+            mend("drop_truncated", on=settings.drop_truncated, done="drops these")
+            + "; raise the token limit where they were logged"
+        ),
+    ),
+}

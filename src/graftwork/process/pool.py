@@ -1,0 +1,82 @@
+"""The same work on many pieces, on all cores.
+
+In: pieces, and a function of the module level that works on one. Out: the results, in the order of
+the pieces. One piece is worked on right here: small work does not wait for processes to start. A
+Ctrl-C reaches this process alone; the others end with it. Does not know what the work is.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from typing import Any, TypeVar
+
+from graftwork.process.parent import tie_to_parent
+from graftwork.records.errors import EnvironmentLacks
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+
+WAITING_PER_PROCESS = 2
+"""Enough that none is idle, and few enough that pieces do not pile up in memory."""
+
+
+def count_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def work_in_order(
+    pieces: Iterable[Piece],
+    work: Callable[[Piece], Result],
+    *,
+    prepare: Callable[..., None] | None = None,
+    with_arguments: tuple[Any, ...] = (),
+    processes: int | None = None,
+) -> Iterator[Result]:
+    """`prepare(*with_arguments)` is called once in each process before its first piece."""
+    count = count_cores() if processes is None else processes
+    waiting = iter(pieces)
+    first = list(islice(waiting, 2))
+    if len(first) < 2 or count < 2:
+        if prepare is not None and first:
+            prepare(*with_arguments)
+        yield from map(work, chain(first, waiting))
+        return
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(os.getpid(), prepare, with_arguments),
+    )
+    try:
+        yield from _keep_busy(pool, chain(first, waiting), work, most=count * WAITING_PER_PROCESS)
+    except BrokenProcessPool as error:
+        raise EnvironmentLacks(
+            "a worker process was killed",
+            why="most often the machine ran out of memory",
+            fix="run the same command again: what was finished is kept; free some memory first",
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _keep_busy(
+    pool: ProcessPoolExecutor, pieces: Iterator[Piece], work: Callable[[Piece], Result], *, most: int
+) -> Iterator[Result]:
+    running: deque[Future[Result]] = deque(pool.submit(work, piece) for piece in islice(pieces, most))
+    while running:
+        yield running.popleft().result()
+        running.extend(pool.submit(work, piece) for piece in islice(pieces, 1))
+
+
+def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tie_to_parent(parent)
+    if prepare is not None:
+        prepare(*arguments)

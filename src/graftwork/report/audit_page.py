@@ -1,0 +1,192 @@
+"""The page of an audit: what was found, what it does, what mends it, and rows to read.
+
+In: an Audit. Out: one self-contained HTML document without scripts and without a single outside
+address; a content policy in the page itself forbids both. Whatever came from logs is escaped by the
+template. The same audit gives the same bytes.
+"""
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any, Literal
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from graftwork.records.audit import Audit, Cluster, Finding, LengthHistogram
+from graftwork.records.interaction import Origin
+from graftwork.report import wording
+from graftwork.report.audit_plots import draw_buckets
+
+WIDE, NARROW = 760.0, 340.0
+FIRST_EXAMPLES = 3
+MOST_LINES = 200
+MOST_BARS = 12
+KINDS = {
+    "conflicting_answers": "One prompt, different answers",
+    "near_duplicate": "Nearly the same",
+    "duplicate": "The same",
+}
+
+
+def make_audit_page(audit: Audit) -> str:
+    environment = Environment(
+        loader=PackageLoader("graftwork", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        number=wording.number,
+        duration=wording.duration,
+        plural=wording.plural,
+        lines=_name_lines,
+        commands=_set_commands,
+    )
+    template = environment.get_template("audit_page.html.jinja")
+    return template.render(
+        audit=audit,
+        blockers=[finding for finding in audit.findings if finding.severity == "blocker"],
+        tiles=_tiles(audit),
+        findings=[_show_finding(finding) for finding in audit.findings],
+        lacking=[{"code": one.code, "why": one.why} for one in audit.not_looked_for],
+        lengths=[
+            {"of": "prompt", "summary": audit.prompt_length, "figure": _draw(audit, "prompt")},
+            {"of": "reply", "summary": audit.reply_length, "figure": _draw(audit, "reply")},
+        ],
+        drawn_groups=_drawn_groups(audit),
+        shares=_shares(audit),
+        clusters=[
+            {"kind": kind, "name": KINDS[kind], "members": [_show_cluster(one) for one in members]}
+            for kind, members in groupby(audit.clusters, key=lambda cluster: cluster.kind)
+        ],
+    )
+
+
+def _set_commands(text: str) -> Markup:
+    """What stands in backticks, as code; everything is escaped."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if i % 2 else escape(piece) for i, piece in enumerate(pieces)
+    )
+
+
+def _tiles(audit: Audit) -> list[dict[str, str]]:
+    count = {
+        severity: sum(1 for finding in audit.findings if finding.severity == severity)
+        for severity in ("blocker", "warning")
+    }
+    unread = audit.rows - audit.readable
+    return [
+        {
+            "name": "Rows",
+            "value": wording.number(audit.rows),
+            "note": f"{wording.number(unread)} could not be read" if unread else "all of them readable",
+            "tone": "plain",
+        },
+        {
+            "name": "Usable",
+            "value": wording.number(audit.usable),
+            "note": f"{wording.percent(audit.usable / audit.rows) if audit.rows else '0 %'} after cleaning",
+            "tone": "plain",
+        },
+        {
+            "name": "Blockers",
+            "value": str(count["blocker"]),
+            "note": "kinds of fault that forbid training",
+            "tone": "fail" if count["blocker"] else "pass",
+        },
+        {
+            "name": "Warnings",
+            "value": str(count["warning"]),
+            "note": "kinds of fault that harm it",
+            "tone": "unknown" if count["warning"] else "pass",
+        },
+    ]
+
+
+def _show_finding(finding: Finding) -> dict[str, Any]:
+    most = max([*finding.reasons.values(), 1])
+    return {
+        "finding": finding,
+        "first": finding.examples[:FIRST_EXAMPLES],
+        "more": finding.examples[FIRST_EXAMPLES:],
+        "reasons": [
+            {"name": name, "count": count, "share": round(100 * count / most, 1)}
+            for name, count in list(finding.reasons.items())[:MOST_BARS]
+        ]
+        # One reason that holds for all says no more than the title.
+        if len(finding.reasons) > 1
+        else [],
+    }
+
+
+def _show_cluster(cluster: Cluster) -> dict[str, Any]:
+    first = cluster.shown[0] if cluster.shown else None
+    asked = " ".join(first.question.split()) if first else ""
+    return {
+        "cluster": cluster,
+        "asked": f"…{asked[-110:]}" if len(asked) > 110 else asked,
+        "question": first.question if first else "",
+        # Rows that differ in the question show it each; those that contradict each other share it.
+        "own_questions": cluster.kind == "near_duplicate",
+    }
+
+
+def _shares(audit: Audit) -> list[dict[str, Any]]:
+    """Who the rows are of: bars of what was logged, and in them of what is usable."""
+    found = []
+    for title, logged, usable in (
+        ("Roles", audit.groups, audit.usable_groups),
+        ("Domains", audit.domains, {}),
+        ("Models that answered", audit.models, {}),
+    ):
+        most = max([*logged.values(), 1])
+        bars = [
+            {
+                "name": name,
+                "rows": count,
+                "share": round(100 * count / most, 1),
+                "usable": usable.get(name, 0) if usable else None,
+                "usable_share": round(100 * usable.get(name, 0) / most, 1) if usable else 0,
+            }
+            for name, count in list(logged.items())[:MOST_BARS]
+        ]
+        if bars:
+            found.append({"title": title, "bars": bars, "more": max(len(logged) - MOST_BARS, 0)})
+    return found
+
+
+def _drawn_groups(audit: Audit) -> list[str]:
+    """The names of the stacked parts: the largest groups, and all others together."""
+    named = [
+        shape.group for shape in audit.length_histograms if shape.of == "reply" and shape.group is not None
+    ]
+    return [*named, "others"] if named else []
+
+
+def _draw(audit: Audit, of: Literal["prompt", "reply"]) -> Markup:
+    shapes: list[LengthHistogram] = [shape for shape in audit.length_histograms if shape.of == of]
+    whole = next((shape.counts for shape in shapes if shape.group is None), ())
+    stacked = {f"group {shape.group}": shape.counts for shape in shapes if shape.group is not None}
+    rest = tuple(total - sum(parts) for total, *parts in zip(whole, *stacked.values(), strict=True))
+    counts = {**stacked, "others": rest}
+
+    def draw(width: float) -> Markup:
+        title = f"Length of the {'prompts' if of == 'prompt' else 'replies'}"
+        return draw_buckets(audit.length_edges, counts, title=title, unit="characters", width=width)
+
+    both = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
+    return both.format(draw(WIDE), draw(NARROW))
+
+
+def _name_lines(rows: Iterable[Origin]) -> list[dict[str, str]]:
+    """Rows by their files: `log.jsonl: 2, 3, 4`."""
+    found = []
+    for file, members in groupby(rows, key=lambda row: row.file):
+        lines = [str(row.line) for row in members]
+        more = f" and {len(lines) - MOST_LINES:,} more" if len(lines) > MOST_LINES else ""
+        found.append({"file": file, "lines": ", ".join(lines[:MOST_LINES]) + more})
+    return found[:50]

@@ -1,0 +1,156 @@
+"""Where values stand that are slow to search for: e-mail addresses, passwords, long numbers.
+
+In: a text. Out: the spans of the values, left to right, none over another. A regular expression
+that begins with "some letters" is tried at every letter; these begin at the literal in the middle
+(`@`, `://`, `password`) and look back from there, or look only inside runs of digits. Each look is
+bounded, so that the time grows with the text and not faster.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from graftwork.text.confirm import (
+    has_phone_digits,
+    is_no_git_address,
+    looks_like_password,
+    passes_luhn,
+)
+
+
+class Span(NamedTuple):
+    start: int
+    end: int
+
+
+_LOCAL_PART = re.compile(r"[A-Za-z0-9._%+-]{1,65}")
+_LONGEST_LOCAL_PART = 64
+_HOST = re.compile(r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9])")
+
+_LOGIN = re.compile(r"""://(?<=\w://)[^\s/:@"'<>]{0,80}:(?P<value>[^\s/@"'<>{}$]{1,200})@""")
+
+_NAMES = (
+    r"pass(?:word|wd|phrase)|pwd|secret|token|credential|api[_-]?key|access[_-]?key|auth[_-]?key"
+    r"|private[_-]?key|encryption[_-]?key|signing[_-]?key"
+)
+# A quote may be escaped once or more: JSON in a tool call's arguments in JSON.
+_QUOTE = r"""\\{0,7}["'`]"""
+_VALUE = r"""(?P<value>[^\s"'`,;<>()\[\]{}\\]{8,200})"""
+_ASSIGNMENT = re.compile(
+    rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{_QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is)\b)\s{{0,3}}(?:{_QUOTE})?{_VALUE}"
+)
+_NAME = re.compile(rf"(?i:{_NAMES})")
+_WHOLE_VALUE = re.compile(_VALUE)
+# Every name holds one of these; a name with a key in it begins at most so far before the key.
+_NAME_STARTS = ("passw", "passp", "pwd", "secret", "token", "credential")
+_KEY_OWNERS = ("encryption", "signing", "private", "access", "auth", "api")
+
+# Whatever can be a number that somebody writes down: eight digits at least, and what parts them.
+_NUMBERS = re.compile(r"[+(\d][\d ()./+-]{7,}+")
+_ASCII_NUMBERS = re.compile(r"[+(0-9][0-9 ()./+-]{7,}+")
+_CARD = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?![\w-])")
+_PHONE_ITSELF = (
+    r"(?:(?:\+|00)[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{1,5}(?:[ ./-]?\d{2,5}){1,4}"
+    r"|(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}"
+    r"|0\d{2,4}[ /-]\d{3,8}(?:[ -]\d{1,5})?"
+    r")(?![\w-])"
+)
+_PHONE = re.compile(rf"(?<![\w.,+-]){_PHONE_ITSELF}")
+_PHONE_NEXT = re.compile(_PHONE_ITSELF)
+
+
+def find_emails(text: str) -> Iterator[Span]:
+    done = 0
+    for match in _HOST.finditer(text):
+        at = match.start()
+        # One more than allowed: a run that is longer is no local part, wherever it is cut.
+        before = _LOCAL_PART.match(text[max(done, at - _LONGEST_LOCAL_PART - 1) : at][::-1])
+        if before is None or before.end() > _LONGEST_LOCAL_PART:
+            continue
+        span = Span(at - before.end(), match.end())
+        if is_no_git_address(text[span.start : span.end]):
+            yield span
+            done = span.end
+
+
+def find_url_passwords(text: str) -> Iterator[Span]:
+    for match in _LOGIN.finditer(text):
+        yield Span(*match.span("value"))
+
+
+def find_passwords(text: str) -> Iterator[Span]:
+    """The values of assignments such as `db_password: ...`, `"api_key\\": \\"...\\"`, `the secret is ...`."""
+    for match in _match_names(text):
+        if looks_like_password(match["value"]):
+            yield Span(*match.span("value"))
+
+
+def find_cards(text: str) -> Iterator[Span]:
+    for start, end in _find_numbers(text):
+        for match in _CARD.finditer(text, start, end):
+            if passes_luhn(match.group()):
+                yield Span(*match.span())
+
+
+def find_phones(text: str) -> Iterator[Span]:
+    for start, end in _find_numbers(text):
+        found = _PHONE.search(text, start, end)
+        while found:
+            confirmed = has_phone_digits(found.group())
+            if confirmed:
+                yield Span(*found.span())
+            # One that begins where another ends has a digit before it, but only until that one is gone.
+            after = _PHONE_NEXT.match(text, found.end(), end) if confirmed else None
+            found = after or _PHONE.search(text, found.end(), end)
+
+
+def is_password_under(name: str, value: str) -> bool:
+    """Whether a value by itself is a password, given the name of the field that it stands in."""
+    return (
+        _NAME.search(name) is not None
+        and _WHOLE_VALUE.fullmatch(value) is not None
+        and looks_like_password(value)
+    )
+
+
+def _find_numbers(text: str) -> Iterator[Span]:
+    """Runs of digits and their signs, each with the character that follows it."""
+    for numbers in (_ASCII_NUMBERS if text.isascii() else _NUMBERS).finditer(text):
+        yield Span(numbers.start(), numbers.end() + 1)
+
+
+def _match_names(text: str) -> Iterator[re.Match[str]]:
+    """What `finditer` yields, several times faster: literals are looked up first."""
+    folded = text.lower()
+    # Letters that an expression takes for i and s, and `lower` does not, or not one for one.
+    if not text.isascii() and any(letter in text for letter in "İıſ"):
+        yield from _ASSIGNMENT.finditer(text)
+        return
+    starts = sorted(
+        {start for name in _NAME_STARTS for start in _find_all(folded, name)} | _find_keys(folded)
+    )
+    done = 0
+    for start in starts:
+        if start < done:
+            continue
+        match = _ASSIGNMENT.match(text, start)
+        if match:
+            done = match.end()
+            yield match
+
+
+def _find_keys(folded: str) -> set[int]:
+    found = set()
+    for key in _find_all(folded, "key"):
+        end = key - 1 if key and folded[key - 1] in "_-" else key
+        for owner in _KEY_OWNERS:
+            if folded.endswith(owner, 0, end):
+                found.add(end - len(owner))
+    return found
+
+
+def _find_all(folded: str, literal: str) -> Iterator[int]:
+    place = folded.find(literal)
+    while place >= 0:
+        yield place
+        place = folded.find(literal, place + 1)

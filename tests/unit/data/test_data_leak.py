@@ -1,0 +1,117 @@
+import itertools
+
+import numpy as np
+import pytest
+from columns_in_memory import ColumnsInMemory
+from data_rows import THINGS, make_row
+
+from graftwork.data.dealing import group_and_deal
+from graftwork.data.leak import find_leaks, require_no_leak
+from graftwork.data.settings import DataSettings
+from graftwork.records.dataset import SPLITS
+from graftwork.records.errors import AnswerIsNo
+from graftwork.records.interaction import Message
+
+SETTINGS = DataSettings(validation=0.2, test=0.3, split_by="task")
+TRAIN, TEST, RL = SPLITS.index("train"), SPLITS.index("test"), len(SPLITS)
+OTHERS = [
+    make_row(f"{thing} {thing}ing {thing}ed the {n}th?", line=n)
+    for n, thing in enumerate(THINGS * 2, start=1)
+]
+PASSAGE = " ".join(f"{thing} and {other}" for thing, other in itertools.pairwise(THINGS))
+OPENING = make_row("Tell me of harps", session="s1", line=101)
+
+PLANTED = {
+    "same_turn": (
+        make_row("How old is the organ of Trondheim?", line=101),
+        make_row("how old is the organ of Trondheim", line=102),
+    ),
+    "same_line": (
+        make_row("[1] Doors open at nine.\nWhen do you open on Mondays", line=101),
+        make_row("[1] Tea is free.\nWhen do you open on Mondays", line=102),
+    ),
+    "same_question": (
+        make_row("Who built the tower of Pisa?", line=101),
+        make_row("Who built the tower of Pisa?\nI read that nobody knows.", line=102),
+    ),
+    "alike_line": (
+        make_row("How old is the great organ of Trondheim?", line=101),
+        make_row("Sorry, how old is the great organ of Trondheim?", line=102),
+    ),
+    "alike_turn": (
+        make_row(f"{PASSAGE}\nSum it up.", line=101),
+        make_row(f"{PASSAGE}\nMake it short for me.", line=102),
+    ),
+    "rare_words": (
+        make_row(f"{PASSAGE}\nSum it up.", line=101),
+        make_row(f"{PASSAGE} {' '.join(f'more{n} of{n}' for n in range(40))}\nWell?", line=102),
+    ),
+    "same_conversation": (
+        OPENING,
+        OPENING.model_copy(
+            update={"messages": (*OPENING.messages, Message(role="user", content="Who invented them?"))}
+        ),
+    ),
+    "same_key": (
+        make_row("Where is Bremen?", line=101, extra={"task": 1}),
+        make_row("Name a fish.", line=102, extra={"task": 1}),
+    ),
+}
+
+
+def plant(kind):
+    columns = ColumnsInMemory([*OTHERS, *PLANTED[kind]], settings=SETTINGS)
+    return columns, group_and_deal(columns, settings=SETTINGS)
+
+
+def leaks_of(columns, dealing, kept=None):
+    kept = np.ones(columns.rows, dtype=bool) if kept is None else kept
+    return find_leaks(columns, dealing, kept, settings=SETTINGS)
+
+
+@pytest.mark.parametrize("trained", [TRAIN, RL])
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_wrong_assignment_of_every_kind_is_found(kind, trained):
+    columns, dealing = plant(kind)
+    one, other = columns.rows - 2, columns.rows - 1
+    assert leaks_of(columns, dealing) == []
+    for held_out, sides in ((other, (trained, TEST)), (one, (TEST, trained))):
+        dealing.split[[one, other]] = sides
+        found = leaks_of(columns, dealing)
+        assert kind in {leak.kind for leak in found}
+        assert {(leak.trained, leak.held_out) for leak in found} == {(one + other - held_out, held_out)}
+
+
+def test_a_row_that_is_not_kept_leaks_nothing():
+    columns, dealing = plant("same_turn")
+    dealing.split[-2:] = (TRAIN, TEST)
+    kept = np.ones(columns.rows, dtype=bool)
+    kept[-1] = False
+    assert leaks_of(columns, dealing, kept) == []
+
+
+def test_the_copy_of_a_row_that_is_not_kept_leaks_in_its_place():
+    first, alike = PLANTED["alike_line"]
+    copy = first.model_copy(update={"reply": "another answer"})
+    columns = ColumnsInMemory([*OTHERS, first, alike, copy], settings=SETTINGS)
+    dealing = group_and_deal(columns, settings=SETTINGS)
+    dealing.split[-3:] = (TRAIN, TEST, TRAIN)
+    kept = np.ones(columns.rows, dtype=bool)
+    kept[-3] = False
+    assert leaks_of(columns, dealing, kept)
+
+
+def test_validation_and_test_may_ask_the_same():
+    columns, dealing = plant("same_turn")
+    dealing.split[-2:] = (SPLITS.index("validation"), TEST)
+    assert leaks_of(columns, dealing) == []
+
+
+def test_a_leak_blocks_and_names_both_rows():
+    columns, dealing = plant("same_turn")
+    dealing.split[-2:] = (TEST, TRAIN)
+    with pytest.raises(AnswerIsNo) as refused:
+        require_no_leak(columns, dealing, np.ones(columns.rows, dtype=bool), settings=SETTINGS)
+    assert "train and in test" in refused.value.what
+    assert "log.jsonl:102 and log.jsonl:101 ask the same" in refused.value.why
+    assert refused.value.where == "log.jsonl:101"

@@ -1,0 +1,116 @@
+"""Packing loses no row, divides none, wastes little, and documents cannot see each other."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.data.pack import boundaries, pack, positions
+
+LENGTHS = st.lists(st.integers(1, 64), max_size=200)
+
+
+def rows_of(packed):
+    order = packed.order.tolist()
+    return [order[a:b] for a, b in itertools.pairwise(packed.boundaries.tolist())]
+
+
+@settings(max_examples=200, deadline=None)
+@given(lengths=LENGTHS, length=st.integers(64, 200))
+def test_every_row_is_in_exactly_one_sequence_and_no_sequence_is_too_long(lengths, length):
+    sequences = rows_of(pack(lengths, length=length))
+    assert sorted(row for rows in sequences for row in rows) == list(range(len(lengths)))
+    assert all(rows and sum(lengths[row] for row in rows) <= length for rows in sequences)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=LENGTHS)
+def test_the_same_lengths_pack_alike_as_a_list_or_an_array(lengths):
+    first = pack(lengths, length=64)
+    again = pack(np.array(lengths, dtype=np.int32), length=64)
+    assert first.order.tolist() == again.order.tolist()
+    assert first.boundaries.tolist() == again.boundaries.tolist()
+
+
+def fit_slowly(lengths, length):
+    """Best fit decreasing by looking at every sequence."""
+    rooms = []
+    for size in sorted(lengths, reverse=True):
+        fitting = [room for room in rooms if room >= size]
+        best = min(fitting, default=length)
+        if fitting:
+            rooms.remove(best)
+        rooms.append(best - size)
+    return sorted(rooms)
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=LENGTHS)
+def test_it_is_best_fit_decreasing(lengths):
+    sequences = rows_of(pack(lengths, length=64))
+    assert sorted(64 - sum(lengths[row] for row in rows) for rows in sequences) == fit_slowly(lengths, 64)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 99), max_size=8), min_size=1, max_size=30))
+def test_rows_that_fill_n_sequences_exactly_take_at_most_11_ninths_of_n(cuts):
+    """The bound of best fit decreasing, on rows whose best packing is known: full sequences, cut up."""
+    lengths = []
+    for places in cuts:
+        borders = [0, *sorted({place for place in places if place}), 100]
+        lengths += [b - a for a, b in itertools.pairwise(borders)]
+    assert pack(lengths, length=100).sequences <= 11 / 9 * len(cuts) + 6 / 9
+
+
+def test_nothing_packs_into_nothing():
+    packed = pack([], length=8)
+    assert packed.sequences == 0
+    assert rows_of(packed) == []
+
+
+@pytest.mark.parametrize("lengths", [[9], [0, 3], [-1]])
+def test_a_row_that_fits_nowhere_is_a_mistake_and_not_cut(lengths):
+    with pytest.raises(ValueError, match="every row must have 1 to 8 tokens"):
+        pack(lengths, length=8)
+
+
+def test_two_hundred_thousand_rows_fill_their_sequences():
+    lengths = np.random.default_rng(0).integers(16, 1024, 200_000)
+    packed = pack(lengths, length=2048)
+    assert lengths.sum() / (packed.sequences * 2048) > 0.995
+
+
+@settings(max_examples=100, deadline=None)
+@given(lengths=st.lists(st.integers(1, 9), max_size=20))
+def test_positions_begin_anew_at_each_boundary(lengths):
+    borders = boundaries(lengths).tolist()
+    assert borders == [sum(lengths[:n]) for n in range(len(lengths) + 1)]
+    assert positions(lengths).tolist() == [place for size in lengths for place in range(size)]
+
+
+def test_documents_in_one_sequence_do_not_see_each_other(tiny_base):
+    """With the mask that the boundaries describe, each document gives the logits that it gives alone."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(tiny_base, attn_implementation="eager").eval()
+    random = torch.Generator().manual_seed(1)
+    documents = [torch.randint(3, 49152, (size,), generator=random) for size in (13, 7, 1, 21)]
+    sizes = [len(document) for document in documents]
+    (rows,) = rows_of(pack(sizes, length=64))
+    packed = [sizes[row] for row in rows]
+    total = sum(packed)
+    document_of = torch.from_numpy(np.searchsorted(boundaries(packed)[1:], np.arange(total), side="right"))
+    sees = (document_of[:, None] == document_of[None, :]) & torch.ones(total, total).tril().bool()
+    mask = torch.zeros(total, total).masked_fill(~sees, torch.finfo(torch.float32).min)
+    with torch.inference_mode():
+        together = model(
+            torch.cat([documents[row] for row in rows])[None],
+            attention_mask=mask[None, None],
+            position_ids=torch.from_numpy(positions(packed))[None],
+        ).logits[0]
+        for row, start in zip(rows, boundaries(packed).tolist(), strict=False):
+            alone = model(documents[row][None]).logits[0]
+            torch.testing.assert_close(together[start : start + sizes[row]], alone, rtol=1e-4, atol=1e-4)

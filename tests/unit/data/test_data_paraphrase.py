@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from columns_in_memory import ColumnsInMemory
+from data_rows import THINGS, make_row
+
+from graftwork.data.dealing import group_and_deal
+from graftwork.data.leak import find_leaks
+from graftwork.data.paraphrase import MEANS_THE_SAME, find_embedder
+from graftwork.data.settings import DataSettings
+from graftwork.records.dataset import SPLITS
+from graftwork.text.compare import number_text
+
+SETTINGS = DataSettings(validation=0.2, test=0.3)
+OTHERS = [make_row(f"{thing} {thing}ing {thing}ed?") for thing in THINGS]
+
+
+class BySubject:
+    """Takes lines with the same last word for the same question, and knows how often it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def embed(self, texts):
+        self.asked += texts
+        vectors = np.zeros((len(texts), 4096))
+        for vector, text in zip(vectors, texts, strict=True):
+            vector[number_text(text.split()[-1]) % 4096] = 1
+        return vectors
+
+
+def deal(*questions, embedder):
+    rows = [*OTHERS, *(make_row(question) for question in questions)]
+    columns = ColumnsInMemory(rows, settings=SETTINGS)
+    return columns, group_and_deal(columns, settings=SETTINGS, embedder=embedder)
+
+
+def test_questions_that_mean_the_same_share_a_group_and_cannot_leak():
+    asked = (
+        "[1] A source.\nWhat do I pay for the bagpipe?",
+        "How dear is this bagpipe?",
+        "Who made the kazoo?",
+    )
+    columns, plain = deal(*asked, embedder=None)
+    assert len(set(plain.group.tolist()[-3:])) == 3
+    embedder = BySubject()
+    columns, dealing = deal(*asked, embedder=embedder)
+    groups = dealing.group.tolist()
+    assert groups[-3] == groups[-2] != groups[-1]
+    assert len(embedder.asked) == len(set(embedder.asked))
+    kept = np.ones(columns.rows, dtype=bool)
+    assert find_leaks(columns, dealing, kept, settings=SETTINGS, embedder=BySubject()) == []
+    dealing.split[-3:-1] = (SPLITS.index("train"), SPLITS.index("test"))
+    found = find_leaks(columns, dealing, kept, settings=SETTINGS, embedder=BySubject())
+    assert [leak.kind for leak in found] == ["paraphrase"]
+
+
+def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
+    asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
+    _, all_of_them = deal(*asked, embedder=BySubject())
+    _, some = deal(*asked[:20], embedder=BySubject())
+    assert some.split.tolist() == all_of_them.split.tolist()[: len(some.split)]
+
+
+def test_the_installed_embedder_tells_a_paraphrase_from_another_subject():
+    embedder = find_embedder()
+    if embedder is None:
+        pytest.skip("no embedder is installed")
+    one, same, other = embedder.embed(
+        ["What does the resin printer cost?", "How much do you charge for the resin printer?", "Who are you?"]
+    )
+    assert one @ same >= MEANS_THE_SAME > one @ other
+    assert np.linalg.norm(one) == pytest.approx(1, abs=1e-5)

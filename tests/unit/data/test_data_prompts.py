@@ -1,0 +1,57 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.data.prompts import give_system_prompt
+from graftwork.data.settings import DataSettings
+from graftwork.records.interaction import Message
+
+LOGGED = Message(role="system", content="You are an old hand.")
+TALK = (Message(role="user", content="Where?"), Message(role="assistant", content="There."))
+BOTH = {"system_prompt": "For all.", "system_prompts": {"coder": "For coders."}}
+
+
+def give(messages, role=None, **values):
+    return give_system_prompt(messages, role=role, settings=DataSettings(**values))
+
+
+def test_the_prompt_of_the_role_goes_before_the_one_for_all():
+    assert give(TALK, "coder", **BOTH)[0].content == "For coders."
+    assert give(TALK, "judge", **BOTH)[0].content == "For all."
+    assert give(TALK, None, **BOTH)[0].content == "For all."
+
+
+def test_where_no_prompt_is_given_the_turns_stay_as_they_were_logged():
+    assert give((LOGGED, *TALK), "judge", system_prompts={"coder": "x"}) == (LOGGED, *TALK)
+    assert give(TALK) == TALK
+
+
+def test_the_given_prompt_takes_the_place_of_the_logged_one():
+    assert give((LOGGED, *TALK), **BOTH) == (Message(role="system", content="For all."), *TALK)
+
+
+def test_the_logged_prompt_stands_behind_the_given_one_in_the_same_turn():
+    made = give((LOGGED, *TALK), "coder", logged_system_prompt="keep_behind", **BOTH)
+    assert made == (Message(role="system", content="For coders.\n\nYou are an old hand."), *TALK)
+    assert give(TALK, "coder", logged_system_prompt="keep_behind", **BOTH)[0].content == "For coders."
+
+
+def test_an_empty_prompt_takes_the_logged_one_away():
+    assert give((LOGGED, *TALK), "coder", system_prompts={"coder": ""}, system_prompt="For all.") == TALK
+
+
+MESSAGES = st.lists(
+    st.builds(
+        Message, role=st.sampled_from(["system", "user", "assistant", "tool"]), content=st.text(max_size=9)
+    ),
+    max_size=8,
+)
+
+
+@given(MESSAGES, st.sampled_from([None, "coder", "judge"]), st.sampled_from(["replace", "keep_behind"]))
+def test_one_system_turn_in_front_and_nothing_else_changed(messages, role, rule):
+    made = give(messages, role, logged_system_prompt=rule, **BOTH)
+    assert [m.role for m in made].count("system") == 1
+    assert made[0].role == "system"
+    assert list(made[1:]) == [m for m in messages if m.role != "system"]
+    if rule == "keep_behind":
+        assert all(m.content in made[0].content for m in messages if m.role == "system")

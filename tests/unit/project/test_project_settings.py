@@ -1,0 +1,81 @@
+"""The models of a project: named, checked, and one of everything where none is named."""
+
+import pytest
+
+from graftwork.data.settings import ModelSettings
+from graftwork.project.load import load_settings
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.errors import UserMistake
+
+START = "project: p\ndata:\n  logs: [log.jsonl]\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    def write_and_load(models):
+        (tmp_path / "graft.yaml").write_text(START + models)
+        return load_settings(tmp_path / "graft.yaml")
+
+    return write_and_load
+
+
+def test_without_models_there_is_one_with_every_row(load):
+    settings = load("")
+    assert settings.models == {}
+    assert settings.main_model == "main"
+    assert settings.all_models == {"main": ModelSettings()}
+
+
+def test_the_first_model_named_is_the_main_one_and_the_order_stays(load):
+    settings = load(
+        "models:\n"
+        "  wide: {}\n"
+        "  coder:\n"
+        "    keep: {role: [coder], domain: [python], stage: [1, 2]}\n"
+        "    replay: 0.2\n"
+        "    curriculum: true\n"
+        "    weights: {coder: 2}\n"
+        "    rl: 0.7\n"
+        "  abc: {}\n"
+    )
+    assert settings.main_model == "wide"
+    assert list(settings.all_models) == ["wide", "coder", "abc"]
+    coder = settings.models["coder"]
+    assert (coder.keep.role, coder.keep.domain, coder.keep.stage) == (("coder",), ("python",), (1, 2))
+    assert (coder.replay, coder.curriculum, coder.weights, coder.rl) == (0.2, True, {"coder": 2.0}, 0.7)
+    assert ProjectSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("models", "named", "line"),
+    [
+        ("models:\n  My Model: {}\n", "models.My Model", 5),
+        ("models:\n  ../up: {}\n", "models.../up", 5),
+        ("models:\n  7: {}\n", "models.7", 5),
+        ("models:\n  a:\n    replay: 1\n", "models.a.replay", 6),
+        ("models:\n  a:\n    rl: -0.1\n", "models.a.rl", 6),
+        ("models:\n  a:\n    keep: {rolle: [x]}\n", "models.a.keep.rolle", 6),
+        ("models:\n  a:\n    keep: {stage: [first]}\n", "models.a.keep.stage.0", 6),
+        ("models:\n  a:\n    weights: {coder: often}\n", "models.a.weights.coder", 6),
+        ("models:\n  a:\n", "models.a", 5),
+        ("models: [a, b]\n", "models", 4),
+        ("models:\n  a: {}\n  a: {}\n", "models.a", 6),
+    ],
+)
+def test_a_mistake_in_models_is_named_by_its_key_and_line(load, models, named, line):
+    with pytest.raises(UserMistake) as caught:
+        load(models)
+    assert named in caught.value.what
+    assert caught.value.where.endswith(f"graft.yaml:{line}")
+    assert caught.value.fix
+
+
+def test_the_schema_shows_models_and_what_they_take():
+    schema = ProjectSettings.model_json_schema()
+    models = schema["properties"]["models"]
+    assert models["description"]
+    assert models["additionalProperties"] is False
+    [(pattern, value)] = models["patternProperties"].items()
+    assert pattern == schema["properties"]["project"]["pattern"]
+    assert value == {"$ref": "#/$defs/ModelSettings"}
+    assert set(schema["$defs"]["ModelSettings"]["properties"]) == set(ModelSettings.model_fields)
