@@ -26,10 +26,27 @@ from typing import NamedTuple
 ROLES = ("coder", "tester", "researcher", "reviewer", "planner", "writer", "support")
 WORDS_IN_ROW = 320
 SYLLABLES = (
-    "the and ing ion ed to in er re is on at en or ter con pro com per sta man port ver line form ness ment able "
-    "ful over under out up down sub inter trans auto multi data file code test run log net work time day year "
-    "part place point hand side house world head turn move play read write open close set get let make take give"
-).split()
+    *("the", "and", "ing", "ion", "ed", "to", "in", "er", "re", "is", "on", "at", "en", "or", "ter", "con"),
+    *(
+        "pro",
+        "com",
+        "per",
+        "sta",
+        "man",
+        "port",
+        "ver",
+        "line",
+        "form",
+        "ness",
+        "ment",
+        "able",
+        "ful",
+        "over",
+    ),
+    *("under", "out", "up", "down", "sub", "inter", "trans", "auto", "multi", "data", "file", "code", "test"),
+    *("run", "log", "net", "work", "time", "day", "year", "part", "place", "point", "hand", "side", "house"),
+    *("world", "head", "turn", "move", "play", "read", "write", "open", "close", "set", "get", "let", "make"),
+)
 LENGTHS = (1, 1, 1, 2, 2, 3)
 PROJECT = """\
 project: scale
@@ -124,13 +141,13 @@ def run_watched(command: list[str]) -> Cost:
 
 def _family(root: int) -> list[int]:
     parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             try:
-                stat = Path(f"/proc/{entry}/stat").read_text()
+                stat = (entry / "stat").read_text()
             except OSError:
                 continue
-            parents[int(entry)] = int(stat.rsplit(")", 1)[1].split()[1])
+            parents[int(entry.name)] = int(stat.rsplit(")", 1)[1].split()[1])
     family = {root}
     while grown := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= grown

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace
-from graftwork.model.template import Template
 from graftwork.records.capture import Capture
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.release import Release
@@ -35,13 +35,14 @@ class StoreSink:
 def engine_job(work: Workplace) -> EngineJob:
     """The base and every release that an alias points at, each verified byte by byte."""
     live = [work.releases.get(release_id) for release_id in sorted(set(work.releases.aliases().values()))]
-    template = Template.from_folder(Path(work.base.folder)).template_fingerprint
+    template = load_template(work).template_fingerprint
     for release in live:
         _require_same_ground(work, release, template)
     return EngineJob(
         folder=str(work.project.serving),
         base_folder=work.base.folder,
         template_fingerprint=template,
+        reasoning=work.settings.data.reasoning == "keep",
         adapters={release.id: str(_verified(work, release)) for release in live},
     )
 

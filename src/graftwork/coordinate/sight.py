@@ -22,14 +22,16 @@ def see_what_is_there(project: Project) -> Sight:
         return sight
     try:
         base = find_base(project.settings.base, project_folder=project.root)
-        template = Template.from_folder(Path(base.folder))
+        reasoning = project.settings.data.reasoning == "keep"
+        template = Template.from_folder(Path(base.folder), reasoning=reasoning)
     except GraftError:
         return sight
     return _add(sight, template)
 
 
 def load_template(work: Workplace) -> Template:
-    return Template.from_folder(Path(work.base.folder))
+    """The base's template as this project uses it: rows, evaluation and serving alike."""
+    return Template.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")
 
 
 def _add(sight: Sight, template: Template) -> Sight:

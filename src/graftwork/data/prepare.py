@@ -21,7 +21,15 @@ from graftwork.data.dealing import Dealing, group_and_deal
 from graftwork.data.dropped import count_kept, list_dropped
 from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
-from graftwork.data.portions import Facts, Portion, PortionSummary, divide, portion_table
+from graftwork.data.portions import (
+    Facts,
+    Portion,
+    PortionSummary,
+    Unmatched,
+    divide,
+    find_unmatched,
+    portion_table,
+)
 from graftwork.data.ports import Renderer
 from graftwork.data.render import PORTION_SPLITS, RenderedBlock, RenderTask, Share, begin, render_block
 from graftwork.data.repeats import Repeats, find_repeats
@@ -58,6 +66,13 @@ class Prepared(NamedTuple):
     summary: PortionSummary
 
 
+class Preparation(NamedTuple):
+    """A dataset for each model, the main one first; and names under `models:` that no row has."""
+
+    datasets: list[Prepared]
+    unmatched: list[Unmatched]
+
+
 class _Kept(NamedTuple):
     """The rows that go on, by place, and what was decided for each of them."""
 
@@ -76,7 +91,7 @@ def prepare(
     models: Mapping[str, ModelSettings] = MAIN,
     on_progress: Progress | None = None,
     processes: int | None = None,
-) -> list[Prepared]:
+) -> Preparation:
     """Make the datasets of all models. Log files are named relative to `root`."""
     settings = sight.settings
     report = on_progress or _say_nothing
@@ -127,9 +142,8 @@ def prepare(
         ]
     _forget_others(work / SHARDS, keep={block.folder for block in rendering})
     summaries = portion_table(kept.portions, kept.facts)
-    return [
-        Prepared(dataset, folder, summary) for (dataset, folder), summary in zip(made, summaries, strict=True)
-    ]
+    datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
+    return Preparation(datasets, find_unmatched(kept.facts, dict(models)))
 
 
 def _assemble(

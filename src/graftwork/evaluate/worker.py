@@ -78,7 +78,7 @@ def _make_asker(job: EvalJob, heart: Heart) -> Asker:
     model = load_base(Path(job.base_folder))
     if job.adapter_folder is not None:
         load_adapter(model, Path(job.adapter_folder))
-    template = Template.from_folder(Path(job.base_folder))
+    template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
     generator = Generator(model, stop_tokens=[template.eos])
     return Asker(
         job,

@@ -30,6 +30,8 @@ class EvalJob(Record):
     batch_size: int
     threads: int | None = None
     latency_cases: int = 8
+    reasoning: bool = True
+    """Whether the template may let the model think first, as the rows were rendered."""
 
 
 class Answer(Record):

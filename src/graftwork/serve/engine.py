@@ -40,7 +40,7 @@ class Engine:
         from graftwork.model.template import Template
 
         folder = Path(job.base_folder)
-        self._template = Template.from_folder(folder)
+        self._template = Template.from_folder(folder, reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
         use_threads(job.threads)
         self._model = load_base(folder, dtype=job.dtype, device=job.device)

@@ -13,6 +13,9 @@ class EngineJob(Record):
     template_fingerprint: str | None = None
     """The template that the releases were trained with; another one is refused."""
 
+    reasoning: bool = True
+    """Whether the template may let the model think first, as the rows were rendered."""
+
     adapters: dict[str, str] = {}
     """Release id to the folder of its adapter."""
 

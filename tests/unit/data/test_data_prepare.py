@@ -44,7 +44,7 @@ def run_all(tmp_path, rows=None, renderer=None, models=None, processes=1, on_pro
         models=models or {"main": ModelSettings()},
         processes=processes,
         on_progress=on_progress,
-    )
+    ).datasets
 
 
 def run(tmp_path, rows=None, renderer=None, **changes):

@@ -1,11 +1,13 @@
 """Audits and datasets as tables."""
 
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from graftwork.cli.show.portions import show_portions
 from graftwork.cli.show.tables import table
 from graftwork.records.audit import Audit, Finding
 
@@ -94,7 +96,18 @@ def show_prepared(console: Console, prepared: Any) -> None:
     if dataset.redactions:
         made = ", ".join(f"{kind} {count}" for kind, count in dataset.redactions.items())
         console.print(f"redacted: {made}", highlight=False)
-    console.print(f"dataset [bold]{dataset.content_hash[:12]}[/]", highlight=False)
+    packing = dataset.packing
+    if packing is not None and packing.sequences:
+        console.print(
+            f"packed: {packing.sequences:,} sequences of {packing.length:,} tokens, {packing.fill:.1%} full",
+            highlight=False,
+        )
+    if len(prepared.portions) > 1:
+        show_portions(console, prepared.portions)
+        for name, folder in prepared.folders.items():
+            console.print(f"dataset [bold]{Path(folder).name[:12]}[/] for {escape(name)}", highlight=False)
+    else:
+        console.print(f"dataset [bold]{dataset.content_hash[:12]}[/]", highlight=False)
 
 
 PRINTERS = {"Audit": show_audit, "Prepared": show_prepared}

@@ -74,6 +74,7 @@ def _job(
         batch_size=settings.batch_size,
         threads=work.settings.train.threads,
         latency_cases=settings.latency_cases,
+        reasoning=work.settings.data.reasoning == "keep",
     )
 
 

@@ -27,7 +27,7 @@ def _do(work: Workplace, _made: Made) -> Prepared:
 
     template = load_template(work)
     models = work.settings.all_models
-    made = prepare(
+    done = prepare(
         see(work, template=template),
         base=Base(name=work.base.name, fingerprint=work.base.revision, renderer=template),
         work=work.project.data,
@@ -36,12 +36,14 @@ def _do(work: Workplace, _made: Made) -> Prepared:
         models=models,
         on_progress=tell_pace(work.narrator),
     )
-    chosen = next(one for one in made if one.dataset.model == work.model)
+    for key, value in done.unmatched:
+        work.narrator.word(f"{key}: no kept row has {value!r}")
+    chosen = next(one for one in done.datasets if one.dataset.model == work.model)
     return Prepared(
         folder=str(chosen.folder),
         dataset=chosen.dataset,
-        folders={one.dataset.model: str(one.folder) for one in made},
-        portions=tuple(one.summary for one in made),
+        folders={one.dataset.model: str(one.folder) for one in done.datasets},
+        portions=tuple(one.summary for one in done.datasets),
     )
 
 
