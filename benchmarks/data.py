@@ -22,7 +22,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -335,9 +335,6 @@ def show(result: dict[str, Any]) -> None:
         )
     if not result["trl"]:
         print("TRL was left out, or is not installed: pip install trl datasets")
-    for name, measure in STEPS.items():
-        rate = measure(result["rows"])
-        print(f"{name:<26}" + (f"{rate:>8.0f} rows/s" if rate else "not measured yet"))
 
 
 def main() -> None:
@@ -360,34 +357,6 @@ def _turn(role: str, content: str) -> dict[str, str]:
 
 def _turns(contents: tuple[str, ...]) -> list[dict[str, str]]:
     return [_turn(role, content) for role, content in zip(("system", "user"), contents, strict=True)]
-
-
-# The other steps of preparation: rows a second each, with two processes; 0 while there is nothing to measure.
-
-
-def measure_deduplication(rows: int) -> float:
-    """TO FILL IN: exact and near duplicates among `rows` rows."""
-    del rows
-    return 0.0
-
-
-def measure_redaction(rows: int) -> float:
-    """TO FILL IN: secrets and personal data in `rows` rows."""
-    del rows
-    return 0.0
-
-
-def measure_audit(rows: int) -> float:
-    """TO FILL IN: the whole audit of `rows` rows."""
-    del rows
-    return 0.0
-
-
-STEPS: dict[str, Callable[[int], float]] = {
-    "de-duplication": measure_deduplication,
-    "redaction": measure_redaction,
-    "audit": measure_audit,
-}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from types import ModuleType
 
 from graftwork.data.dealing import group_and_deal
 from graftwork.data.gather import Progress, gather
+from graftwork.data.paraphrase import find_embedder
 from graftwork.data.repeats import find_repeats
 from graftwork.data.rules import (
     balance,
@@ -58,7 +59,8 @@ def audit(sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progr
     report("find repeats", 0, 1)
     repeated = find_repeats(corpus, settings=sight.settings)
     report("group questions", 0, 1)
-    dealing = group_and_deal(corpus, settings=sight.settings)
+    embedder = find_embedder(sight.settings)
+    dealing = group_and_deal(corpus, settings=sight.settings, embedder=embedder)
     report("look at all rows", 0, 1)
     found = audit_corpus(corpus, repeated, dealing, sight=sight)
     return found.model_copy(update={"seconds": time.perf_counter() - started})

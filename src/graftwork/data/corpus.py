@@ -52,6 +52,7 @@ class Corpus:
         for segment in self.segments:
             self._firsts.append(self._firsts[-1] + segment.stop - segment.start)
         self.rows = self._firsts[-1]
+        self._fields: dict[str, int] = {}
 
     def column(self, name: str) -> "np.ndarray[Any, Any]":
         """One value a row, in the order of sight."""
@@ -139,7 +140,12 @@ class Corpus:
         return values
 
     def _read(self, segment: Segment, name: str) -> "pa.Array":
-        column = read_table(self._folder / segment.sifted, [name]).column(name).combine_chunks()
+        # All blocks have the same columns: where one stands is looked up once.
+        if name not in self._fields:
+            with _opened(self._folder / segment.sifted) as reader:
+                self._fields = {field: number for number, field in enumerate(reader.schema.names)}
+        with _opened(self._folder / segment.sifted, [self._fields[name]]) as reader:
+            column = reader.read_all().column(name).combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         return column.slice(segment.start, segment.stop - segment.start)

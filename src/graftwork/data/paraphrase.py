@@ -14,6 +14,8 @@ import numpy as np
 
 from graftwork.data.bands import NO_PAIRS, Columns, merge_pairs, pack, unpack
 from graftwork.data.question import Asked, Wanted
+from graftwork.data.settings import DataSettings
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.text.compare import Array
 from graftwork.text.normalise import last_lines, words
 
@@ -35,10 +37,21 @@ class Embedder(Protocol):
         """One row of length 1 a text."""
 
 
-def find_embedder() -> Embedder | None:
-    """The embedder, if its package and what runs it are installed."""
-    if any(find_spec(name) is None for name in (PACKAGE, "torch", "transformers")):
+def find_embedder(settings: DataSettings) -> Embedder | None:
+    """The embedder, if the settings ask for it.
+
+    It is never taken because it happens to be installed: the same logs would then be split in
+    another way on another machine.
+    """
+    if settings.paraphrases == "off":
         return None
+    missing = [name for name in (PACKAGE, "torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise EnvironmentLacks(
+            f"data.paraphrases is `embedder`, and {' and '.join(missing)} is not installed",
+            fix='pip install "graftwork[paraphrases]", or set data.paraphrases to off',
+            where="data.paraphrases",
+        )
     return _load()
 
 

@@ -5,9 +5,8 @@ in. Out: manifests and folders. Memory does not grow with the logs: rows stay on
 columns of numbers are held for all of them. Knows no model, only its renderer.
 """
 
-import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from graftwork.data.dealing import Dealing, group_and_deal
 from graftwork.data.dropped import count_kept, list_dropped
 from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
+from graftwork.data.paraphrase import find_embedder
 from graftwork.data.portions import (
     Facts,
     Portion,
@@ -31,24 +31,17 @@ from graftwork.data.portions import (
     portion_table,
 )
 from graftwork.data.ports import Renderer
-from graftwork.data.render import PORTION_SPLITS, RenderedBlock, RenderTask, Share, begin, render_block
+from graftwork.data.render import PORTION_SPLITS
+from graftwork.data.rendering import Rendering, render_corpus
 from graftwork.data.repeats import Repeats, find_repeats
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset_folder import DROPS
-from graftwork.process.pool import work_in_order
-from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
 
 Progress = Callable[[str, int, int], None]
 SIFTED, SHARDS = "sifted", "shards"
-FORM = 1
-"""Counts up when shards change their form: older ones are then rendered anew."""
-
-RENDERED_BY = ("system_prompt", "system_prompts", "logged_system_prompt", "max_tokens", "overlong")
-"""The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
-
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
 
 
@@ -99,18 +92,21 @@ def prepare(
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
-    dealing = group_and_deal(corpus, settings=settings)
+    embedder = find_embedder(settings)
+    dealing = group_and_deal(corpus, settings=settings, embedder=embedder)
     passed = corpus.column("passed")
     kept = _choose(corpus, repeats, dealing, passed, models=models, sight=sight)
     report("leak check", 0, 1)
-    require_no_leak(corpus, dealing, _mark(kept.places, corpus.rows), settings=settings)
-    rendering = _render(
+    marked = _mark(kept.places, corpus.rows)
+    require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder)
+    rendering = render_corpus(
         corpus,
-        kept,
-        base=base,
-        work=work,
-        sight=sight,
-        models=models,
+        kept.places,
+        kept.portions,
+        staged={name for name, model in models.items() if model.curriculum},
+        renderer=base.renderer,
+        settings=settings,
+        folder=work / SHARDS,
         report=report,
         processes=processes,
     )
@@ -140,7 +136,6 @@ def prepare(
             _assemble(head, portion, rendering, dealing, models=models, drops=drops, out=out)
             for portion in kept.portions
         ]
-    _forget_others(work / SHARDS, keep={block.folder for block in rendering})
     summaries = portion_table(kept.portions, kept.facts)
     datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
     return Preparation(datasets, find_unmatched(kept.facts, dict(models)))
@@ -149,7 +144,7 @@ def prepare(
 def _assemble(
     head: Dataset,
     portion: Portion,
-    rendering: list["_Rendering"],
+    rendering: list[Rendering],
     dealing: Dealing,
     *,
     models: Mapping[str, ModelSettings],
@@ -190,93 +185,6 @@ def _choose(
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
     return _Kept(places, facts, divide(facts, dict(models), seed=sight.settings.seed))
-
-
-class _Rendering(NamedTuple):
-    """A rendered segment: where its shards lie, and from row numbers in the block to places."""
-
-    block: RenderedBlock
-    folder: Path
-    offset: int
-
-    @property
-    def refused(self) -> dict[int, str]:
-        return {number + self.offset: reason for number, reason in self.block.refused.items()}
-
-    def placed(self, model: str, dealing: Dealing) -> Iterator[Placed]:
-        for shard in self.block.shards:
-            if shard.model == model:
-                yield Placed(shard, self.folder, dealing.group[shard.numbers + self.offset])
-
-
-def _render(
-    corpus: Corpus,
-    kept: _Kept,
-    *,
-    base: Base,
-    work: Path,
-    sight: Sight,
-    models: Mapping[str, ModelSettings],
-    report: Progress,
-    processes: int | None,
-) -> list[_Rendering]:
-    tasks = list(_list_tasks(corpus, kept, base=base, work=work, sight=sight, models=models))
-    done, total = 0, len(kept.places)
-    blocks = work_in_order(
-        (task for task, _ in tasks),
-        render_block,
-        prepare=begin,
-        with_arguments=(base.renderer, sight.settings),
-        processes=processes,
-    )
-    rendering = []
-    for (task, offset), block in zip(tasks, blocks, strict=True):
-        done += len(task.numbers)
-        report("render", done, total)
-        rendering.append(_Rendering(block, task.out, offset))
-    return rendering
-
-
-def _list_tasks(
-    corpus: Corpus, kept: _Kept, *, base: Base, work: Path, sight: Sight, models: Mapping[str, ModelSettings]
-) -> Iterator[tuple[RenderTask, int]]:
-    settings = sight.settings.model_dump(mode="json", include=set(RENDERED_BY))
-    ground = fingerprint(
-        [base.renderer.template_fingerprint, base.renderer.tokenizer_fingerprint, settings, FORM]
-    )
-    for first, segment in corpus.by_segment():
-        low, high = np.searchsorted(kept.places, [first, first + segment.stop - segment.start])
-        if low == high:
-            continue
-        offset = first - segment.start
-        numbers = kept.places[low:high] - offset
-        shares = {
-            portion.name: Share(
-                portion.split[low:high], portion.weight[low:high], models[portion.name].curriculum
-            )
-            for portion in kept.portions
-        }
-        decided = [
-            [name, share.split.tobytes().hex(), share.weight.tobytes().hex(), share.staged]
-            for name, share in shares.items()
-        ]
-        place = [segment.sifted, segment.file, segment.first_line, numbers.tobytes().hex()]
-        task = RenderTask(
-            sifted=corpus.path_of(segment),
-            numbers=numbers,
-            file=segment.file,
-            first_line=segment.first_line,
-            shares=shares,
-            out=work / SHARDS / fingerprint([ground, place, decided])[:40],
-        )
-        yield task, offset
-
-
-def _forget_others(folder: Path, *, keep: set[Path]) -> None:
-    """Shards that no row of the present logs is in; the datasets that hold them keep them."""
-    for path in folder.iterdir() if folder.exists() else ():
-        if path not in keep:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _mark(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":

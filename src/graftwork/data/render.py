@@ -22,7 +22,7 @@ from graftwork.files.dataset_folder import row_schema, write_table
 from graftwork.files.digest import file_digest, require_digest
 from graftwork.files.whole import write_whole
 from graftwork.records.dataset import Split
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
 
 SUMMARY = "summary.json"
@@ -87,10 +87,7 @@ def begin(renderer: Renderer, settings: DataSettings) -> None:
 
 
 def render_block(task: RenderTask) -> RenderedBlock:
-    """Render, prove, write; or read again what an earlier run has written."""
-    summary = task.out / SUMMARY
-    if summary.exists():
-        return _read_summary(summary)
+    """Render, prove, write."""
     if _tools is None:
         raise RuntimeError("`begin` has not been called in this process")
     renderer, settings = _tools
@@ -108,7 +105,7 @@ def render_block(task: RenderTask) -> RenderedBlock:
     made = RenderedBlock(
         shards, {int(task.numbers[position]): reason for position, reason in sorted(refused.items())}
     )
-    write_whole(summary, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
+    write_whole(task.out / SUMMARY, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
     return made
 
 
@@ -119,11 +116,14 @@ def _to_json(value: Any) -> Any:
     return value._asdict()
 
 
-def _read_summary(path: Path) -> RenderedBlock:
-    """What an earlier run has written, if it is whole and its shards are still the same."""
-    said = orjson.loads(path.read_bytes())
-    for shard in said["shards"]:
-        require_digest(path.parent / shard["file"], shard["sha256"])
+def find_rendered(folder: Path) -> RenderedBlock | None:
+    """What an earlier run has rendered into this folder, if it is whole and still the same bytes."""
+    try:
+        said = orjson.loads((folder / SUMMARY).read_bytes())
+        for shard in said["shards"]:
+            require_digest(folder / shard["file"], shard["sha256"])
+    except (FileNotFoundError, Damaged, ValueError, KeyError):
+        return None
     shards = [
         ShardMade(
             **{

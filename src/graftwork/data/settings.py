@@ -95,8 +95,9 @@ class DataSettings(Record):
     question_similarity: float = Field(
         0.7, gt=0, le=1, description="Questions at least this alike never stand in two splits."
     )
-    paraphrases: Literal["auto", "off"] = Field(
-        "auto", description="Group questions in other words by an embedder, where one is installed."
+    paraphrases: Literal["off", "embedder"] = Field(
+        "off",
+        description="`embedder` groups questions in other words too; it needs the extra `paraphrases`.",
     )
     validation: float = Field(0.1, ge=0, lt=1, description="The share of question groups for validation.")
     test: float = Field(0.2, ge=0, lt=1, description="The share of question groups held out for evaluation.")

@@ -91,7 +91,7 @@ def sift_block(task: SiftTask) -> int:
     prints = take_prints([row.kept for row in rows], settings=settings)
     table = _to_table(rows, prints, first_line=task.block.first_line)
     records = len({row.read.line for row in rows}) + len(faults)
-    write_whole(task.out, _encode(table, faults, records=records), durable=False)
+    write_whole(task.out, _encode(table, faults, records=records))
     return len(task.block.data)
 
 

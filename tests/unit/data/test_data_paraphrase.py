@@ -3,11 +3,13 @@ import pytest
 from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
+from graftwork.data import paraphrase
 from graftwork.data.dealing import group_and_deal
 from graftwork.data.leak import find_leaks
 from graftwork.data.paraphrase import MEANS_THE_SAME, find_embedder
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import SPLITS
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.text.compare import number_text
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
@@ -61,10 +63,23 @@ def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
     assert some.split.tolist() == all_of_them.split.tolist()[: len(some.split)]
 
 
+ASKED_FOR = DataSettings(paraphrases="embedder")
+
+
+def test_no_embedder_is_taken_that_was_not_asked_for():
+    assert find_embedder(DataSettings()) is None
+
+
+def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs_it(monkeypatch):
+    monkeypatch.setattr(paraphrase, "PACKAGE", "no_such_package_as_this")
+    with pytest.raises(EnvironmentLacks) as caught:
+        find_embedder(ASKED_FOR)
+    assert "no_such_package_as_this" in caught.value.what
+    assert "graftwork[paraphrases]" in caught.value.fix
+
+
 def test_the_installed_embedder_tells_a_paraphrase_from_another_subject():
-    embedder = find_embedder()
-    if embedder is None:
-        pytest.skip("no embedder is installed")
+    embedder = find_embedder(ASKED_FOR)
     one, same, other = embedder.embed(
         ["What does the resin printer cost?", "How much do you charge for the resin printer?", "Who are you?"]
     )

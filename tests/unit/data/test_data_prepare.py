@@ -186,12 +186,12 @@ def test_what_was_finished_before_a_crash_is_not_done_again(tmp_path, small_bloc
         return render_block(task)
 
     render_block = render.render_block
-    monkeypatch.setattr("graftwork.data.prepare.render_block", die_at_the_third)
+    monkeypatch.setattr("graftwork.data.rendering.render_block", die_at_the_third)
     with pytest.raises(Killed):
         run(tmp_path)
     assert not (tmp_path / "out").exists()
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*.parquet")}
-    monkeypatch.setattr("graftwork.data.prepare.render_block", render_block)
+    monkeypatch.setattr("graftwork.data.rendering.render_block", render_block)
     dataset, folder = run(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert len(all_rows(folder)) == dataset.kept_after["render"] == 42

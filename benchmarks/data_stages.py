@@ -1,0 +1,111 @@
+"""The stages of preparation one by one: rows a second each, and de-duplication beside datasketch.
+
+The same generated rows go through every stage in this process, on one core; the audit is the whole
+command's work, on all cores. De-duplication is measured against an index of MinHashes in memory, as
+datasketch has it, with the same shingles, permutations and threshold.
+
+    python benchmarks/data_stages.py [--rows 10000]        # pip install datasketch for the comparison
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from data_scale import make_rows, write_log
+
+from graftwork.data.audit import audit_files
+from graftwork.data.bands import Columns
+from graftwork.data.dealing import group_and_deal
+from graftwork.data.gather import gather
+from graftwork.data.prints import take_prints
+from graftwork.data.read import read_block
+from graftwork.data.redaction import redact_row
+from graftwork.data.repeats import find_repeats
+from graftwork.data.rules.look import look
+from graftwork.data.rules.note import Sight
+from graftwork.data.settings import DataSettings
+from graftwork.data.sources.blocks import cut_blocks
+from graftwork.records.interaction import Interaction
+from graftwork.text.normalise import words
+
+ROUNDS = 3
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """The median of some rounds."""
+    taken = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken)
+
+
+def by_datasketch(rows: Sequence[Interaction], *, threshold: float) -> int:
+    """How many rows an index of MinHashes takes for repeats of an earlier one."""
+    from datasketch import MinHash, MinHashLSH
+
+    index = MinHashLSH(threshold=threshold, num_perm=128)
+    repeats = 0
+    for number, row in enumerate(rows):
+        said = words("\n".join([*(m.content for m in row.messages if m.role != "system"), row.reply]))
+        print_of = MinHash(num_perm=128)
+        print_of.update_batch({" ".join(said[at : at + 3]).encode() for at in range(len(said) - 2)})
+        if index.query(print_of):
+            repeats += 1
+        index.insert(str(number), print_of)
+    return repeats
+
+
+def measure(rows: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="graft-stages-") as name:
+        folder = Path(name)
+        log = folder / "log.jsonl"
+        write_log(log, make_rows(rows, seed=3), mode="wb")
+        settings = DataSettings(logs=("log.jsonl",))
+        sight = Sight(settings=settings)
+        blocks = list(cut_blocks("log.jsonl", root=folder))
+        read = [row.result for block in blocks for row in read_block(block, settings=settings)]
+        inside = [row for row in read if isinstance(row, Interaction)]
+        redacted = [redact_row(row) for row in inside]
+        corpus: Columns = gather(
+            sight, folder=folder / "sifted", root=folder, on_progress=lambda *_said: None
+        )
+        taken = {
+            "read": seconds(lambda: [list(read_block(block, settings=settings)) for block in blocks]),
+            "redact": seconds(lambda: [redact_row(row) for row in inside]),
+            "rules": seconds(
+                lambda: [look(row, clean, sight=sight) for row, clean in zip(inside, redacted, strict=True)]
+            ),
+            "prints": seconds(lambda: take_prints(inside, settings=settings)),
+            "find repeats": seconds(lambda: find_repeats(corpus, settings=settings)),
+            "group and split": seconds(lambda: group_and_deal(corpus, settings=settings)),
+            "audit, whole": seconds(lambda: audit_files(["log.jsonl"], root=folder)),
+        }
+        print(f"{rows:,} rows of {log.stat().st_size / rows:,.0f} bytes")
+        for stage, cost in taken.items():
+            print(f"{stage:<28}{rows / cost:>10,.0f} rows/s")
+        _compare(inside, settings, ours=taken["prints"] + taken["find repeats"])
+
+
+def _compare(rows: Sequence[Interaction], settings: DataSettings, *, ours: float) -> None:
+    try:
+        theirs = seconds(lambda: by_datasketch(rows, threshold=settings.near_duplicate))
+    except ImportError:
+        print("de-duplication: datasketch is not installed, no comparison: pip install datasketch")
+        return
+    print(f"{'de-duplicate (prints, find)':<28}{len(rows) / ours:>10,.0f} rows/s")
+    print(f"{'de-duplicate, datasketch':<28}{len(rows) / theirs:>10,.0f} rows/s   ours {theirs / ours:.2f} x")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000)
+    measure(parser.parse_args().rows)
+
+
+if __name__ == "__main__":
+    main()
