@@ -11,13 +11,16 @@ from graftwork.cli.show.tables import table
 if TYPE_CHECKING:
     from graftwork.data.portions import PortionSummary, Unmatched
 
-FIGURES = ("own rows", "replayed", "rows an epoch", "for RL", "validation", "test")
+FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
 
 
 def show_portions(
     console: Console, portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
 ) -> None:
-    rows = table("model", *FIGURES, "training rows by stage", right=FIGURES)
+    stages = sorted({stage for portion in portions for stage in portion.stages})
+    named = tuple(f"s{stage}" for stage in stages)
+    rows = table("model", *FIGURES, *named, right=(*FIGURES, *named))
+    rows.columns[0].no_wrap = True
     for portion in portions:
         rows.add_row(
             escape(portion.model),
@@ -27,9 +30,14 @@ def show_portions(
             f"{portion.rl:,}",
             f"{portion.validation:,}",
             f"{portion.test:,}",
-            _name_stages(portion),
+            *(f"{portion.stages.get(stage, 0):,}" for stage in stages),
         )
     console.print(rows)
+    console.print(
+        "[dim]own and replay: different training rows; epoch: rows an epoch, by their weights; "
+        "RL: prompts set apart; s1 …: training rows of a stage[/]",
+        highlight=False,
+    )
     for key, value in unmatched:
         console.print(f"[yellow]![/] {escape(key)}: no kept row has {escape(value)!r}", highlight=False)
 
@@ -41,10 +49,3 @@ def portions_as_json(
         "portions": [portion.model_dump(mode="json") for portion in portions],
         "unmatched": [{"key": key, "value": value} for key, value in unmatched],
     }
-
-
-def _name_stages(portion: "PortionSummary") -> str:
-    parts = [f"{stage}: {rows:,}" for stage, rows in sorted(portion.stages.items())]
-    if parts and portion.without_stage:
-        parts.append(f"none: {portion.without_stage:,}")
-    return "  ".join(parts) or "—"
