@@ -90,7 +90,7 @@ def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: 
         groups=count_labels(facts, "group"),
         prompt_length=summarise_lengths(corpus.column("prompt_chars")),
         reply_length=summarise_lengths(corpus.column("reply_chars")),
-        not_looked_for=tuple(find_lacking(facts)),
+        not_looked_for=tuple(find_lacking(facts, found={finding.code for finding in findings})),
         usable_groups=count_labels(facts, "group", among=facts.usable),
         domains=count_labels(facts, "domain"),
         models=count_labels(facts, "model"),

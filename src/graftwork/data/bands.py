@@ -20,6 +20,9 @@ from graftwork.text.compare import Array, Ragged, distinct
 BEFORE = 4
 """Each row against so many before it with the same value."""
 
+LOOKED_UP = 25_000
+"""The values of so many fresh rows are looked up; those of more are sorted along with all others."""
+
 _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 # So many entries are sorted at once, and so many bytes of a portion stay in memory before it is a file.
@@ -83,9 +86,39 @@ def find_first(keys: Array, *, among: Array) -> Array:
     return first
 
 
-def pair_neighbours(values: Array, places: Array, *, before: int = BEFORE) -> Array:
-    """Each row with the few before it that have the same value. Places ascend; 0 is no value."""
-    there = values != 0
+class Few:
+    """Some numbers that are looked up among very many others."""
+
+    _SLOTS = 1 << 20
+
+    def __init__(self, numbers: Array) -> None:
+        """The numbers are sorted, each once."""
+        self._numbers = numbers
+        self._slot = numbers.dtype.type(self._SLOTS - 1)
+        self._taken = np.zeros(self._SLOTS, dtype=bool)
+        self._taken[numbers & self._slot] = True
+
+    def find(self, values: Array) -> tuple[Array, Array]:
+        """Which of the values are among the numbers, and which number each of those is."""
+        # Nearly all values are none of them: most are told by one look at some of their bits.
+        maybe = np.flatnonzero(self._taken[values & self._slot])
+        if not len(maybe):
+            return maybe, maybe
+        which = np.minimum(np.searchsorted(self._numbers, values[maybe]), len(self._numbers) - 1)
+        same = self._numbers[which] == values[maybe]
+        return maybe[same], which[same]
+
+
+def pair_neighbours(
+    values: Array, places: Array, *, before: int = BEFORE, fresh: Array | None = None
+) -> Array:
+    """Each row with the few before it that have the same value. Places ascend; 0 is no value.
+
+    Where some rows are marked as `fresh`, only pairs with one of them.
+    """
+    there = np.flatnonzero(values)
+    if fresh is not None:
+        there = there[Few(distinct(values[there][fresh[places[there]]])).find(values[there])[0]]
     values, places = values[there], places[there]
     order = np.argsort(values, kind="stable")
     values, places = values[order], places[order]
@@ -93,7 +126,20 @@ def pair_neighbours(values: Array, places: Array, *, before: int = BEFORE) -> Ar
     for step in range(1, before + 1):
         same = values[step:] == values[:-step]
         found.append(pack(places[step:][same], places[:-step][same]))
-    return merge_pairs(found)
+    return only_fresh(merge_pairs(found), fresh)
+
+
+def are_few(fresh: Array | None) -> bool:
+    """Whether some rows are marked as fresh, and so few that looking them up is worth it."""
+    return fresh is not None and int(np.count_nonzero(fresh)) <= LOOKED_UP
+
+
+def only_fresh(pairs: Array, fresh: Array | None) -> Array:
+    """The pairs of which one row at least is fresh; all of them where nothing is said about that."""
+    if fresh is None:
+        return pairs
+    later, earlier = unpack(pairs)
+    return pairs[fresh[later] | fresh[earlier]]
 
 
 class Entries(NamedTuple):
@@ -160,18 +206,25 @@ class Spill:
 
 def read_rows(corpus: Columns, name: str, places: Array) -> Ragged:
     """The values of some rows, by ascending places."""
-    values, lengths = [], []
+    parts = list(stream_rows(corpus, name, places))
+    if not parts:
+        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
+    return join_ragged(parts)
+
+
+def stream_rows(corpus: Columns, name: str, places: Array) -> Iterator[Ragged]:
+    """The same, some rows at a time."""
     for first, flat, offsets in corpus.ragged(name):
         low, high = np.searchsorted(places, [first, first + len(offsets) - 1])
         if low < high:
-            taken = Ragged(flat, offsets).take(places[low:high] - first)
-            values.append(taken.values)
-            lengths.append(np.diff(taken.offsets))
+            yield Ragged(flat, offsets).take(places[low:high] - first)
         if high == len(places):
             break
-    if not values:
-        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
-    return Ragged(np.concatenate(values), np.concatenate(([0], np.cumsum(np.concatenate(lengths)))))
+
+
+def join_ragged(parts: Sequence[Ragged]) -> Ragged:
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate(([0], np.cumsum(lengths))))
 
 
 def _run_starts(values: Array) -> Array:

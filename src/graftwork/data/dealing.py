@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from graftwork.data.bands import Columns, find_first, merge_pairs, unpack
+from graftwork.data.decided import Decided
 from graftwork.data.grouping import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
-from graftwork.data.paraphrase import Embedder, Paraphrases
+from graftwork.data.paraphrase import MOST_ROWS, Embedder, Paraphrases
 from graftwork.data.question import Asked, find_asked
 from graftwork.data.settings import DataSettings
 from graftwork.data.shares import Shares
@@ -29,36 +30,61 @@ class Dealing(NamedTuple):
     """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
 
     `aside` holds the rows that were set aside, each with two rows that it asks the same as and that
-    stand in different splits.
+    stand in different splits. `founders` are the rows that were like none before them: two groups that
+    a later row joins have two.
     """
 
     split: Array
     group: Array
     aside: dict[int, tuple[int, int]]
+    founders: Array
 
 
-def group_and_deal(corpus: Columns, *, settings: DataSettings, embedder: Embedder | None = None) -> Dealing:
-    """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped."""
+def group_and_deal(
+    corpus: Columns,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    known: Decided | None = None,
+    pinned: Array | None = None,
+) -> Dealing:
+    """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped.
+
+    `pinned` is the split that each row had in an earlier corpus, 255 where it had none: there it goes
+    again, also if those that it was grouped with are gone.
+
+    `known` is what was dealt, by the same settings, when the corpus had only its first rows: then only
+    the rows behind those are looked at. The result is the same as without it.
+    """
+    if embedder is not None and known is not None and known.rows < MOST_ROWS:
+        # Lines go by the spelling in which they were first embedded: all are embedded again, in order.
+        known = None
+    since = known.rows if known is not None else 0
+    fresh = np.arange(corpus.rows) >= since if known is not None else None
     passed = corpus.column("passed").astype(bool)
     turns = read_turns(corpus, passed=passed)
     threshold = settings.question_similarity
     turn_pairs = merge_pairs(
         [
-            pair_turns(corpus, turns, passed=passed, threshold=threshold),
-            pair_rare_grams(corpus, turns),
+            pair_turns(corpus, turns, passed=passed, threshold=threshold, fresh=fresh),
+            pair_rare_grams(corpus, turns, fresh=fresh),
         ]
     )
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
     table = _Table(corpus, turns_first=turns.first, passed=passed, settings=settings)
-    for asked in find_asked(corpus, passed=passed, turns=turns.key):
-        window = asked.window
-        table.open_window(asked)
-        lines = asked.pair_alike(threshold=threshold)
-        if paraphrases is not None:
+    if pinned is not None:
+        table.pin(pinned)
+    if known is not None:
+        table.take_over(known)
+    for asked in find_asked(corpus, passed=passed, turns=turns.key, since=since):
+        start, stop = max(asked.window.low, since), asked.window.high
+        table.open_window(asked, until=start)
+        lines = asked.pair_alike(threshold=threshold, fresh=fresh)
+        if paraphrases is not None and start < MOST_ROWS:
             lines = merge_pairs([lines, paraphrases.pair(asked)])
-        questions = pair_rare_questions(corpus, asked, passed=passed)
-        for low in range(window.low, window.high, _ROWS_AT_ONCE):
-            high = min(low + _ROWS_AT_ONCE, window.high)
+        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+        for low in range(start, stop, _ROWS_AT_ONCE):
+            high = min(low + _ROWS_AT_ONCE, stop)
             alike = _Alike(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
             table.deal_rows(low, high, alike=alike)
     return table.result()
@@ -80,6 +106,7 @@ class _Table:
         self._passed = passed
         self._split = array("B", bytes([NOT_DEALT])) * rows
         self._clusters = Clusters(rows)
+        self._pinned = array("B", bytes([NOT_DEALT])) * rows
         self._aside: dict[int, tuple[int, int]] = {}
         self._shares = Shares(corpus, settings=settings)
         # By the first row of a class: the first row of it that was dealt. All that were are in one split.
@@ -92,19 +119,39 @@ class _Table:
         self._is_probe: Array = np.zeros(0, dtype=bool)
         self._line_homes: list[array[int]] = []
 
-    def open_window(self, asked: Asked) -> None:
-        """Seat the rows that were dealt before by the lines that they ask on this window's ground."""
+    def pin(self, pinned: Array) -> None:
+        np.frombuffer(self._pinned, dtype=np.uint8)[:] = pinned
+
+    def take_over(self, known: Decided) -> None:
+        """Seat the first rows where they sat before."""
+        np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
+        for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
+            self._clusters.join(int(known.group[place]), place)
+        self._aside = dict(known.aside)
+        self._shares.take_over(known.founders, known.split)
+        dealt = np.flatnonzero(known.split != NOT_DEALT)
+        for first, homes in self._classes:
+            _seat_first(homes, first, dealt)
+        turns_first = self._classes[0][0]
+        self._barred_turns = {
+            place: pair for place, pair in known.aside.items() if turns_first[place] == place
+        }
+
+    def open_window(self, asked: Asked, *, until: int) -> None:
+        """Seat the rows that were dealt before, up to `until`, by the lines they ask on this ground."""
         low, high = asked.window.low, asked.window.high
         self._line_first = asked.first
         self._is_probe = np.zeros(high, dtype=bool)
         self._is_probe[asked.probes()] = True
-        self._barred_lines = {}
         self._line_homes = [_nowhere(high) for _ in SPLITS]
-        splits = np.frombuffer(self._split, dtype=np.uint8)[:low]
+        splits = np.frombuffer(self._split, dtype=np.uint8)[:until]
         for split, homes in enumerate(self._line_homes):
-            # From the last to the first, so that the first one stays.
-            members = np.flatnonzero(splits == split)[::-1]
-            np.frombuffer(homes, dtype=np.int32)[asked.first[members]] = members
+            _seat_first(homes, asked.first, np.flatnonzero(splits == split))
+        self._barred_lines = {
+            int(asked.first[place]): pair
+            for place, pair in self._aside.items()
+            if low <= place < until and self._is_probe[place]
+        }
 
     def deal_rows(self, low: int, high: int, *, alike: _Alike) -> None:
         passed = self._passed[low:high].tolist()
@@ -118,7 +165,7 @@ class _Table:
             line, turn = line_of[at], classes[0]
             barred = self._barred_lines.get(line) or self._barred_turns.get(turn)
             neighbours = [] if barred else self._neighbours(place, line, classes, alike)
-            conflict = barred or self._find_conflict(neighbours)
+            conflict = barred or self._find_conflict(place, neighbours)
             if conflict:
                 self._aside[place] = conflict
                 # Whoever asks the same to the letter is judged by the first who did.
@@ -141,15 +188,23 @@ class _Table:
         found += [other for other in alike.questions.get(place, ()) if self._split[other] != NOT_DEALT]
         return [other for other in found if other >= 0]
 
-    def _find_conflict(self, neighbours: list[int]) -> tuple[int, int] | None:
-        for place in neighbours[1:]:
-            if self._split[place] != self._split[neighbours[0]]:
-                low, high = sorted((neighbours[0], place))
+    def _find_conflict(self, place: int, neighbours: list[int]) -> tuple[int, int] | None:
+        for other in neighbours[1:]:
+            if self._split[other] != self._split[neighbours[0]]:
+                low, high = sorted((neighbours[0], other))
                 return low, high
+        if neighbours and self._pinned[place] not in (NOT_DEALT, self._split[neighbours[0]]):
+            # It was held apart from them before, and what is known now says that it should not be.
+            return neighbours[0], place
         return None
 
     def _seat(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
-        split = self._split[neighbours[0]] if neighbours else self._shares.deal(place)
+        if neighbours:
+            split = self._split[neighbours[0]]
+        elif self._pinned[place] != NOT_DEALT:
+            split = self._shares.count(place, self._pinned[place])
+        else:
+            split = self._shares.deal(place)
         self._split[place] = split
         for other in neighbours:
             self._clusters.join(other, place)
@@ -162,11 +217,18 @@ class _Table:
     def result(self) -> Dealing:
         split = np.array(self._split, dtype=np.uint8)
         group = np.where(split == NOT_DEALT, -1, self._clusters.names())
-        return Dealing(split, group, self._aside)
+        founders = np.array(self._shares.founders, dtype=np.int64)
+        return Dealing(split, group, self._aside, founders)
 
 
 def _nowhere(size: int) -> "array[int]":
     return array("i", [-1]) * size
+
+
+def _seat_first(homes: "array[int]", class_of: Array, places: Array) -> None:
+    """Of each class the first of these rows, which ascend."""
+    # From the last to the first, so that the first one stays.
+    np.frombuffer(homes, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
 
 
 def _by_row(pairs: Array, low: int, high: int) -> dict[int, list[int]]:

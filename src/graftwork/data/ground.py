@@ -59,7 +59,7 @@ def learn_instructions(corpus: Columns, places: Array) -> Array:
         return np.zeros(0, dtype=np.uint64)
     asking = distinct(lines.values[(lines.values & ASKS) == ASKS] & ~ASKS)
     # A line that stands twice in a turn counts once.
-    order = np.lexsort((lines.owners(), lines.values & ~ASKS))
+    order = np.argsort(lines.values & ~ASKS, kind="stable")
     keys, owners = (lines.values & ~ASKS)[order], lines.owners()[order]
     once = np.ones(len(keys), dtype=bool)
     once[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])

@@ -12,8 +12,9 @@ import numpy as np
 
 from graftwork.data.bands import Columns, find_first, unpack
 from graftwork.data.dealing import NOT_DEALT, Dealing
+from graftwork.data.decided import Decided
 from graftwork.data.grouping import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
-from graftwork.data.paraphrase import Embedder, Paraphrases
+from graftwork.data.paraphrase import MOST_ROWS, Embedder, Paraphrases
 from graftwork.data.question import find_asked
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import SPLITS
@@ -61,10 +62,20 @@ def find_leaks(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
+    known: Decided | None = None,
     most: int = 100,
 ) -> list[Leak]:
-    """Rows on both sides that ask the same: of each kind some at most, in order."""
+    """Rows on both sides that ask the same: of each kind some at most, in order.
+
+    `known` is what was checked, by the same settings, when the corpus had only its first rows: then
+    pairs are left out that were looked at before and of which no row changed sides since.
+    """
     passed = corpus.column("passed").astype(bool)
+    moved = _find_moved(dealing, kept & passed, known)
+    since = int(np.argmax(moved)) if moved.any() else corpus.rows
+    if embedder is not None and known is not None and since < 2 * MOST_ROWS:
+        # As in the dealing: what was embedded is not known. All windows with embedded rows end before that.
+        known, since = None, 0
     sides = _Sides.of(dealing, kept & passed)
     turns = read_turns(corpus, passed=passed)
     threshold = settings.question_similarity
@@ -79,20 +90,43 @@ def find_leaks(
     note("same_turn", turn_sides.in_both())
     for kind, name in _SHARED_KEYS:
         note(kind, sides.by_class(find_first(corpus.column(name), among=passed)).in_both())
-    alike = pair_turns(corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted)
+    fresh = None if known is None else _spread_over(turns.first, moved)
+    alike = pair_turns(
+        corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted, fresh=fresh
+    )
     note("alike_turn", turn_sides.parted(alike))
-    note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True)))
+    note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
-    for asked in find_asked(corpus, passed=passed, turns=turns.key):
+    for asked in find_asked(corpus, passed=passed, turns=turns.key, since=since):
+        fresh = None if known is None else _spread_over(asked.first, moved)
         line_sides = sides.by_class(asked.first, until=asked.window.high)
         note("same_line", line_sides.in_both(since=asked.window.low))
-        pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted)
+        pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
         note("alike_line", line_sides.parted(pairs))
         if paraphrases is not None:
             found = paraphrases.pair(asked, wanted=line_sides.are_parted)
             note("paraphrase", line_sides.parted(found))
-        note("same_question", row_sides.parted(pair_rare_questions(corpus, asked, passed=passed)))
+        fresh = None if known is None else moved
+        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+        note("same_question", row_sides.parted(questions))
     return leaks
+
+
+def _find_moved(dealing: Dealing, kept: Array, known: Decided | None) -> Array:
+    """The rows that are new, were dealt elsewhere or were not kept when the others were checked."""
+    moved = np.ones(len(kept), dtype=bool)
+    if known is not None:
+        before = slice(known.rows)
+        moved[before] = (dealing.split[before] != known.split) | (kept[before] & ~known.kept)
+    return moved
+
+
+def _spread_over(first: Array, moved: Array) -> Array:
+    """The rows that ask the same as one that moved: they may be compared in its place."""
+    touched = np.zeros(len(first), dtype=bool)
+    touched[first[moved[: len(first)]]] = True
+    spread_over: Array = touched[first]
+    return spread_over
 
 
 _SHARED_KEYS: tuple[tuple[Kind, str], ...] = (("same_conversation", "opening"), ("same_key", "together"))
@@ -105,9 +139,10 @@ def require_no_leak(
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
+    known: Decided | None = None,
 ) -> None:
     """Refuse a dataset with the same or nearly the same question on both sides of a split."""
-    leaks = find_leaks(corpus, dealing, kept, settings=settings, embedder=embedder, most=1)
+    leaks = find_leaks(corpus, dealing, kept, settings=settings, embedder=embedder, known=known, most=1)
     if leaks:
         leak = leaks[0]
         trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)

@@ -50,17 +50,21 @@ def _truncate(whole: Exchange, *, count: Count, most: int, too_long: str) -> Fit
     return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
 
 
-def _split_by_turn(whole: Exchange, *, count: Count, most: int, too_long: str) -> Fitted:
-    """A row of each assistant turn that answers somebody, with as much before it as fits."""
-    turns = (*whole.messages, Message(role="assistant", content=whole.reply))
+def take_each_answer(messages: Sequence[Message], reply: str) -> list[Exchange]:
+    """A row of each assistant turn that answers somebody, with all that stood before it."""
+    turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
-    answers = [
-        at
+    return [
+        Exchange(turns[:at], turn.content)
         for at, turn in enumerate(turns)
         if at > asked and turn.role == "assistant" and turn.content.strip()
     ]
-    ends = (Exchange(turns[:at], turns[at].content) for at in answers)
-    fitting = (_leave_out_oldest(end, count=count, most=most) for end in ends)
+
+
+def _split_by_turn(whole: Exchange, *, count: Count, most: int, too_long: str) -> Fitted:
+    """A row of each answer, with as much before it as fits."""
+    answers = take_each_answer(*whole)
+    fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
     rows = [row for row in fitting if row is not None]
     if not rows:
         return Fitted([], f"{too_long}, and none of its turns fits with its question alone")

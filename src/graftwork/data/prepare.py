@@ -20,6 +20,7 @@ from graftwork.data.dealing import Dealing, group_and_deal
 from graftwork.data.dropped import count_kept, list_dropped
 from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
+from graftwork.data.memory import Memory
 from graftwork.data.paraphrase import find_embedder
 from graftwork.data.portions import (
     Facts,
@@ -92,13 +93,17 @@ def prepare(
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
-    embedder = find_embedder(settings)
-    dealing = group_and_deal(corpus, settings=settings, embedder=embedder)
     passed = corpus.column("passed")
+    memory = Memory(work, corpus, settings=settings)
+    embedder = find_embedder(settings)
+    dealing = group_and_deal(
+        corpus, settings=settings, embedder=embedder, known=memory.known, pinned=memory.pinned
+    )
     kept = _choose(corpus, repeats, dealing, passed, models=models, sight=sight)
     report("leak check", 0, 1)
     marked = _mark(kept.places, corpus.rows)
-    require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder)
+    require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
+    memory.keep(dealing, marked)
     rendering = render_corpus(
         corpus,
         kept.places,

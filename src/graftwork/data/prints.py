@@ -31,6 +31,9 @@ GRAM_WORDS = 13
 # Of so many 13-grams in a row one is kept: two turns that share 20 words in a row share a kept one.
 GRAM_WINDOW = 8
 
+SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
+"""What `data.split_by` may name beside the keys of the log itself."""
+
 KEYS = ("prompt", "reply", "turn", "opening", "together")
 
 
@@ -128,8 +131,11 @@ def _find_together(row: Interaction, split_by: str) -> int:
     if split_by == "question":
         return 0
     value: Any = row
-    if split_by in type(row).model_fields:
-        value = getattr(row, split_by)
+    if split_by in SPLIT_FIELDS:
+        value = getattr(row, SPLIT_FIELDS[split_by])
+    elif split_by in row.extra:
+        # What stood deeper in the log is kept under its dotted name.
+        value = row.extra[split_by]
     else:
         value = row.extra
         for part in split_by.split("."):

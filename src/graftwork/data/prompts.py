@@ -4,10 +4,16 @@ In: the turns of a row and the role of its agent. Out: the turns, with one syste
 a prompt is given. Does not know how turns are rendered.
 """
 
+import re
 from collections.abc import Sequence
 
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
+
+# The definitions of tools as the reading writes them behind the system prompt.
+_TOOLS = re.compile(
+    r"# Tools\n\n[^\n]*\n\n[^\n]*\n<tools>\n.*?\n</tools>\n\n[^\n]*\n<tool_call>.*?</tool_call>", re.DOTALL
+)
 
 
 def give_system_prompt(
@@ -25,7 +31,11 @@ def give_system_prompt(
     parts = [given]
     if settings.logged_system_prompt == "keep_behind":
         parts += [message.content for message in messages if message.role == "system"]
-    # Many templates take one system turn only, and that in front.
+    else:
+        # The tools that could be called are no part of the prompt: without them the calls make no sense.
+        parts += [
+            block for turn in messages if turn.role == "system" for block in _TOOLS.findall(turn.content)
+        ]
     text = "\n\n".join(part for part in parts if part)
     rest = tuple(message for message in messages if message.role != "system")
     return (Message(role="system", content=text), *rest) if text else rest

@@ -5,7 +5,7 @@ Parquet file for each model and split, and a summary, written last. Named by all
 was rendered is never rendered again. Runs in worker processes; knows no other rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 
 from graftwork.data.corpus import read_interactions, read_table
-from graftwork.data.overlong import fit
+from graftwork.data.overlong import fit, take_each_answer
 from graftwork.data.ports import Rendered, Renderer
 from graftwork.data.prompts import give_system_prompt
 from graftwork.data.settings import DataSettings
@@ -137,37 +137,59 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
     return RenderedBlock(shards, {int(number): reason for number, reason in said["refused"].items()})
 
 
+class _Asked(NamedTuple):
+    """What is to be rendered of a kept row; `part` counts the answers of one row."""
+
+    position: int
+    part: int
+    messages: tuple[Message, ...]
+    reply: str
+
+
 def _render(
     rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
 ) -> tuple[list[_Ready], dict[int, str]]:
-    asked = [(give_system_prompt(row.messages, role=row.group, settings=settings), row.reply) for row in rows]
+    asked = [one for place, row in enumerate(rows) for one in _ask(place, row, settings=settings)]
     ready: list[_Ready] = []
     refused: dict[int, str] = {}
-    for position, (row, rendered) in enumerate(zip(rows, renderer.render_batch(asked), strict=True)):
-        messages, reply = asked[position]
+    for one, rendered in zip(asked, renderer.render_batch([one[2:] for one in asked]), strict=True):
+        row = rows[one.position]
         if isinstance(rendered, UserMistake):
-            refused[position] = f"refused by the template: {rendered.what}"
+            refused[one.position] = f"refused by the template: {rendered.what}"
         elif rendered.trained_from >= len(rendered.tokens):
-            refused[position] = "nothing to train on: the template leaves no token of the reply"
+            refused[one.position] = "nothing to train on: the template leaves no token of the reply"
         elif len(rendered.tokens) <= settings.max_tokens:
-            ready.append(_Ready(position, row, 0, tuple(messages), reply, rendered))
+            ready.append(_Ready(one.position, row, one.part, one.messages, one.reply, rendered))
         else:
             may_shorten = settings.overlong != "drop"
-            pieces = _shorten(messages, reply, renderer=renderer, settings=settings) if may_shorten else []
-            ready += [_Ready(position, row, part, *piece) for part, piece in enumerate(pieces)]
+            pieces = _shorten(one, renderer=renderer, settings=settings) if may_shorten else []
+            ready += [_Ready(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)]
             if not pieces:
                 length = len(rendered.tokens)
-                refused[position] = f"overlong: {length} tokens, data.max_tokens is {settings.max_tokens}"
-    return ready, refused
+                refused[one.position] = f"overlong: {length} tokens, data.max_tokens is {settings.max_tokens}"
+    kept = {one.position for one in ready}
+    return ready, {place: reason for place, reason in refused.items() if place not in kept}
+
+
+def _ask(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_Asked]:
+    messages = give_system_prompt(row.messages, role=row.group, settings=settings)
+    answers = [(messages, row.reply)]
+    if settings.train_on == "every":
+        answers = [*take_each_answer(messages, row.reply)] or answers
+    for part, (before, reply) in enumerate(answers):
+        yield _Asked(position, part, before, reply)
 
 
 def _shorten(
-    messages: Sequence[Message], reply: str, *, renderer: Renderer, settings: DataSettings
+    one: _Asked, *, renderer: Renderer, settings: DataSettings
 ) -> list[tuple[tuple[Message, ...], str, Rendered]]:
     def count(turns: Sequence[Message], said: str) -> int:
         return renderer.count_tokens(turns, said)
 
-    shorter = fit(messages, reply, count=count, settings=settings).rows
+    shorter = fit(one.messages, one.reply, count=count, settings=settings).rows
+    if settings.train_on == "every":
+        # The answers before this one are rows of their own already.
+        shorter = shorter[-1:]
     rendered = renderer.render_batch(shorter)
     return [
         (turns, said, one)
@@ -220,7 +242,7 @@ def _to_table(
         "trained_from": [one.rendered.trained_from for one in chosen],
         "stage": [one.row.stage if share.staged else None for one in chosen],
         "weight": [float(share.weight[one.position]) for one in chosen],
-        "rejected": [one.row.rejected if one.part == 0 else None for one in chosen],
+        "rejected": [one.row.rejected if one.reply == one.row.reply else None for one in chosen],
     }
     for name in ("group", "domain", "session", "duration_ms"):
         columns[name] = [getattr(one.row, name) for one in chosen]

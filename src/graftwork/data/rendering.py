@@ -25,7 +25,9 @@ from graftwork.records.base import fingerprint
 FORM = 1
 """Counts up when shards change their form: older ones are then rendered anew."""
 
-RENDERED_BY = ("system_prompt", "system_prompts", "logged_system_prompt", "max_tokens", "overlong")
+RENDERED_BY = (
+    *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
+)
 """The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
 
 Progress = Callable[[str, int, int], None]

@@ -36,9 +36,30 @@ class Shares:
         held_out = {"validation": settings.validation, "test": settings.test}
         self._shares = [held_out.get(split, 1 - settings.validation - settings.test) for split in SPLITS]
         self._founded: dict[int, list[int]] = {}
+        self.founders: list[int] = []
+
+    def take_over(self, founders: Array, split: Array) -> None:
+        """Count founders that were dealt before."""
+        self.founders += founders.tolist()
+        if self._strata is None or not len(founders):
+            return
+        cells = self._strata[founders].astype(np.int64) * len(SPLITS) + split[founders]
+        for cell, count in zip(
+            *(part.tolist() for part in np.unique(cells, return_counts=True)), strict=True
+        ):
+            stratum, dealt = divmod(cell, len(SPLITS))
+            self._founded.setdefault(stratum, [0] * len(SPLITS))[dealt] += count
+
+    def count(self, founder: int, split: int) -> int:
+        """A founder whose split is settled."""
+        self.founders.append(founder)
+        if self._strata is not None:
+            self._founded.setdefault(int(self._strata[founder]), [0] * len(SPLITS))[split] += 1
+        return split
 
     def deal(self, founder: int) -> int:
         """The split of a new group, as an index into SPLITS."""
+        self.founders.append(founder)
         drawn = float(self._drawn[founder])
         if self._strata is None:
             return _pick(drawn, self._shares)

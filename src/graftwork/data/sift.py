@@ -6,7 +6,6 @@ is named by the content of the block and by the settings that matter here: what 
 sifted again. Runs in worker processes; knows no other rows.
 """
 
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script
 
-FORM = 1
+FORM = 2
 """Counts up when the columns change: older files are then made anew."""
 
 LATER = frozenset(
@@ -46,6 +45,7 @@ LATER = frozenset(
         "validation",
         "test",
         "pack_tokens",
+        "train_on",
         "seed",
     }
 )
@@ -120,6 +120,7 @@ def _to_table(rows: list[SiftedRow], prints: Prints, *, first_line: int) -> "pa.
     columns: dict[str, Any] = {
         "line": pa.array([row.read.line - first_line for row in rows], pa.int64()),
         "input_hash": pa.array([row.read.input_hash for row in rows], pa.string()),
+        "line_key": pa.array([int(row.read.input_hash[:16], 16) for row in rows], pa.uint64()),
         "passed": pa.array([row.passed for row in rows], pa.bool_()),
         "fault": pa.array([row.fault for row in rows], pa.string()),
         "reason": pa.array([row.reason for row in rows], pa.string()),
@@ -148,8 +149,3 @@ def _encode(table: "pa.Table", faults: list[tuple[int, str, str, str]], *, recor
         writer.write_table(table.replace_schema_metadata(head))
     encoded: bytes = sink.getvalue().to_pybytes()
     return encoded
-
-
-def digest_hashes(hashes: list[str]) -> str:
-    """One hash for a run of rows."""
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -1,86 +1,110 @@
 """The order in which rows were first seen: the order in which they are grouped and dealt.
 
-In: the blocks that the logs have now, and the order as it was the last time. Out: segments of rows,
-old ones where they stood, new ones behind them, whatever file they are in. So a log that grows, or
-a new file whose name sorts first, moves no row that was dealt before. Rows that changed are new.
+In: the rows that the logs have now, each by the hash of its line, and those of the last time. Out:
+runs of rows, known ones where they stood, new ones behind them, whatever file they are in. So a log
+that grows, is rotated or packed, or a new file whose name sorts first, moves no row that was dealt
+before. A line that was changed is a new row. Pure; knows no texts.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from graftwork.data.corpus import Segment
-from graftwork.records.base import Record
 
+Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-class Seen(Record):
-    """A run of rows that was seen before, and the hash of their lines."""
+RUNS_A_BLOCK = 8
+"""A log that was shuffled falls into so many runs that reading it in order would take forever: more
+than this a block on average, and rows are seen in the order of the files again."""
 
-    file: str
-    block: int
-    start: int
-    stop: int
-    sifted: str
-    digest: str
-
-
-class Order(Record):
-    """What was seen, first to last."""
-
-    seen: tuple[Seen, ...] = ()
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 class BlockNow(NamedTuple):
-    """A block as the log has it now; `digest(start, stop)` hashes the lines of some of its rows."""
+    """A block as the log has it now, with the hash of the line of each of its rows."""
 
     file: str
     block: int
     first_line: int
     sifted: str
-    rows: int
-    digest: Callable[[int, int], str]
+    keys: Keys
 
 
-def arrange(blocks: Sequence[BlockNow], order: Order) -> tuple[list[Segment], Order]:
-    """The rows in their order of sight, and the order to remember."""
-    now = {(block.file, block.block): block for block in blocks}
-    known: dict[tuple[str, int], int] = {}
-    seen: list[Seen] = []
-    for old in order.seen:
-        block = now.get((old.file, old.block))
-        if block is not None and _is_still_there(old, block, known.get((old.file, old.block), 0)):
-            known[old.file, old.block] = old.stop
-            seen.append(old.model_copy(update={"sifted": block.sifted}))
-    for block in blocks:
-        start = known.get((block.file, block.block), 0)
-        # A block without a readable row stands for what could not be read in it.
-        if start < block.rows or (block.file, block.block) not in known:
-            digest = block.digest(start, block.rows)
-            seen.append(
-                Seen(
-                    file=block.file,
-                    block=block.block,
-                    start=start,
-                    stop=block.rows,
-                    sifted=block.sifted,
-                    digest=digest,
-                )
-            )
-    segments = [
-        Segment(
-            file=run.file,
-            block=run.block,
-            first_line=now[run.file, run.block].first_line,
-            sifted=run.sifted,
-            start=run.start,
-            stop=run.stop,
-        )
-        for run in seen
-    ]
-    return segments, Order(seen=tuple(seen))
+class Seen(NamedTuple):
+    """Runs of rows in their order, and the hashes of their lines, to be remembered."""
+
+    segments: list[Segment]
+    keys: Keys
 
 
-def _is_still_there(old: Seen, block: BlockNow, expected_start: int) -> bool:
-    """Whether the rows of an old run stand where they stood. Runs of one block follow each other."""
-    if old.start != expected_start or old.stop > block.rows:
-        return False
-    return old.sifted == block.sifted or block.digest(old.start, old.stop) == old.digest
+def arrange(blocks: Sequence[BlockNow], known: Keys) -> Seen:
+    """The rows in their order of sight. `known` holds what the last time remembered."""
+    none = np.zeros(0, dtype=np.uint64)
+    keys = np.concatenate([none, *(block.keys for block in blocks)])
+    sizes = np.array([len(block.keys) for block in blocks], dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    stood = find_places(keys, known)
+    # Known rows by where they stood; new ones behind them, in the order of the files.
+    order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known), stood)))
+    runs = _find_runs(order, starts)
+    if len(runs) > RUNS_A_BLOCK * len(blocks):
+        order = np.arange(len(keys))
+        runs = _find_runs(order, starts)
+    segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]
+    # A block without a readable row stands for what could not be read in it.
+    segments += [_name(block, 0, 0) for block in blocks if not len(block.keys)]
+    return Seen(segments, keys[order])
+
+
+def find_places(keys: Keys, known: Keys) -> Places:
+    """Where each key stands in `known`, or -1. Equal keys are matched one to one, first to first."""
+    if not len(known):
+        return np.full(len(keys), -1, dtype=np.int64)
+    wanted, there = _tell_apart(keys), _tell_apart(known)
+    order = np.argsort(there, kind="stable")
+    at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
+    places = order[at]
+    found: Places = np.where(there[places] == wanted, places, -1)
+    return found
+
+
+def _tell_apart(keys: Keys) -> Keys:
+    """The same keys, the second of two equal ones changed, the third in another way, and so on."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(keys)]
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
+    told = np.empty_like(keys)
+    told[order] = ordered + (np.arange(len(keys)) - begins).astype(np.uint64) * _ODD
+    return told
+
+
+def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:
+    """Stretches of rows that stand behind each other in one block: the first, and the one behind the last."""
+    if not len(order):
+        return []
+    broken = (np.diff(order) != 1) | np.isin(order[1:], starts)
+    lows = np.concatenate(([0], np.flatnonzero(broken) + 1))
+    highs = np.append(lows[1:], len(order))
+    return list(zip(order[lows].tolist(), (order[highs - 1] + 1).tolist(), strict=True))
+
+
+def _to_segment(blocks: Sequence[BlockNow], starts: Places, low: int, high: int) -> Segment:
+    number = int(np.searchsorted(starts, low, side="right")) - 1
+    while not len(blocks[number].keys):
+        number -= 1
+    return _name(blocks[number], low - int(starts[number]), high - int(starts[number]))
+
+
+def _name(block: BlockNow, start: int, stop: int) -> Segment:
+    return Segment(
+        file=block.file,
+        block=block.block,
+        first_line=block.first_line,
+        sifted=block.sifted,
+        start=start,
+        stop=stop,
+    )

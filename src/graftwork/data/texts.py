@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.bands import Columns, unpack
+from graftwork.data.bands import Columns, join_ragged, unpack
 from graftwork.data.ground import Window, ground_places
 from graftwork.records.interaction import Interaction
 from graftwork.text.compare import (
@@ -112,9 +112,4 @@ def _as_sets(texts: list[list[str]]) -> Ragged:
 
 
 def _join(parts: list[_Sets]) -> _Sets:
-    return _Sets(_behind([part.whole for part in parts]), _behind([part.reply for part in parts]))
-
-
-def _behind(parts: list[Ragged]) -> Ragged:
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Ragged(np.concatenate([part.values for part in parts]), np.concatenate(([0], np.cumsum(lengths))))
+    return _Sets(join_ragged([part.whole for part in parts]), join_ragged([part.reply for part in parts]))

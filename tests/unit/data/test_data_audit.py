@@ -8,7 +8,8 @@ from data_rows import SECRET, THINGS, make_row
 from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, group_equal
 
 from graftwork.data.audit import audit_corpus
-from graftwork.data.rules.gather import MOST_ROWS
+from graftwork.data.rules.gather import MOST_REASONS, MOST_ROWS, OTHER_REASONS
+from graftwork.data.rules.length import BUT_FOR_LENGTH
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Audit
@@ -158,6 +159,74 @@ def test_one_side_of_a_split_alone_says_what_is_missing():
     assert "held-out file" in next(n.why for n in found.not_looked_for if n.code == "split_leak")
 
 
+def test_what_was_found_is_not_said_to_be_not_looked_for():
+    rows = [
+        *good_rows(file="ours_train.jsonl", model="smol"),
+        *(make_row("Who are you?", f"Number {n}.", file="ours_train.jsonl", model="large") for n in range(9)),
+        make_row("How many?", "<think>Two.</think>Two.", file="ours_train.jsonl"),
+    ]
+    found = audit_rows(rows, conflicts="keep_all")
+    assert not {"split_leak", "foreign_model"} & {one.code for one in found.not_looked_for}
+    assert "give the held-out file too" in finding(found, "split_leak").title
+    models = next(f for f in found.findings if f.code == "foreign_model" and f.severity == "info")
+    assert "no base is named" in models.title
+
+
+def test_reasoning_without_names_of_models_says_that_those_are_missing():
+    found = audit_rows(with_more(make_row("How many?", "<think>Two.</think>Two.")))
+    assert "no row names the model" in finding(found, "foreign_model").title
+    assert "foreign_model" not in {one.code for one in found.not_looked_for}
+
+
+@pytest.mark.parametrize(
+    ("split_by", "bond"), [("session", "of its session"), ("customer.id", "have its `customer.id`")]
+)
+def test_a_leak_is_told_by_what_the_rows_are_split_by(split_by, bond):
+    rows = [make_row(f"What is {n}?", f"It is {n}.", line=n, session="s") for n in range(1, 21)]
+    together = Dealing(np.zeros(20, dtype=np.int64))
+    leak = finding(audit_rows(rows, dealing=together, split_by=split_by), "split_leak")
+    assert bond in leak.title
+    assert "splits by question" not in leak.fix
+    sides = [
+        make_row("What is it?", "This.", file="train.jsonl"),
+        make_row("Who is it?", "She.", file="test.jsonl"),
+    ]
+    leak = finding(
+        audit_rows(sides, dealing=Dealing(np.zeros(2, dtype=np.int64)), split_by=split_by), "split_leak"
+    )
+    assert bond in leak.title
+    assert "splits by question" not in leak.fix
+
+
+def test_rows_are_unreadable_for_many_reasons_and_each_is_counted():
+    def fault(line, message, code="parse_error"):
+        return Fault(Origin(file="log.jsonl", line=line), code, message)
+
+    deep = [fault(line, "the row is nested too deeply") for line in range(15, 18)]
+    long = [fault(line, f"the row has {line} MiB, and one row may have 32 MiB") for line in range(20, 120)]
+    unread = finding(audit_rows(good_rows(), faults=deep + long), "parse_error")
+    assert "JSON" not in unread.title
+    assert unread.reasons["the row is nested too deeply"] == 3
+    assert unread.reasons[OTHER_REASONS] == 103 - 3 - (MOST_REASONS - 1)
+    assert sum(unread.reasons.values()) == unread.count
+
+
+def test_only_a_shape_that_is_not_known_is_mended_by_a_mapping():
+    for message, mended in (
+        ("no known shape (keys: a, b); expected one of: x", True),
+        ("the key `a` stands twice in one object", False),
+    ):
+        fault = Fault(Origin(file="log.jsonl", line=15), "schema", message)
+        assert ("data.mapping" in finding(audit_rows(good_rows(), faults=[fault]), "schema").fix) is mended
+
+
+def test_too_long_counts_the_rows_that_would_be_usable_otherwise():
+    rows = with_more(make_row("word " * 400, "Mock response"), make_row("other " * 400, "Fine and whole."))
+    found = audit_rows(rows, max_tokens=200)
+    assert finding(found, "too_long").count == 2
+    assert finding(found, "too_long").reasons[BUT_FOR_LENGTH] == 1
+
+
 def test_no_finding_quotes_a_secret_or_an_address():
     rows = with_more(
         make_row(f"Is {SECRET} safe?", f"Error: {SECRET} is bad", status=f"error {SECRET}"),
@@ -236,7 +305,7 @@ def test_too_long_rows_say_what_a_cut_costs_and_what_the_setting_does():
     ):
         long = finding(audit_rows(rows, max_tokens=200, overlong=overlong), "too_long")
         assert done in long.fix
-        assert long.reasons == {"cut at that length, the end of the reply is lost": 1}
+        assert long.reasons == {"cut at that length, the end of the reply is lost": 1, BUT_FOR_LENGTH: 1}
         assert "356 tokens" in long.effect
 
 

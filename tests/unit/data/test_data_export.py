@@ -231,6 +231,41 @@ def test_huggingface_card_describes_the_files_that_are_there(folder, tmp_path):
             assert list((tmp_path / "out").glob(one["path"]))
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "; rows that ask alike stand in one split."),
+        ({"split_by": "session"}, "rows that ask alike or are of one session stand in one split."),
+        (
+            {"split_by": "customer.id"},
+            "rows that ask alike or have the same `customer.id` stand in one split.",
+        ),
+        ({"redact": False}, "not redacted"),
+    ],
+)
+def test_huggingface_card_says_how_the_rows_were_split(tmp_path, settings, said):
+    made = write_dataset(tmp_path / "ds", train=[row("one?", "1")], settings=settings)
+    export(made, tmp_path / "out", "huggingface")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert said in card
+    assert "`completion`" in card
+    assert "`chosen`" not in card
+
+
+def test_huggingface_card_of_preference_pairs_names_no_completion(tmp_path):
+    made = write_dataset(tmp_path / "ds", train=[row("one?", "1", rejected="2")])
+    export(made, tmp_path / "out", "huggingface")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "completion" not in card
+    assert "`chosen` is preferred to `rejected`" in card
+
+
+def test_kaggle_title_made_of_a_short_name_is_long_enough(folder, tmp_path):
+    export(folder, tmp_path / "out", "kaggle", options=ExportOptions(name="team/abc"))
+    metadata = json.loads((tmp_path / "out" / "dataset-metadata.json").read_text())
+    assert metadata["title"] == "Abc dataset"
+
+
 def test_large_tables_become_several_files_with_their_number(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -268,7 +303,7 @@ def test_kaggle_metadata_keeps_its_rules(folder, tmp_path):
         ExportOptions(name="team/ab"),
         ExportOptions(name="team/" + "a" * 51),
         ExportOptions(name="team/Upper Case"),
-        ExportOptions(name="team/abc"),
+        ExportOptions(name="team/abc", title="Abc"),
         ExportOptions(name="team/agent-logs", title="x" * 51),
         ExportOptions(name="team/agent-logs", license="mine"),
     ],

@@ -5,6 +5,7 @@ from data_rows import THINGS, make_row
 
 from graftwork.data import paraphrase
 from graftwork.data.dealing import group_and_deal
+from graftwork.data.decided import Decided
 from graftwork.data.leak import find_leaks
 from graftwork.data.paraphrase import MEANS_THE_SAME, find_embedder
 from graftwork.data.settings import DataSettings
@@ -61,6 +62,24 @@ def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
     _, all_of_them = deal(*asked, embedder=BySubject())
     _, some = deal(*asked[:20], embedder=BySubject())
     assert some.split.tolist() == all_of_them.split.tolist()[: len(some.split)]
+
+
+@pytest.mark.parametrize("most", [5, 30, 100])
+@pytest.mark.parametrize("cut", [0, 20, 40])
+def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeypatch, most, cut):
+    for module in ("paraphrase", "dealing", "leak"):
+        monkeypatch.setattr(f"graftwork.data.{module}.MOST_ROWS", most)
+    asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
+    columns, anew = deal(*asked, embedder=BySubject())
+    _, before = deal(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
+    known = Decided(*before, np.ones(len(before.split), dtype=bool))
+    went_on = group_and_deal(columns, settings=SETTINGS, embedder=BySubject(), known=known)
+    assert went_on.split.tolist() == anew.split.tolist()
+    assert went_on.group.tolist() == anew.group.tolist()
+    kept = np.ones(columns.rows, dtype=bool)
+    went_on.split[-1] = SPLITS.index("test") if went_on.split[-1] == 0 else 0
+    found = find_leaks(columns, went_on, kept, settings=SETTINGS, embedder=BySubject(), known=known)
+    assert found == find_leaks(columns, went_on, kept, settings=SETTINGS, embedder=BySubject())
 
 
 ASKED_FOR = DataSettings(paraphrases="embedder")

@@ -172,6 +172,30 @@ def test_rows_that_are_added_later_move_no_old_row_and_cost_only_themselves(tmp_
     assert bytes_of(folder) == old, "the dataset that was made before stays as it was"
 
 
+def test_rotating_a_log_moves_no_row_and_deleting_some_moves_no_other(tmp_path):
+    asks = [*ASKS, "How heavy is this {} of ours?", "When did the {} come to town?"]
+    rows = [{**row, "agent": ("coder", "writer")[n % 2]} for n, row in enumerate(good_rows(asks))]
+    _, folder = run(tmp_path, rows)
+    before = splits_of(folder)
+    (tmp_path / "log.jsonl").unlink()
+    write_log(tmp_path / "log.1.jsonl", rows[:40])
+    write_log(tmp_path / "log.2.jsonl", [*rows[40:], chat("Is it new?", "It is.")])
+    _, rotated = run(tmp_path, logs=("log.*.jsonl",))
+    after = splits_of(rotated)
+    assert {row: after[row] for row in before} == before
+    (tmp_path / "log.1.jsonl").unlink()
+    _, shortened = run(tmp_path, logs=("log.*.jsonl",))
+    left = splits_of(shortened)
+    assert len(left) == len(rows) - 40 + 1
+    assert {row: after[row] for row in left} == left
+
+
+def test_another_seed_deals_anew(tmp_path):
+    _, folder = run(tmp_path, good_rows())
+    _, again = run(tmp_path, seed=1)
+    assert splits_of(folder) != splits_of(again)
+
+
 def test_what_was_finished_before_a_crash_is_not_done_again(tmp_path, small_blocks, monkeypatch):
     write_log(tmp_path / "log.jsonl", good_rows())
     done = []
@@ -243,6 +267,23 @@ def test_a_long_conversation_becomes_a_row_of_each_turn_where_the_rule_says_so(t
     assert len({row.id for row in made}) == 3
     assert all(len(row.tokens) <= 50 for row in made)
     assert "render" not in dataset.dropped
+
+
+def test_every_reply_of_a_conversation_is_trained_on_where_the_settings_say_so(tmp_path):
+    turns = [
+        {"role": role, "content": f"{role} says {word}."}
+        for word in ("one", "two", "three")
+        for role in ("user", "assistant")
+    ]
+    _, folder = run(tmp_path, [*good_rows(), {"messages": turns}], train_on="every")
+    made = [row for row in all_rows(folder) if row.origin.line == 43]
+    assert [(len(row.messages), row.reply) for row in made] == [
+        (1, "assistant says one."),
+        (3, "assistant says two."),
+        (5, "assistant says three."),
+    ]
+    assert len({row.id for row in made}) == 3
+    assert len(all_rows(folder)) == 45
 
 
 def test_each_model_gets_its_own_rows_and_what_is_held_out_is_so_for_all(tmp_path):

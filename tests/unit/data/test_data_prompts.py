@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.data.formats.turns import write_tools
 from graftwork.data.prompts import give_system_prompt
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
@@ -55,3 +56,14 @@ def test_one_system_turn_in_front_and_nothing_else_changed(messages, role, rule)
     assert list(made[1:]) == [m for m in messages if m.role != "system"]
     if rule == "keep_behind":
         assert all(m.content in made[0].content for m in messages if m.role == "system")
+
+
+def test_the_tools_of_a_row_stay_when_its_prompt_is_replaced():
+    block = write_tools([{"type": "function", "function": {"name": "search", "parameters": {}}}])
+    logged = (
+        Message(role="system", content=f"Old words.\n\n{block}"),
+        Message(role="user", content="Find it."),
+    )
+    given = give_system_prompt(logged, role=None, settings=DataSettings(system_prompt="New words."))
+    assert given[0].content == f"New words.\n\n{block}"
+    assert given[1:] == logged[1:]

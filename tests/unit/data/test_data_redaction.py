@@ -24,13 +24,33 @@ PLANTED = {
     "bearer_token": "Authorization: Bearer abcDEF1234567{0}",
     "url_password": "postgres://app:s3cret{0}@db.internal/x",
     "password": "password = hunter2!{0}",
+    "anthropic_key": "sk-ant-api03-a1B2c3D4e5F6g7{0}",
+    "npm_token": "npm_aB3dE5fG7hJ9kL1mN3pQ5rS7tU9v12{0}",
+    "pypi_token": "pypi-AgEIcHlwaS5vcmcaB3dE5fG7hJ9kL1mN3pQ5rS7tU9v{0}",
+    "sendgrid_key": "SG.aB3dE5fG7hJ9kL1mN3pQ5r.S7tU9vW1xY3zA5x7ZqB3dE5fG7hJ9kL1mN3pQ{0}",
+    "twilio_key": "SK0f1e2d3c4b5a69788796a5b4c3d2e1f0",
+    "telegram_token": "123456789:AAHx1Y2z3Q4w5E6r7T8y9U0i1O2p3{0}",
+    "discord_token": "MTIzNDU2Nzg5MDEyMzQ1Njc4.aB3dE5.fG7hJ9kL1mN3pQ5rS7tU9{0}",
+    "slack_webhook": "https://hooks.slack.com/services/T01ABCDE/B03HJKLM/aB3dE5fG7hJ9kL1mN3{0}",
+    "azure_key": "AccountKey=aB3dE5fG7hJ9kL1mN3pQ5rS7+U9vW1xY3zA5x7Zq/B3dE5fG7hJ9{0}==",
+    "basic_auth": "Authorization: Basic YWRtaW46aHVudGVyMiF4{0}",
+    "curl_password": "curl -u admin:hunter2{0}",
+    "cookie": "Cookie: sessionid=k3j4h5g6f7d8{0}",
+    "social_security_number": "123-45-6789",
     "email": "anna.{0}@firma.example",
     "iban": "DE89 3704 0044 0532 0130 00",
     "credit_card": "4111 1111 1111 1111",
     "phone": "+49 170 1234567",
 }
 LENGTHS = {"google_key": 4}
-BARE = ("aws_secret_key", "bearer_token", "password", "url_password")
+# What stands before the secret, where that is not all of the text.
+BEFORE = {
+    "slack_webhook": "services/",
+    "azure_key": "AccountKey=",
+    "curl_password": "admin:",
+    "cookie": "id=",
+}
+BARE = ("aws_secret_key", "basic_auth", "bearer_token", "password", "url_password")
 PLACES = (
     *("turn", "system", "reply", "rejected", "tool_arguments", "escaped_twice"),
     *("session", "id", "group", "domain", "model", "status", "split", "finish_reason", "extra", "extra_key"),
@@ -40,6 +60,8 @@ PLACES = (
 def plant(kind, mark):
     """The text to plant and the part of it that is secret."""
     text = PLANTED[kind].format(mark[: LENGTHS.get(kind, 6)])
+    if kind in BEFORE:
+        return text, text.partition(BEFORE[kind])[2]
     secret = text.rsplit("@", 1)[0].split(":")[-1] if kind == "url_password" else text.split(" ")[-1]
     return text, secret if kind in BARE else text
 

@@ -1,46 +1,45 @@
-"""Rows keep the place at which they were first seen, however the files grow."""
+"""Rows keep the place at which they were first seen, however the files grow, move and change."""
 
 import hashlib
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.sight import BlockNow, Order, arrange
+from graftwork.data.sight import BlockNow, arrange, find_places
 
 BLOCK_ROWS = 3
+NOTHING = np.zeros(0, dtype=np.uint64)
+
+
+def key_of(row: str) -> int:
+    return int.from_bytes(hashlib.sha256(row.encode()).digest()[:8])
 
 
 def blocks_of(files: dict[str, list[str]]) -> list[BlockNow]:
-    """Files as blocks of three rows each; a block is named by its rows, as on disk."""
-    found = []
-    for name, rows in sorted(files.items()):
-        for index, start in enumerate(range(0, len(rows), BLOCK_ROWS)):
-            held = rows[start : start + BLOCK_ROWS]
-
-            def digest(low: int, high: int, held: list[str] = held) -> str:
-                return hashlib.sha256("".join(held[low:high]).encode()).hexdigest()
-
-            found.append(
-                BlockNow(
-                    file=name,
-                    block=index,
-                    first_line=1 + start,
-                    sifted=digest(0, len(held)),
-                    rows=len(held),
-                    digest=digest,
-                )
-            )
-    return found
+    """Files as blocks of three rows each."""
+    return [
+        BlockNow(
+            file=name,
+            block=number,
+            first_line=1 + start,
+            sifted=f"{name}{number}",
+            keys=np.array([key_of(row) for row in rows[start : start + BLOCK_ROWS]], dtype=np.uint64),
+        )
+        for name, rows in sorted(files.items())
+        for number, start in enumerate(range(0, max(len(rows), 1), BLOCK_ROWS))
+    ]
 
 
-def rows_in_order(files: dict[str, list[str]], order: Order) -> tuple[list[str], Order]:
-    segments, after = arrange(blocks_of(files), order)
+def rows_in_order(files, known):
+    seen = arrange(blocks_of(files), known)
     rows = [
         files[segment.file][segment.block * BLOCK_ROWS + number]
-        for segment in segments
+        for segment in seen.segments
         for number in range(segment.start, segment.stop)
     ]
-    return rows, after
+    assert seen.keys.tolist() == [key_of(row) for row in rows]
+    return rows, seen.keys
 
 
 names = st.sampled_from("abcd")
@@ -48,9 +47,9 @@ additions = st.lists(st.tuples(names, st.integers(1, 7)), min_size=1, max_size=8
 
 
 @given(additions)
-def test_rows_that_are_added_anywhere_come_behind_all_that_were_seen(steps: list[tuple[str, int]]) -> None:
+def test_rows_that_are_added_anywhere_come_behind_all_that_were_seen(steps):
     files: dict[str, list[str]] = {}
-    order, seen, serial = Order(), list[str](), 0
+    order, seen, serial = NOTHING, [], 0
     for name, count in steps:
         fresh = [f"row{serial + offset}" for offset in range(count)]
         serial += count
@@ -61,25 +60,60 @@ def test_rows_that_are_added_anywhere_come_behind_all_that_were_seen(steps: list
         seen = rows
 
 
-def test_without_a_remembered_order_rows_are_seen_file_by_file() -> None:
-    rows, _ = rows_in_order({"b": ["3", "4"], "a": ["1", "2"]}, Order())
+@given(st.lists(st.lists(st.sampled_from("uvwxyz"), max_size=9), min_size=1, max_size=4), st.data())
+def test_every_row_is_there_once_whatever_was_known(files, data):
+    named = dict(zip("abcd", files, strict=False))
+    rows = [row for name in sorted(named) for row in named[name]]
+    known = np.array([key_of(row) for row in data.draw(st.permutations(rows))], dtype=np.uint64)
+    found, _ = rows_in_order(named, known)
+    assert sorted(found) == sorted(rows)
+
+
+def test_without_a_remembered_order_rows_are_seen_file_by_file():
+    rows, _ = rows_in_order({"b": ["3", "4"], "a": ["1", "2"]}, NOTHING)
     assert rows == ["1", "2", "3", "4"]
 
 
-def test_a_row_that_was_changed_in_place_is_new_with_those_behind_it_in_its_block() -> None:
-    files = {"a": ["1", "2"], "b": ["3"]}
-    _, order = rows_in_order(files, Order())
-    rows, _ = rows_in_order({**files, "a": ["1", "x"]}, order)
-    assert rows == ["3", "1", "x"]
+def test_a_rotated_log_keeps_its_rows_where_they_stood():
+    files = {"a": ["1", "2", "3", "4"], "b": ["5"]}
+    before, order = rows_in_order(files, NOTHING)
+    after, _ = rows_in_order({"a": ["6"], "b": ["5"], "c": ["1", "2", "3", "4"]}, order)
+    assert after == [*before, "6"]
 
 
-def test_a_file_that_is_gone_takes_only_its_own_rows_with_it() -> None:
+def test_a_line_that_was_changed_is_new_and_the_others_stay():
+    files = {"a": ["1", "2", "3"], "b": ["4"]}
+    _, order = rows_in_order(files, NOTHING)
+    rows, _ = rows_in_order({**files, "a": ["1", "x", "3"]}, order)
+    assert rows == ["1", "3", "4", "x"]
+
+
+def test_a_file_that_is_gone_takes_only_its_own_rows_with_it():
     files = {"a": ["1", "2"], "b": ["3"], "c": ["4"]}
-    _, order = rows_in_order(files, Order())
+    _, order = rows_in_order(files, NOTHING)
     rows, _ = rows_in_order({"a": files["a"], "c": files["c"]}, order)
     assert rows == ["1", "2", "4"]
 
 
-def test_the_order_survives_being_written_down() -> None:
-    _, order = rows_in_order({"a": ["1", "2", "3", "4"]}, Order())
-    assert Order.from_json(order.to_json()) == order
+def test_the_second_of_two_equal_lines_is_new_where_only_one_was_known():
+    _, order = rows_in_order({"b": ["1", "2"]}, NOTHING)
+    rows, _ = rows_in_order({"a": ["1"], "b": ["1", "2"]}, order)
+    assert rows == ["1", "2", "1"]
+
+
+def test_a_log_that_was_shuffled_beyond_reading_is_seen_file_by_file_again():
+    rows = [str(number) for number in range(60)]
+    _, order = rows_in_order({"a": rows}, NOTHING)
+    shuffled = [rows[number * 7 % 60] for number in range(60)]
+    one_block = [BlockNow("a", 0, 1, "a0", np.array([key_of(row) for row in shuffled], dtype=np.uint64))]
+    assert len(arrange(one_block, order).segments) == 1
+
+
+def test_a_block_without_a_readable_row_is_not_forgotten():
+    seen = arrange(blocks_of({"a": [], "b": ["1"]}), NOTHING)
+    assert {(segment.file, segment.stop) for segment in seen.segments} == {("a", 0), ("b", 1)}
+
+
+def test_places_are_those_of_the_same_key_or_none():
+    known = np.array([5, 9, 5], dtype=np.uint64)
+    assert find_places(np.array([9, 5, 5, 5, 1], dtype=np.uint64), known).tolist() == [1, 0, 2, -1, -1]

@@ -60,9 +60,9 @@ def test_the_same_question_on_other_sources_shares_a_group():
 def test_an_instruction_that_every_row_repeats_is_no_question():
     rows = [make_row(f"Query: What is a {thing}?\n\nAnswer as JSON.") for thing in (*THINGS, *"mnopqrstuvwx")]
     groups = deal(rows).group.tolist()
-    # Whoever knows no more than eight rows cannot tell an instruction from a question.
-    assert len(set(groups[:8])) == 1
-    assert len(set(groups[8:])) == len(groups[8:])
+    # Whoever has seen a line no more than five times cannot tell an instruction from a question.
+    assert len(set(groups[:6])) == 1
+    assert len(set(groups[6:])) == len(groups[6:])
 
 
 def test_a_question_above_a_line_that_only_some_rows_have_is_found():

@@ -19,6 +19,7 @@ from graftwork.data.export.parquet_shards import TableSize
 from graftwork.data.export.record import ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.data.export.turns import prompt_and_completion, prompt_and_pair
+from graftwork.data.rules.together import say_together
 from graftwork.files.whole import write_whole
 from graftwork.records.dataset import Dataset, Row, Split
 
@@ -94,12 +95,25 @@ def _describe(config: str, splits: dict[str, TableSize]) -> dict[str, Any]:
     }
 
 
+def _say_trained(sizes: dict[str, TableSize]) -> str:
+    """Of the columns that are there."""
+    there = {stem.partition("/")[0] for stem in sizes}
+    said = {
+        "default": "Trained on is the `completion`; the `prompt` is only read.",
+        "preference": "Of the replies to a `prompt`, `chosen` is preferred to `rejected`.",
+    }
+    return "\n".join(words for config, words in said.items() if FOLDERS[config] in there)
+
+
 def _card(dataset: Dataset, sizes: dict[str, TableSize], options: ExportOptions) -> str:
+    redacted = dataset.settings.get("redact", True)
+    steps = "filtered, redacted and de-duplicated" if redacted else "filtered and de-duplicated, not redacted"
     rows = "\n".join(f"| {stem} | {size.rows} |" for stem, size in sizes.items())
     return (
         f"# {options.title or options.name or 'Prepared agent logs'}\n\n"
-        f"Prepared by Graftwork: filtered, redacted, de-duplicated and split by question.\n"
+        f"Prepared by Graftwork: {steps}; rows that "
+        f"{say_together(str(dataset.settings.get('split_by', 'question')))} stand in one split.\n"
         f"Dataset `{dataset.content_hash}`, rendered for `{dataset.base}`.\n\n"
         f"| files | rows |\n|---|---|\n{rows}\n\n"
-        "Trained on is the `completion`; the `prompt` is only read.\n"
+        f"{_say_trained(sizes)}\n"
     )

@@ -29,6 +29,8 @@ LICENSES = (
     *("copyright-authors", "other", "unknown"),
 )
 DEFAULT_LICENSE = "unknown"
+# The characters of a title.
+FEWEST, MOST = 6, 50
 
 
 def check_options(options: ExportOptions) -> None:
@@ -40,10 +42,10 @@ def check_options(options: ExportOptions) -> None:
             fix="give --name YOUR-KAGGLE-NAME/some-slug",
         )
     title = _title(options)
-    if not 6 <= len(title) <= 50:
+    if not FEWEST <= len(title) <= MOST:
         raise UserMistake(
             f"the title {title!r} has {len(title)} characters",
-            why="Kaggle takes titles of 6 to 50 characters",
+            why=f"Kaggle takes titles of {FEWEST} to {MOST} characters",
             fix="give another --title",
         )
     if (options.license or DEFAULT_LICENSE) not in LICENSES:
@@ -80,4 +82,7 @@ def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, .
 
 def _title(options: ExportOptions) -> str:
     slug = (options.name or "").rpartition("/")[2]
-    return options.title or slug.replace("-", " ").strip().capitalize()
+    if options.title:
+        return options.title
+    title = slug.replace("-", " ").strip().capitalize()
+    return title if len(title) >= FEWEST else f"{title} dataset"

@@ -14,6 +14,8 @@ CODE = "foreign_model"
 REASONING = "reasoning"
 _THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
 MOST_NAMED = 5
+NO_BASE = "no base is named to compare the models of the rows with"
+NO_MODEL = "no row names the model that answered"
 
 
 def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
@@ -48,6 +50,7 @@ def _find_models(facts: Facts) -> Iterator[Finding]:
     order = [int(number) for number in np.argsort(-counts, kind="stable") if counts[number]]
     named = ", ".join(f"{names[number]} {counts[number]:,}" for number in order[:MOST_NAMED])
     more = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
+    unseen = "" if base is not None else f"; {NO_BASE}"
     what = "come from several models" if base is None else f"come from another model than {base}"
     yield find_placed(
         facts,
@@ -56,7 +59,7 @@ def _find_models(facts: Facts) -> Iterator[Finding]:
         places,
         show=lambda row, place: f"{row.model}: {row.reply}",
         reasons={names[number]: int(counts[number]) for number in order[:20]},
-        title=f"{count_rows(len(places), what)} ({named}{more})",
+        title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
         effect="the base learns the habits of each of them, what it could not know itself included",
         fix="keep the rows of the model whose answers you want, and look at examples of each",
     )
@@ -75,6 +78,8 @@ def _find_reasoning(facts: Facts) -> Iterator[Finding]:
     else:
         title = count_rows(count, f"reason in tags before the answer, and the other {rows - count:,} do not")
         effect = "the model learns to do either by chance, and spends its token limit on thinking"
+    if not (facts.labels("model")[0] >= 0).any():
+        title += f"; {NO_MODEL}"
     fix = (
         "`graft data prepare` leaves the reasoning out (data.reasoning: drop)"
         if facts.settings.reasoning == "drop"

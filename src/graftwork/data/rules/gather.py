@@ -21,6 +21,7 @@ MOST_ROWS = 1000
 MOST_EXAMPLES = 20
 # Reasons with figures in them are as many as the rows: no count of them says anything.
 MOST_REASONS = 40
+OTHER_REASONS = "other reasons"
 
 
 class Shown(NamedTuple):
@@ -93,11 +94,14 @@ def merge_faults(facts: "Facts", code: str, *, noted: str | None = None) -> Merg
     rows: list[Origin] = []
     examples: list[Example] = []
     reasons: Counter[str] = Counter()
+    others = 0
     for _, fault in facts.corpus.faults():
         if fault.code == code:
             count += 1
             if fault.message in reasons or len(reasons) < MOST_REASONS:
                 reasons[fault.message] += 1
+            else:
+                others += 1
             if len(rows) < MOST_ROWS:
                 rows.append(fault.origin)
             if len(examples) < MOST_EXAMPLES:
@@ -112,7 +116,9 @@ def merge_faults(facts: "Facts", code: str, *, noted: str | None = None) -> Merg
         ]
         reasons.update(tallied.sort_reasons())
     ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
-    return Merged(count, tuple(rows), tuple(examples), ordered if len(ordered) < MOST_REASONS else {})
+    if others:
+        ordered[OTHER_REASONS] = others
+    return Merged(count, tuple(rows), tuple(examples), ordered)
 
 
 def quote(reason: str, excerpt: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from graftwork.data.rules.facts import PROMPT_PRINT, Facts
 from graftwork.data.rules.finding import count_rows, find_placed
+from graftwork.data.rules.together import say_like_another, say_together
 from graftwork.records.audit import Finding
 
 if TYPE_CHECKING:
@@ -60,6 +61,15 @@ def find_sides(facts: Facts) -> Sides:
     return Sides(side == 1, side == 2)
 
 
+def say_missing_side(sides: Sides) -> str:
+    """What to add where only one side of a split was given."""
+    here, there = ("training", "held-out") if sides.trained.any() else ("held-out", "training")
+    return (
+        f"by their names these are the {here} rows of a split: give the {there} file too, and "
+        "questions on both sides are found"
+    )
+
+
 def expect_leaks(sizes: "NDArray[Any]", *, held_out: float) -> float:
     """How many held-out rows have a twin outside the test, when each row is dealt by itself."""
     return float((sizes * held_out * (1 - held_out ** (sizes - 1.0))).sum())
@@ -82,16 +92,19 @@ def _find_leaked(facts: Facts, sides: Sides) -> Iterator[Finding]:
     places = np.flatnonzero(twin >= 0)
     if len(places):
         held_out = int(sides.held_out.sum())
+        split_by = facts.settings.split_by
+        met = "asked" if split_by == "question" else "met"
         yield find_placed(
             facts,
             "split_leak",
             "blocker",
             places,
-            show=lambda row, place: f"asked in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
-            title=f"{len(places):,} of {held_out:,} held-out rows ask what a training row asks",
+            show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
+            title=f"{len(places):,} of {held_out:,} held-out rows "
+            + say_like_another(split_by, "a training row"),
             effect="the evaluation measures memory and calls it skill",
-            fix="take these rows out of one of the sides; `graft data prepare` splits by question, so that "
-            "none stands on both",
+            fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
+            f"{say_together(split_by)} (data.split_by)",
         )
 
 
@@ -108,8 +121,9 @@ def _find_random_leak(facts: Facts) -> Iterator[Finding]:
     if not len(twins) or expected < 1:
         return
     places = twins[np.argsort(groups[twins], kind="stable")]
+    sides = find_sides(facts)
     title = (
-        count_rows(len(places), "ask what another row asks too")
+        count_rows(len(places), say_like_another(settings.split_by, "another row"))
         + f": a random split would put about {expected:,.0f} of them into the test beside a trained twin"
     )
     prints = facts.prints(PROMPT_PRINT)
@@ -117,6 +131,8 @@ def _find_random_leak(facts: Facts) -> Iterator[Finding]:
     before = expect_leaks(logged[logged > 1], held_out=settings.test)
     if before > expected + 1:
         title += f" (about {before:,.0f} from the log as it is, before unfit rows are dropped)"
+    if sides.trained.any() or sides.held_out.any():
+        title += f"; not looked for: {say_missing_side(sides)}"
     yield find_placed(
         facts,
         "split_leak",
@@ -125,6 +141,7 @@ def _find_random_leak(facts: Facts) -> Iterator[Finding]:
         show=lambda row, place: row.question,
         title=title,
         effect="the evaluation would measure memory and call it skill",
-        fix="`graft data prepare` splits by question, never by row; data.question_similarity sets how "
-        f"alike ({settings.question_similarity})",
+        fix="`graft data prepare` splits by group, never by row: rows that "
+        f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
+        f"how alike ({settings.question_similarity})",
     )

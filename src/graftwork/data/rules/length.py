@@ -4,6 +4,7 @@ Tokens are estimated from characters unless somebody can count them; the prepara
 """
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from graftwork.data.redaction import RedactedRow
 from graftwork.data.rules.facts import Facts
@@ -11,6 +12,10 @@ from graftwork.data.rules.finding import count_rows, find_noted
 from graftwork.data.rules.note import Note, Sight, show_end
 from graftwork.records.audit import Finding
 from graftwork.records.interaction import Interaction
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 CODE = "too_long"
 CHARACTERS_PER_TOKEN = 3.6
@@ -21,6 +26,7 @@ _DONE = {
 }
 ALL_OF_IT = "cut at that length, the whole reply is lost"
 THE_END = "cut at that length, the end of the reply is lost"
+BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
 
 
 def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
@@ -72,5 +78,17 @@ def _sum_up(facts: Facts) -> tuple[int, int, dict[str, int]]:
     total = prompt + facts.corpus.column("reply_chars") / CHARACTERS_PER_TOKEN
     beyond = np.maximum(np.rint(total) - most, 0)
     whole = int(np.count_nonzero((beyond > 0) & (prompt >= most)))
-    cuts = {ALL_OF_IT: whole, THE_END: int(np.count_nonzero(beyond)) - whole}
+    cuts = {
+        ALL_OF_IT: whole,
+        THE_END: int(np.count_nonzero(beyond)) - whole,
+        BUT_FOR_LENGTH: _count_usable(facts, beyond > 0),
+    }
     return round(float(total.max(initial=0))), int(beyond.sum()), {why: n for why, n in cuts.items() if n}
+
+
+def _count_usable(facts: Facts, beyond: "NDArray[np.bool_]") -> int:
+    """Of the rows that were noted where all of them are known, else by what the columns estimate."""
+    tallied = facts.tally[CODE]
+    if len(tallied.places) == tallied.count:
+        return int(facts.usable[tallied.places].sum())
+    return min(int((beyond & facts.usable).sum()), tallied.count)

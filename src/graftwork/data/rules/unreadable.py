@@ -7,12 +7,14 @@ from graftwork.data.rules.finding import count_rows, make_finding
 from graftwork.data.rules.gather import merge_faults
 from graftwork.records.audit import Finding
 
-_TITLES = {"parse_error": "are not JSON", "schema": "have a shape or a type that is not known"}
-_FIXES = {
-    "parse_error": "mend the lines in the log, or leave them: `graft data prepare` drops them by name",
-    "schema": "name the shape under data.format, or say under data.mapping where the question and the reply "
-    "stand; `graft data prepare` drops the others by name",
-}
+# Why each row could not be read stands in the reasons: JSON that is broken is only one way.
+_TITLES = {"parse_error": "are unreadable", "schema": "have a shape, a key or a type that does not fit"}
+_UNKNOWN_SHAPE = ("no known shape", "no row of the format")
+_DROPPED = "mend the lines in the log, or leave them: `graft data prepare` drops them by name"
+_MAP = (
+    "name the shape under data.format, or say under data.mapping where the question and the reply stand; "
+    "`graft data prepare` drops the others by name"
+)
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -28,5 +30,5 @@ def find(facts: Facts) -> Iterator[Finding]:
                 reasons=merged.reasons,
                 title=count_rows(merged.count, title),
                 effect="these rows cannot be learned from; many of them mean that the logger is broken",
-                fix=_FIXES[code],
+                fix=_MAP if any(why.startswith(_UNKNOWN_SHAPE) for why in merged.reasons) else _DROPPED,
             )
