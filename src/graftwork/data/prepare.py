@@ -17,20 +17,13 @@ import orjson
 from graftwork.data.assemble import Placed, assemble, write_drops
 from graftwork.data.corpus import Corpus
 from graftwork.data.dealing import Dealing, group_and_deal
+from graftwork.data.doubts import find_doubts, require_split_key
 from graftwork.data.dropped import count_kept, list_dropped
 from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
 from graftwork.data.memory import Memory
 from graftwork.data.paraphrase import find_embedder
-from graftwork.data.portions import (
-    Facts,
-    Portion,
-    PortionSummary,
-    Unmatched,
-    divide,
-    find_unmatched,
-    portion_table,
-)
+from graftwork.data.portions import Facts, Portion, PortionSummary, divide, portion_table
 from graftwork.data.ports import Renderer
 from graftwork.data.render import PORTION_SPLITS
 from graftwork.data.rendering import Rendering, render_corpus
@@ -61,10 +54,10 @@ class Prepared(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """A dataset for each model, the main one first; and names under `models:` that no row has."""
+    """A dataset for each model, the main one first; and what in the settings looks like a slip."""
 
     datasets: list[Prepared]
-    unmatched: list[Unmatched]
+    doubts: list[str]
 
 
 class _Kept(NamedTuple):
@@ -94,6 +87,7 @@ def prepare(
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
     passed = corpus.column("passed")
+    doubts = require_split_key(corpus, passed, settings=settings)
     memory = Memory(work, corpus, settings=settings)
     embedder = find_embedder(settings)
     dealing = group_and_deal(
@@ -143,7 +137,7 @@ def prepare(
         ]
     summaries = portion_table(kept.portions, kept.facts)
     datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
-    return Preparation(datasets, find_unmatched(kept.facts, dict(models)))
+    return Preparation(datasets, [*doubts, *find_doubts(kept.facts, settings=settings, models=models)])
 
 
 def _assemble(

@@ -27,6 +27,8 @@ from graftwork.text.redact import redact
 __all__ = ["FaultCode", "ReadFault", "ReadRow", "find_files", "read", "read_block", "read_file"]
 
 _KEY = re.compile(rb'(?<!\\)"\s*:')
+_LENIENT_MARKS = (b"NaN", b"Infinity", b"\\ud", b"\\uD")
+_LONE_HALF = re.compile("[\ud800-\udfff]")
 _DEFAULTS = DataSettings()
 
 
@@ -90,7 +92,9 @@ def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Intera
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        return [_explain_bad_json(raw, origin, error)]
+        row = _parse_leniently(raw)
+        if row is None:
+            return [_explain_bad_json(raw, origin, error)]
     if not isinstance(row, dict):
         return [_fault(origin, "schema", f"the row must be an object, and is {name_type(row)}")]
     try:
@@ -101,6 +105,21 @@ def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Intera
         return [_fault(origin, "schema", redact(_name_key(error)).text)]
     except RecursionError:
         return [_fault(origin, "parse_error", "the row is nested too deeply")]
+
+
+def _parse_leniently(raw: bytes) -> Any:
+    """What others write and the strict parser refuses: NaN, Infinity and halves of a surrogate pair.
+
+    The numbers are taken as not stated, the halves as the sign for what cannot be read. None if the
+    row is wrong in another way.
+    """
+    if not any(mark in raw for mark in _LENIENT_MARKS):
+        return None
+    try:
+        row = json.loads(raw.decode(), parse_constant=lambda _name: None)
+        return orjson.loads(_LONE_HALF.sub("\ufffd", json.dumps(row, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        return None
 
 
 def _refuse_repeated_keys(raw: bytes, row: dict[str, Any]) -> None:

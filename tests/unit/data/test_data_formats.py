@@ -137,6 +137,7 @@ def test_what_a_log_says_beside_the_text_is_kept():
         "role": "coder", "domain": "files", "stage": "Stage 3", "session_id": 9, "split": "test",
         "model": "m", "success": False, "reward": "0.5", "duration_ms": "12.5", "max_tokens": "400",
         "customer": "acme", "metadata": {"region": "eu", "deep": {"x": 1}}, "errors": ["x"],
+        "info": {"customer": {"id": 7, "too": {"deep": 1}}, "long": "x" * 201, "list": [1]},
     }  # fmt: skip
     found = take(chat("q", "a", **more))
     assert (found.group, found.domain, found.stage, found.session, found.split) == (
@@ -148,7 +149,13 @@ def test_what_a_log_says_beside_the_text_is_kept():
     )
     assert (found.model, found.status, found.reward) == ("m", "failed", 0.5)
     assert (found.duration_ms, found.max_tokens) == (12.5, 400)
-    assert found.extra == {"customer": "acme", "metadata.region": "eu", "errors": 1}
+    assert found.extra == {
+        "customer": "acme",
+        "metadata.region": "eu",
+        "metadata.deep.x": 1,
+        "info.customer.id": 7,
+        "errors": 1,
+    }
     assert take(chat("q", "a", agent={"name": "guide"})).group == "guide"
 
 
@@ -156,7 +163,18 @@ def test_what_a_log_says_beside_the_text_is_kept():
     ("said", "status"),
     [
         ({"status": True}, "success"), ({"success": False}, "failed"), ({"status": 200}, "success"),
-        ({"status": 503}, "failed"), ({"status": "done"}, "done"), ({"success": "yes"}, None), ({}, None),
+        ({"status": 503}, "failed"), ({"success": "yes"}, "success"), ({}, None), ({"status": ""}, None),
+        ({"status": "200"}, "success"), ({"status": "200 OK"}, "success"), ({"status": 200.0}, "success"),
+        ({"status": "HTTP/1.1 201 Created"}, "success"), ({"status": "404 Not Found"}, "failed"),
+        ({"status": "Done"}, "success"), ({"status": "finished"}, "success"), ({"status": "true"}, "success"),
+        ({"status": "complete"}, "success"), ({"status": "Passed"}, "success"), ({"status": "no"}, "failed"),
+        ({"status": " resolved "}, "success"), ({"status": "in review"}, "in review"),
+        ({"status": "200 rows"}, "200 rows"), ({"status": {"code": 500}}, "failed"),
+        ({"status": ["x"]}, None), ({"success": "partly"}, None), ({"ok": True}, "success"),
+        ({"ok": False}, "failed"), ({"error": "it broke"}, "failed"), ({"exception": ["E"]}, "failed"),
+        ({"error": True, "success": True}, "failed"), ({"error": "it broke", "status": "ok"}, "ok"),
+        ({"error": None}, None), ({"error": ""}, None), ({"error": "None"}, None), ({"error": []}, None),
+        ({"error": 0.02}, None), ({"error": False}, None),
     ],
 )  # fmt: skip
 def test_the_outcome_is_said_in_words(said, status):
@@ -181,6 +199,73 @@ def test_a_stage_is_a_place_in_a_curriculum_or_none(stage, place):
     found = take(chat("q", "a", stage=stage))
     assert found.stage == place
     assert found.extra == ({"stage": stage} if stage == "planning" else {})
+
+
+@pytest.mark.parametrize(
+    ("fact", "said", "taken"),
+    [
+        ("duration_ms", "12.5ms", 12.5), ("duration_ms", "1.5 s", 1500), ("duration_ms", "2 min", 120000),
+        ("duration_ms", "long", None), ("duration_ms", "1_000", None), ("duration_ms", "3 parsecs", None),
+        ("duration_ms", {"x": 1}, None), ("duration_ms", 10**400, None), ("max_tokens", 1e300, None),
+        ("max_tokens", "many", None), ("model", {"name": "x"}, "x"), ("model", {"id": "y"}, "y"),
+        ("model", ["x"], None), ("model", "a\0b", None), ("id", {"x": 1}, "log.jsonl:7"),
+        ("session", ["s"], None), ("session", {"id": {"deep": 1}}, None), ("finish_reason", [1], None),
+        ("reward", "good", None), ("split", {"x": 1}, None), ("stage", {"x": 1}, None), ("domain", [1], None),
+    ],
+)  # fmt: skip
+def test_a_fact_that_cannot_be_used_is_not_stated_and_the_row_survives(fact, said, taken):
+    found = take(chat("q", "a", **{fact: said}))
+    assert (found.reply, getattr(found, fact)) == ("a", taken)
+
+
+@pytest.mark.parametrize("agent", [[1], 1.5, True, {"role": ["x"]}, {}])
+def test_an_odd_agent_is_no_role(agent):
+    assert take(chat("q", "a", agent=agent)).group is None
+
+
+@pytest.mark.parametrize("tools", ["none", "auto", [1], ["search"], True, 7, {}, [None], "[]"])
+def test_what_defines_no_tool_is_left_out(tools):
+    assert turns(take(chat("q", "a", tools=tools))) == [("user", "q")]
+    assert "<tools>" in turns(take(chat("q", "a", tools=[tools, FIND])))[0][1]
+
+
+def test_odd_facts_beside_an_execution_or_a_response_do_no_harm():
+    execution = {"output": "a", "duration_ms": "3s", "status": "200", "finish_reason": [1]}
+    row = {"task": {"description": "q"}, "execution": execution, "llm": "m"}
+    found = take(row)
+    assert (found.reply, found.model, found.status, found.duration_ms) == ("a", "m", "success", 3000)
+    assert take({**row, "llm": {"model": {"name": "n"}, "config": "x"}}).model == "n"
+    assert take({**row, "execution": {"output": None, "error": "x"}}).status == "failed"
+    response = {
+        "model": {"x": 1},
+        "id": [1],
+        "choices": [{"message": assistant("a"), "finish_reason": {"x": 1}}],
+    }
+    found = take(
+        {"request": {"messages": [user("q")], "model": "m", "max_tokens": "x"}, "response": response}
+    )
+    assert (found.reply, found.model, found.max_tokens, found.finish_reason) == ("a", "m", None, None)
+
+
+def test_what_is_said_behind_the_last_reply_is_left_out():
+    said = [user("q"), assistant("a"), user("thanks"), {"role": "tool", "content": "x"}]
+    for row in ({"messages": said}, {"conversations": said}, {"prompt": [user("q")], "completion": said[1:]}):
+        found = take(row)
+        assert (turns(found), found.reply) == ([("user", "q")], "a")
+    found = take({"chosen": said, "rejected": [user("q"), assistant("b"), user("no")]})
+    assert (turns(found), found.reply, found.rejected) == ([("user", "q")], "a", "b")
+    mapped = take({"log": said, "out": "a"}, mapping=Mapping(messages="log", reply="out"))
+    assert (turns(mapped), mapped.reply) == ([("user", "q")], "a")
+    with pytest.raises(BadRow, match="user"):
+        take({"messages": [assistant("Hello!"), user("q")]})
+
+
+def test_no_more_of_nested_objects_is_kept_than_there_is_room_for():
+    wide = {f"k{n}": {f"j{m}": m for m in range(9)} for n in range(9)}
+    extra = take(chat("q", "a", info=wide, customer="acme")).extra
+    assert len(extra) == 31
+    assert extra["info.k0.j0"] == 0
+    assert extra["customer"] == "acme"
 
 
 # Prompt and completion, Alpaca, ShareGPT, preferences
@@ -254,9 +339,6 @@ def test_preference_pairs_keep_the_reply_that_lost(row):
             {"messages": [user("q"), assistant([{"type": "text", "text": "a"}, {"type": "image"}])]},
             "content[1]",
         ),
-        (chat("q", "a", duration_ms="1_000"), "duration_ms"),
-        (chat("q", "a", max_tokens=1e300), "max_tokens"),
-        (chat("q", "a", tools=[1]), "tools[0]"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_key(row, named):
@@ -418,6 +500,22 @@ def test_a_mapping_of_messages_may_hold_the_reply_as_their_last():
     assert take(row, mapping=Mapping(messages="log", reply="out")).reply == '{"answer": 1}'
 
 
+def test_a_mapped_reply_that_is_null_is_an_empty_one():
+    mapping = Mapping(question="q", reply="out.text", status="code")
+    for row in ({"out": None}, {"out": {"text": None}}):
+        found = take({"q": "q", "code": "503", **row}, mapping=mapping)
+        assert (found.reply, found.status) == ("", "failed")
+    for row in ({}, {"out": {}}, {"out": []}):
+        with pytest.raises(BadRow, match=r"out\.text"):
+            take({"q": "q", **row}, mapping=mapping)
+    assert take({"q": "q", "out": {"text": "a"}, "error": "x"}, mapping=mapping).status == "failed"
+
+
+def test_what_is_mapped_as_text_is_not_kept_twice():
+    row = {"e": {"q": "q", "a": "a", "tenant": "acme"}}
+    assert take(row, mapping=Mapping(question="e.q", reply="e.a")).extra == {"e.tenant": "acme"}
+
+
 def test_a_named_format_goes_before_what_the_rows_look_like():
     row = {"messages": [user("x"), assistant("y")], "prompt": "q", "completion": "a"}
     assert take(row).reply == "y"
@@ -442,7 +540,9 @@ def test_every_format_that_can_be_named_says_what_it_expects():
         (b'{"prompt": "q", "completion": "a", "prompt": "r"}', "schema", "`prompt` stands twice"),
         (b'{"prompt": "q", "completion": "a", "prompt" : "r"}', "schema", "`prompt` stands twice"),
         (b'{"prompt":"q","completion":"a","x":{"y":1,"y":2}}', "schema", "`y` stands twice"),
-        (b'{"prompt": "q", "completion": "\\ud800"}', "parse_error", "JSON"),
+        (b'{"prompt": "q", "completion": "a", "x": NaN, "x": 1}', "schema", "`x` stands twice"),
+        (b'{"prompt": "q", "completion": NaN, ', "parse_error", "JSON"),
+        (b'{"prompt": "\\ud800", "completion": ' + b"[" * 5000, "parse_error", "JSON"),
         (b'{"prompt": ' * 10000, "parse_error", "JSON"),
         (b'{"prompt": "q", "completion": "a", "x": ' + b"[" * 900 + b"]" * 900 + b"}", "ok", ""),
         (b'{"prompt": "say \\"x\\": 1", "completion": "{\\"a\\":1,\\"a\\":2}", "k\\\\": 1}', "ok", ""),
@@ -456,6 +556,22 @@ def test_a_row_that_only_a_lenient_parser_would_take_is_a_fault(tmp_path, raw, c
     assert (first.code if isinstance(first, ReadFault) else "ok") == code
     assert named in getattr(first, "message", "")
     assert second.origin.line == 2
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_none_counts_as_not_stated(tmp_path, number):
+    row = f'{{"prompt": "q", "completion": "a", "reward": {number}, "x": [{number}], "y": {{"z": {number}}}}}'
+    (tmp_path / "log.jsonl").write_text(row)
+    [found] = read(["log.jsonl"], root=tmp_path)
+    assert (found.reply, found.reward, found.extra) == ("a", None, {})
+
+
+def test_half_a_surrogate_pair_becomes_the_sign_for_what_cannot_be_read(tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(
+        b'{"prompt": "q \\ud83d\\ude00", "completion": "a \\ud83d b \\uDE00"}'
+    )
+    [found] = read(["log.jsonl"], root=tmp_path)
+    assert (found.question, found.reply) == ("q \U0001f600", "a \ufffd b \ufffd")
 
 
 @pytest.mark.parametrize("depth", [200, 500, 980, 1015, 1100, 100_000])

@@ -366,6 +366,44 @@ def test_a_row_that_the_template_refuses_is_dropped_and_all_of_them_are_a_no(tmp
     assert "cannot be shown" in caught.value.why
 
 
+def test_a_key_to_split_by_that_no_row_has_is_refused_with_those_they_have(tmp_path):
+    rows = [{**row, "metadata": {"tenant": f"t{n % 9}"}} for n, row in enumerate(good_rows())]
+    with pytest.raises(UserMistake, match="custmer") as caught:
+        run(tmp_path, rows, split_by="custmer")
+    assert "metadata.tenant" in caught.value.fix
+    _, folder = run(tmp_path, split_by="metadata.tenant")
+    tenants: dict[str, set[str]] = {}
+    for split in SPLITS:
+        for row in read_rows(folder, split):
+            tenants.setdefault(rows[row.origin.line - 1]["metadata"]["tenant"], set()).add(split)
+    assert all(len(splits) == 1 for splits in tenants.values())
+
+
+def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
+    rows = [{**row, "agent": "coder"} for row in good_rows()]
+    write_log(tmp_path / "log.jsonl", [*rows[:40], *({**row, "team": "x"} for row in rows[40:])])
+    (tmp_path / "work").mkdir()
+    done = prepare(
+        Sight(
+            settings=DataSettings(
+                logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
+            )
+        ),
+        base=Base("base", "f", WordRenderer()),
+        work=tmp_path / "work",
+        out=tmp_path / "out",
+        root=tmp_path,
+        models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
+        processes=1,
+    )
+    assert done.doubts == [
+        "data.split_by: 40 rows have no 'team'; they are split by question",
+        "models.main.weights: no kept row has 'tester'",
+        "data.system_prompts: no kept row has the role 'codr'",
+        "models.main.curriculum: no kept row has a stage",
+    ]
+
+
 def test_progress_is_reported_by_step(tmp_path):
     seen = []
     run_all(tmp_path, good_rows(), on_progress=lambda *said: seen.append(said))

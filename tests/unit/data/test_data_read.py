@@ -111,8 +111,6 @@ def test_captures_come_back_as_interactions(tmp_path):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]}, "tool"),
         (chat("a\0b", "x"), "NUL"),
-        (chat("a", "x", duration_ms="long"), "duration_ms"),
-        (chat("a", "x", agent=[1]), "agent"),
         ({"text": "x"}, "no known shape (keys: text)"),
         ([1, 2], "object"),
         ({"request": {"messages": []}, "reply": "x"}, "id"),
@@ -144,9 +142,18 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
     assert codes(read_bytes(tmp_path, b"\xef\xbb\xbf" + GOOD + b"\r\n")) == [(1, "ok")]
 
 
-def test_utf16_is_named_as_such(tmp_path):
-    [fault] = read_bytes(tmp_path, GOOD.decode().encode("utf-16"))
-    assert (fault.code, "UTF-16" in fault.message) == ("encoding", True)
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_utf16_with_its_mark_is_read(tmp_path, encoding, end):
+    row = json.dumps(chat("Where \U0001f600?", "Here é."), ensure_ascii=False)
+    results = read_bytes(tmp_path, f"\ufeff{row}{end}{{broken{end}{row}{end}".encode(encoding))
+    assert codes(results) == [(1, "ok"), (2, "parse_error"), (3, "ok")]
+    assert (results[0].question, results[0].reply) == ("Where \U0001f600?", "Here é.")
+
+
+def test_utf16_that_is_cut_inside_a_character_loses_only_its_last_row(tmp_path):
+    whole = f"\ufeff{GOOD.decode()}\n{GOOD.decode()}".encode("utf-16-le")
+    assert codes(read_bytes(tmp_path, whole[:-1])) == [(1, "ok"), (2, "parse_error")]
 
 
 def test_one_json_array_is_read_with_its_line_numbers(tmp_path):
@@ -180,7 +187,10 @@ def test_no_bytes_crash_the_reader(tmp_path_factory, lines):
     try:
         results = list(read_file(path.name, root=path.parent))
     except GraftError:
-        assert not b"".join(lines).removeprefix(b"\xef\xbb\xbf").strip()
+        data = b"\n".join(lines)
+        wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        text = data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+        assert not text.strip(" \t\r\n\v\f")
         return
     assert all(isinstance(result, Interaction | ReadFault) for result in results)
 
@@ -249,7 +259,7 @@ def test_a_fault_never_quotes_the_row(tmp_path):
     lines = [
         *(f'{{"messages": "{secret}"}}', f'{{"{secret}": 1}}', f'{{"x": "{secret}"'),
         *(f'{{"{"a" * 105}": 1, "{secret}": 1}}', f'{{"{"x" * 45} {secret}": 1, "{"x" * 45} {secret}": 2}}'),
-        f'{{"decisions": [{{"question": "q", "answer": "a", "rewards": {{"{secret}": "x"}}}}]}}',
+        f'{{"decisions": [{{"{secret}": "q"}}]}}',
     ]
     faults = read_bytes(tmp_path, "\n".join(lines).encode())
     assert len(faults) == len(lines)

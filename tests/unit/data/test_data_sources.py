@@ -3,6 +3,7 @@ import gzip
 import io
 import json
 import os
+import stat
 import sys
 import types
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.data.read import read, read_block, read_file
-from graftwork.data.settings import DataSettings
+from graftwork.data.settings import DataSettings, Mapping
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.fault import ReadFault
 from graftwork.data.sources.find import find_sources
@@ -71,6 +72,8 @@ CONTAINERS = {
     "log.csv": as_csv(ROWS),
     "excel.csv": b"\xef\xbb\xbf" + as_csv(ROWS, delimiter=";"),
     "log.tsv": as_csv(ROWS, delimiter="\t"),
+    "wide.csv": ("\ufeff" + as_csv(ROWS).decode()).encode("utf-16-be"),
+    "wide.json": json.dumps(ROWS, indent=2).encode("utf-16"),
     "log.parquet": as_parquet(ROWS),
 }
 
@@ -322,6 +325,13 @@ def test_a_reply_in_a_table_stays_the_text_that_it_is(tmp_path):
     assert found.reply == '{"a":   [1]}'
 
 
+def test_an_empty_cell_for_a_mapped_reply_is_a_failed_call(tmp_path):
+    (tmp_path / "log.csv").write_text("asked,said,code\nq,a,200\nr,,500\n")
+    settings = DataSettings(mapping=Mapping(question="asked", reply="said", status="code"))
+    found = list(read(["log.csv"], root=tmp_path, settings=settings))
+    assert [(row.reply, row.status) for row in found] == [("a", "success"), ("", "failed")]
+
+
 def test_damaged_parquet_is_a_fault(tmp_path):
     data = bytearray(as_parquet([chat("q" * 50, os.urandom(50).hex()) for _ in range(2000)]))
     data[2000:4000] = bytes(2000)
@@ -405,7 +415,7 @@ def test_what_names_no_file_is_said_by_name(tmp_path):
         with pytest.raises(UserMistake, match=named):
             find_sources([path], root=tmp_path)
     (tmp_path / "empty" / "loop.jsonl").symlink_to(tmp_path / "loop.jsonl")
-    with pytest.raises(UserMistake, match="leads to itself"):
+    with pytest.raises(UserMistake, match="no log"):
         find_sources(["empty"], root=tmp_path)
     with pytest.raises(UserMistake, match="no log file"):
         find_sources([], root=tmp_path)
@@ -416,6 +426,44 @@ def test_a_folder_without_permission_is_named(tmp_path):
     (tmp_path / "closed").mkdir(mode=0)
     with pytest.raises(EnvironmentLacks, match="permission"):
         find_sources(["closed"], root=tmp_path)
+
+
+def test_links_that_lead_nowhere_are_passed_over_and_named(tmp_path, caplog):
+    (tmp_path / "b").mkdir()
+    write_log(tmp_path / "b" / "a.jsonl", ROWS)
+    for name in ("gone.jsonl", "gone.txt"):
+        (tmp_path / "b" / name).symlink_to(tmp_path / "nowhere")
+    (tmp_path / "b" / "loop.jsonl").symlink_to(tmp_path / "b" / "loop.jsonl")
+    (tmp_path / "b" / "good.jsonl").symlink_to(tmp_path / "b" / "a.jsonl")
+    assert find_sources(["b"], root=tmp_path) == ("b/a.jsonl", "b/good.jsonl")
+    assert (
+        sorted("gone.jsonl" in message or "loop.jsonl" in message for message in caplog.messages)
+        == [True] * 2
+    )
+    assert find_sources(["b/*.jsonl"], root=tmp_path) == ("b/a.jsonl", "b/good.jsonl")
+    with pytest.raises(UserMistake, match="no such file"):
+        find_sources(["b/gone.jsonl"], root=tmp_path)
+
+
+def test_pipes_and_sockets_are_passed_over_and_refused_by_name(tmp_path):
+    (tmp_path / "b").mkdir()
+    write_log(tmp_path / "b" / "a.jsonl", ROWS)
+    os.mkfifo(tmp_path / "b" / "pipe.jsonl")
+    os.mknod(tmp_path / "b" / "socket.jsonl", stat.S_IFSOCK | 0o600)
+    assert find_sources(["b"], root=tmp_path) == ("b/a.jsonl",)
+    assert find_sources(["b/*.jsonl"], root=tmp_path) == ("b/a.jsonl",)
+    for path in ("b/pipe.jsonl", "b/socket.jsonl", "/dev/null"):
+        with pytest.raises(UserMistake, match="no file"):
+            find_sources([path], root=tmp_path)
+
+
+def test_what_the_shell_gives_as_a_file_may_be_a_pipe(tmp_path):
+    source, sink = os.pipe()
+    try:
+        assert find_sources([f"/dev/fd/{source}"], root=tmp_path) == (f"/dev/fd/{source}",)
+    finally:
+        os.close(source)
+        os.close(sink)
 
 
 def test_a_pipe_is_read_to_its_end(tmp_path):

@@ -36,8 +36,8 @@ def _do(work: Workplace, _made: Made) -> Prepared:
         models=models,
         on_progress=tell_pace(work.narrator),
     )
-    for key, value in done.unmatched:
-        work.narrator.word(f"{key}: no kept row has {value!r}")
+    for doubt in done.doubts:
+        work.narrator.word(doubt)
     chosen = next(one for one in done.datasets if one.dataset.model == work.model)
     return Prepared(
         folder=str(chosen.folder),

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.data.formats.fields import BadRow, first_of, take_optional_count, take_text
+from graftwork.data.formats.fields import BadRow, first_of, take_count, take_text
 from graftwork.data.formats.turns import require_user, take_turns, to_messages
 from graftwork.records.capture import Capture
 from graftwork.records.interaction import Interaction, Origin
@@ -40,6 +40,6 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
         session=capture.session,
         model=capture.release,
         duration_ms=capture.total_ms,
-        max_tokens=take_optional_count(limit, "request.max_tokens"),
+        max_tokens=take_count(limit),
         extra={"timestamp": capture.at},
     )

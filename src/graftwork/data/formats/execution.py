@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from graftwork.data.formats.facts import take_facts
+from graftwork.data.formats.facts import says_error, take_facts, take_status
 from graftwork.data.formats.fields import (
     first_of,
+    take_count,
+    take_duration,
+    take_fact,
     take_object,
-    take_optional_count,
-    take_optional_number,
-    take_optional_text,
     take_text,
 )
 from graftwork.data.formats.turns import (
@@ -31,17 +31,19 @@ def fits(row: dict[str, Any]) -> bool:
 
 def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
     execution = take_object(row["execution"], "execution")
-    llm = take_object(row.get("llm"), "llm")
-    config = take_object(llm.get("config"), "llm.config")
+    llm = row.get("llm")
+    if not isinstance(llm, dict):
+        llm = {"model": llm}
+    config = llm.get("config")
     facts = take_facts(row, origin)
     errors = execution.get("errors")
     if isinstance(errors, list) and errors:
         facts["extra"]["errors"] = len(errors)
-    facts["status"] = take_optional_text(execution.get("status"), "execution.status")
-    facts["finish_reason"] = take_optional_text(execution.get("finish_reason"), "execution.finish_reason")
-    facts["model"] = take_optional_text(first_of(llm, "model", "provider"), "llm.model")
-    facts["duration_ms"] = take_optional_number(execution.get("duration_ms"), "execution.duration_ms")
-    facts["max_tokens"] = take_optional_count(config.get("max_tokens"), "llm.config.max_tokens")
+    facts["status"] = take_status(execution) or ("failed" if says_error(row) else None)
+    facts["finish_reason"] = take_fact(execution.get("finish_reason"))
+    facts["model"] = take_fact(first_of(llm, "model", "provider"))
+    facts["duration_ms"] = take_duration(execution.get("duration_ms"))
+    facts["max_tokens"] = take_count(config.get("max_tokens")) if isinstance(config, dict) else None
     turns = _take_prompt(row, execution)
     tools = first_of(execution, "tools", "functions")
     return Interaction(

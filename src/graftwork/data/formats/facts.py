@@ -1,29 +1,40 @@
 """What a log says about an exchange beside its text, under the keys that most logs use.
 
 In: a row. Out: the values of an `Interaction` but for its text. What is not stated is None, never
-guessed; short values under other keys go to `extra`, so that rows can be grouped by them.
+guessed, and what cannot be used counts as not stated; short values under other keys go to `extra`,
+so that rows can be grouped by them.
 """
 
 import re
+from http import HTTPStatus
 from typing import Any
 
-from graftwork.data.formats.fields import (
-    BadRow,
-    first_of,
-    take_object,
-    take_optional_count,
-    take_optional_number,
-    take_optional_text,
-)
+from graftwork.data.formats.fields import first_of, take_count, take_duration, take_fact, take_figure
 from graftwork.records.interaction import Origin
 
 _STAGE = re.compile(
     r"\s*(?:(?:tank|training|curriculum)?[ _-]*stage[ _-]*)?(\d{1,4})\s*", re.IGNORECASE | re.ASCII
 )
+_HTTP = re.compile(
+    r"\s*(HTTP(?:/[\d.]{1,3})?\s{1,2})?([1-5]\d\d)(?:\s([\w '-]{0,40}))?", re.IGNORECASE | re.ASCII
+)
+_PHRASES = frozenset(("", "success", "error", "failed", *(code.phrase.casefold() for code in HTTPStatus)))
+_SUCCESS = frozenset(("done", "finished", "complete", "passed", "pass", "resolved", "true", "yes"))
+_FAILED = frozenset(("false", "no"))
+_NO_ERROR = frozenset(("", "0", "none", "null", "nil", "no", "false", "n/a", "-", "ok", "[]", "{}"))
 _LONGEST_EXTRA = 200
+_MOST_NESTED = 30
+# Objects that the shapes read themselves.
+_READ_ELSEWHERE = frozenset(
+    (
+        *("execution", "llm", "task", "request", "response", "body", "conversation", "exchanges"),
+        *("interactions", "episodes", "decisions", "code_patterns", "patterns", "reward_signals"),
+        *("rewards", "feedback", "reviewer_feedback", "reviews"),
+    )
+)
 _TAKEN = frozenset(
     (
-        *("id", "uid", "uuid", "status", "success", "finish_reason", "stop_reason", "agent"),
+        *("id", "uid", "uuid", "status", "success", "ok", "finish_reason", "stop_reason", "agent"),
         *("agent_role", "role", "group", "domain", "category", "topic", "session", "session_id"),
         *("conversation_id", "thread_id", "stage", "model", "model_name", "duration_ms"),
         *("latency_ms", "max_tokens", "reward", "score", "split", "messages", "prompt", "completion"),
@@ -37,17 +48,17 @@ _TAKEN = frozenset(
 def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
     """Keyword arguments of an `Interaction`, all but `messages`, `reply` and `rejected`."""
     return {
-        "id": take_optional_text(first_of(row, "id", "uid", "uuid"), "id") or str(origin),
+        "id": take_fact(first_of(row, "id", "uid", "uuid")) or str(origin),
         "origin": origin,
         "status": take_status(row),
-        "finish_reason": take_optional_text(first_of(row, "finish_reason", "stop_reason"), "finish_reason"),
+        "finish_reason": take_fact(first_of(row, "finish_reason", "stop_reason")),
         "group": take_group(row),
         "domain": _take_name(first_of(row, "domain", "category", "topic")),
         "session": take_session(row),
         "stage": take_stage(row.get("stage")),
-        "model": take_optional_text(first_of(row, "model", "model_name"), "model"),
-        "duration_ms": take_optional_number(first_of(row, "duration_ms", "latency_ms"), "duration_ms"),
-        "max_tokens": take_optional_count(row.get("max_tokens"), "max_tokens"),
+        "model": take_fact(first_of(row, "model", "model_name")),
+        "duration_ms": take_duration(first_of(row, "duration_ms", "latency_ms")),
+        "max_tokens": take_count(row.get("max_tokens")),
         "reward": take_reward(row),
         "split": _take_name(row.get("split")),
         "extra": take_extra(row),
@@ -55,13 +66,42 @@ def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
 
 
 def take_status(row: dict[str, Any]) -> str | None:
-    """The outcome in words, also where the log has it as true or false, or as a code of HTTP."""
-    status = first_of(row, "status", "success")
-    if isinstance(status, bool):
-        return "success" if status else "failed"
-    if isinstance(status, int) and 100 <= status < 600:
-        return "success" if 200 <= status < 300 else "failed"
-    return take_optional_text(row.get("status"), "status")
+    """The outcome in words. Where no status is stated, an error or `ok: false` says as much."""
+    stated = say_status(row.get("status"))
+    if stated is not None:
+        return stated
+    if says_error(row):
+        return "failed"
+    claimed = say_status(first_of(row, "success", "ok"))
+    return claimed if claimed in ("success", "failed") else None
+
+
+def say_status(value: Any) -> str | None:
+    """A status as the settings know it: true and false, codes of HTTP and common words in one word."""
+    if isinstance(value, bool):
+        return "success" if value else "failed"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    word = take_fact(value)
+    if word is None or not word.strip():
+        return None
+    code = _HTTP.fullmatch(word)
+    if code and (code[1] or (code[3] or "").strip().casefold() in _PHRASES):
+        return "success" if code[2].startswith("2") else "failed"
+    folded = word.strip().casefold()
+    return "success" if folded in _SUCCESS else "failed" if folded in _FAILED else word
+
+
+def says_error(row: dict[str, Any]) -> bool:
+    """Whether the log holds an error for the row. A fraction is a measure, and no error."""
+    for key in ("error", "exception"):
+        value = row.get(key)
+        if isinstance(value, str):
+            if value.strip().casefold() not in _NO_ERROR:
+                return True
+        elif value and not isinstance(value, float):
+            return True
+    return False
 
 
 def take_group(row: dict[str, Any]) -> str | None:
@@ -69,17 +109,14 @@ def take_group(row: dict[str, Any]) -> str | None:
     agent = row.get("agent")
     if agent is None:
         return _take_name(first_of(row, "agent_role", "role", "group"))
-    if isinstance(agent, str):
-        return take_optional_text(agent, "agent")
-    described = take_object(agent, "agent")
-    return take_optional_text(first_of(described, "role", "name"), "agent.role")
+    return take_fact(first_of(agent, "role", "name", "id") if isinstance(agent, dict) else agent)
 
 
 def take_session(row: dict[str, Any]) -> str | None:
     session = first_of(row, "session", "session_id", "conversation_id", "thread_id")
     if isinstance(session, dict):
         session = first_of(session, "id", "session_id")
-    return take_optional_text(session, "session")
+    return take_fact(session)
 
 
 def take_stage(value: Any) -> int | None:
@@ -93,26 +130,21 @@ def take_stage(value: Any) -> int | None:
 
 
 def take_reward(row: dict[str, Any]) -> float | None:
-    if row.get("reward") is not None:
-        return take_optional_number(row["reward"], "reward")
-    try:
-        return take_optional_number(row.get("score"), "score")
-    except BadRow:
-        return None  # a score may be anything; only a reward must be a number
+    return take_figure(first_of(row, "reward", "score"))
 
 
 def take_extra(row: dict[str, Any]) -> dict[str, Any]:
-    """Short values under keys that mean nothing to us, those of `metadata` under a dotted name."""
+    """Short values under keys that mean nothing to us; those inside of objects under dotted names."""
     extra: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in row.items():
         if key in _TAKEN:
             continue
         if isinstance(value, str | int | float):
             _keep(extra, key, value)
-        elif key in ("metadata", "meta") and isinstance(value, dict):
-            for inner, inner_value in value.items():
-                if isinstance(inner_value, str | int | float):
-                    _keep(extra, f"{key}.{inner}", inner_value)
+        elif isinstance(value, dict) and key not in _READ_ELSEWHERE:
+            _keep_nested(nested, key, value, depth=2)
+    extra = {**nested, **extra}  # a key may have dots in it
     stage = row.get("stage")
     if isinstance(stage, str) and take_stage(stage) is None:
         _keep(extra, "stage", stage)
@@ -125,6 +157,18 @@ def take_extra(row: dict[str, Any]) -> dict[str, Any]:
 def _keep(extra: dict[str, Any], key: str, value: str | float) -> None:
     if not isinstance(value, str) or (len(value) <= _LONGEST_EXTRA and "\0" not in value):
         extra[key] = value
+
+
+def _keep_nested(extra: dict[str, Any], name: str, value: dict[str, Any], *, depth: int) -> None:
+    """The values of an object, and of those in it as deep as `depth` says, as long as there is room."""
+    for key, inner in value.items():
+        if len(extra) >= _MOST_NESTED:
+            return
+        dotted = f"{name}.{key}"
+        if isinstance(inner, str | int | float) and len(dotted) <= _LONGEST_EXTRA:
+            _keep(extra, dotted, inner)
+        elif isinstance(inner, dict) and depth > 1:
+            _keep_nested(extra, dotted, inner, depth=depth - 1)
 
 
 def _take_name(value: Any) -> str | None:

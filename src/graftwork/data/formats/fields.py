@@ -1,4 +1,8 @@
-"""Taking typed values out of parsed JSON, with errors that name the key and the type found."""
+"""Taking typed values out of parsed JSON.
+
+What a row must hold is taken with errors that name the key and the type found. What it may say
+besides (a `fact`, a `figure`) is None where it cannot be used: no row is lost over its model's name.
+"""
 
 import json
 import math
@@ -9,6 +13,15 @@ import orjson
 
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _LARGEST_COUNT = 1 << 53
+_DURATION = re.compile(
+    r"\s*(\d{1,15}(?:\.\d{0,15})?)\s*(ms|s|m|min|[a-z]{3,12})\.?\s*", re.ASCII | re.IGNORECASE
+)
+_MILLISECONDS = {
+    **dict.fromkeys(("ms", "msec", "msecs", "millis", "millisecond", "milliseconds"), 1.0),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1e3),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 6e4),
+}
+_NAMES_OF_OBJECTS = ("name", "id", "role", "value", "code")
 
 
 class BadRow(ValueError):
@@ -35,27 +48,40 @@ def take_optional_text(value: Any, key: str) -> str | None:
     return take_text(value, key)
 
 
-def take_optional_number(value: Any, key: str) -> float | None:
-    """A number or nothing; text that is a number is one, since tables know only text."""
-    if value is None:
-        return None
+def take_fact(value: Any) -> str | None:
+    """What a log says in a word: text, the digits of a number, the name that an object has; else None."""
+    if isinstance(value, dict):
+        value = first_of(value, *_NAMES_OF_OBJECTS)
+    if isinstance(value, str):
+        return value if value and "\0" not in value else None
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def take_figure(value: Any) -> float | None:
+    """A number, also as text, since tables know only text; None for anything else."""
     if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadRow(f"`{key}` must be a number, and is {name_type(value)}")
-    number = float(value)
-    if not math.isfinite(number):
-        raise BadRow(f"`{key}` is too large")
-    return number
-
-
-def take_optional_count(value: Any, key: str) -> int | None:
-    number = take_optional_number(value, key)
-    if number is None:
         return None
-    if abs(number) > _LARGEST_COUNT:
-        raise BadRow(f"`{key}` is too large")
-    return int(number)
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def take_duration(value: Any) -> float | None:
+    """Milliseconds; text may name its unit, as in `12.5ms` or `3 s`."""
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return take_figure(value)
+    unit = _MILLISECONDS.get(match[2].lower())
+    return None if unit is None else float(match[1]) * unit
+
+
+def take_count(value: Any) -> int | None:
+    number = take_figure(value)
+    return None if number is None or abs(number) > _LARGEST_COUNT else int(number)
 
 
 def take_object(value: Any, key: str) -> dict[str, Any]:

@@ -7,11 +7,12 @@ negative. JSON that a log wrote as text is opened on the way.
 from typing import Any
 
 from graftwork.data.formats.completion import take_prompt
-from graftwork.data.formats.facts import take_extra, take_stage
+from graftwork.data.formats.facts import say_status, says_error, take_extra, take_stage
 from graftwork.data.formats.fields import (
     BadRow,
     open_json,
-    take_optional_number,
+    take_fact,
+    take_figure,
     take_optional_text,
     take_text,
     write_json,
@@ -27,7 +28,7 @@ def to_interaction(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> 
         id=_take(row, mapping.id) or str(origin),
         origin=origin,
         messages=to_messages(turns),
-        reply=_take_reply(follow(row, mapping.reply), mapping.reply),
+        reply=_take_reply(row, mapping.reply),
         group=_take(row, mapping.role),
         domain=_take(row, mapping.domain),
         session=_take(row, mapping.session),
@@ -35,14 +36,23 @@ def to_interaction(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> 
         status=_take_status(row, mapping.status),
         finish_reason=_take(row, mapping.finish_reason),
         model=_take(row, mapping.model),
-        reward=take_optional_number(follow(row, mapping.reward), mapping.reward) if mapping.reward else None,
+        reward=take_figure(follow(row, mapping.reward)) if mapping.reward else None,
         split=_take(row, mapping.split),
-        extra=take_extra(row),
+        extra=_take_extra(row, mapping),
     )
 
 
 def follow(row: Any, path: str) -> Any:
     """What stands at the end of a dotted path; None where it leads nowhere."""
+    found = _walk(row, path)
+    return None if found is _NOWHERE else found
+
+
+_NOWHERE = object()
+
+
+def _walk(row: Any, path: str) -> Any:
+    """As `follow`, but None only where the log itself has a null at the end or on the way."""
     value = row
     parts = path.split(".")
     for place, part in enumerate(parts):
@@ -51,12 +61,12 @@ def follow(row: Any, path: str) -> Any:
             rest = ".".join(parts[place:])
             if rest in value:  # a key may have dots in it
                 return value[rest]
-            value = value.get(part)
+            value = value.get(part, _NOWHERE)
         elif isinstance(value, list) and part.removeprefix("-").isdecimal():
             number = int(part) if len(part) < 10 else len(value)
-            value = value[number] if -len(value) <= number < len(value) else None
+            value = value[number] if -len(value) <= number < len(value) else _NOWHERE
         else:
-            return None
+            return None if value is None else _NOWHERE
     return value
 
 
@@ -69,14 +79,20 @@ def _take_question(row: dict[str, Any], mapping: Mapping) -> list[Turn]:
         return take_prompt(asked, mapping.question, system=system)
     path = mapping.messages or ""
     turns = take_turns(follow(row, path), path)
-    if turns[-1].role == "assistant" and turns[-1].content == follow(row, mapping.reply):
-        turns = turns[:-1]  # the reply may be the last of the messages itself
+    spoken = [place for place, turn in enumerate(turns) if turn.role == "assistant"]
+    if spoken and turns[spoken[-1]].content == follow(row, mapping.reply):
+        turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
     require_user(turns, path)
     led = take_optional_text(system, mapping.system or "")
     return [Turn("system", led), *turns] if led and turns[0].role != "system" else turns
 
 
-def _take_reply(value: Any, path: str) -> str:
+def _take_reply(row: dict[str, Any], path: str) -> str:
+    value = _walk(row, path)
+    if value is None:
+        return ""  # a failed call has no reply; that is seen by its rule
+    if value is _NOWHERE:
+        raise BadRow(f"`{path}` is missing")
     if isinstance(value, dict):
         if "role" in value and "content" in value:
             return write_reply(take_turns([value], path)[-1])
@@ -84,12 +100,15 @@ def _take_reply(value: Any, path: str) -> str:
     return take_text(value, path)
 
 
+def _take_extra(row: dict[str, Any], mapping: Mapping) -> dict[str, Any]:
+    texts = (mapping.question, mapping.messages, mapping.reply, mapping.system)
+    return {key: value for key, value in take_extra(row).items() if key not in texts}
+
+
 def _take_status(row: dict[str, Any], path: str | None) -> str | None:
-    value = follow(row, path) if path else None
-    if isinstance(value, bool):
-        return "success" if value else "failed"
-    return take_optional_text(value, path or "")
+    stated = say_status(follow(row, path)) if path else None
+    return "failed" if stated is None and says_error(row) else stated
 
 
 def _take(row: dict[str, Any], path: str | None) -> str | None:
-    return take_optional_text(follow(row, path), path) if path else None
+    return take_fact(follow(row, path)) if path else None

@@ -15,10 +15,10 @@ from graftwork.data.formats.fields import (
     BadRow,
     first_of,
     open_json,
+    take_count,
+    take_fact,
     take_list,
     take_object,
-    take_optional_count,
-    take_optional_text,
     take_text,
 )
 from graftwork.data.formats.turns import (
@@ -62,13 +62,11 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
     failed = _find_error(row, outer, response)
     answer = _Answer(Turn("assistant", "")) if failed else _take_answer(response)
     facts = take_facts(row, origin)
-    facts["id"] = take_optional_text(first_of(row, "id", "custom_id") or response.get("id"), "id") or str(
-        origin
-    )
-    facts["model"] = take_optional_text(first_of(response, "model") or request.get("model"), "model")
+    facts["id"] = take_fact(first_of(row, "id", "custom_id") or response.get("id")) or str(origin)
+    facts["model"] = take_fact(response.get("model")) or take_fact(request.get("model"))
     facts["finish_reason"] = answer.finish_reason or facts["finish_reason"]
     limit = first_of(request, "max_completion_tokens", "max_output_tokens", "max_tokens")
-    facts["max_tokens"] = take_optional_count(limit, "request.max_tokens")
+    facts["max_tokens"] = take_count(limit)
     if failed:
         facts["status"] = "failed"
     facts["extra"] = {**_take_usage(response), **facts["extra"]}
@@ -128,7 +126,7 @@ def _take_answer(response: dict[str, Any]) -> _Answer:
         return _take_output(response)
     content = response.get("content")
     if isinstance(content, list):
-        reason = take_optional_text(response.get("stop_reason"), "response.stop_reason")
+        reason = take_fact(response.get("stop_reason"))
         turn = take_parts_of_assistant(content, "response.content")
         return _Answer(turn, _FINISHED.get(reason or "", reason))
     raise BadRow("`response` holds neither choices nor output nor content")
@@ -139,7 +137,7 @@ def _take_choice(value: Any) -> _Answer:
     if not choices:
         raise BadRow("`response.choices` is empty")
     choice = take_object(choices[0], "response.choices[0]")
-    reason = take_optional_text(choice.get("finish_reason"), "response.choices[0].finish_reason")
+    reason = take_fact(choice.get("finish_reason"))
     if "message" not in choice:
         return _Answer(Turn("assistant", take_text(choice.get("text"), "response.choices[0].text")), reason)
     message = take_object(choice["message"], "response.choices[0].message")
@@ -164,8 +162,8 @@ def _take_output(response: dict[str, Any]) -> _Answer:
         else:
             raise BadRow(f"`{name}` is neither a message, reasoning nor a call of a function")
     turn = take_parts_of_assistant(parts, "response.output")
-    details = take_object(response.get("incomplete_details"), "response.incomplete_details")
-    reason = take_optional_text(details.get("reason"), "response.incomplete_details.reason")
+    details = response.get("incomplete_details")
+    reason = take_fact(details.get("reason")) if isinstance(details, dict) else None
     finished = "stop" if response.get("status") == "completed" else None
     return _Answer(turn, _FINISHED.get(reason, reason) if reason else finished)
 

@@ -10,7 +10,14 @@ from typing import Any
 from graftwork.data.formats.completion import take_prompt
 from graftwork.data.formats.facts import take_facts
 from graftwork.data.formats.fields import BadRow, first_of, open_json, take_text
-from graftwork.data.formats.turns import Turn, require_user, take_turns, to_messages, write_reply
+from graftwork.data.formats.turns import (
+    Turn,
+    cut_behind_reply,
+    require_user,
+    take_turns,
+    to_messages,
+    write_reply,
+)
 from graftwork.records.interaction import Interaction, Origin
 
 EXPECTS = "prompt, chosen and rejected"
@@ -50,9 +57,7 @@ def _take_side(value: Any, key: str) -> list[Turn]:
         turns = take_turns(opened, key)
     else:
         turns = _split_transcript(take_text(value, key))
-    if turns[-1].role != "assistant":
-        raise BadRow(f"the last turn of `{key}` must be the assistant's")
-    return turns
+    return cut_behind_reply(turns, key)
 
 
 def _split_transcript(text: str) -> list[Turn]:

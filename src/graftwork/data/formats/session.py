@@ -35,9 +35,10 @@ from graftwork.data.formats.fields import (
     BadRow,
     first_of,
     open_json,
+    take_fact,
+    take_figure,
     take_list,
     take_object,
-    take_optional_number,
     take_optional_text,
     take_text,
 )
@@ -104,10 +105,10 @@ def _has_list(row: dict[str, Any]) -> bool:
 
 def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
     facts = take_facts({key: value for key, value in row.items() if key not in _REWARDS}, origin)
-    session = take_optional_text(first_of(row, "session_id", "id"), "session_id")
+    session = take_fact(first_of(row, "session_id", "id"))
     facts["session"] = facts["session"] or session
-    facts["id"] = take_optional_text(row.get("id"), "id") or facts["session"] or str(origin)
-    facts["group"] = facts["group"] or take_optional_text(row.get("manager"), "manager")
+    facts["id"] = take_fact(row.get("id")) or facts["session"] or str(origin)
+    facts["group"] = facts["group"] or take_fact(row.get("manager"))
     facts["reward"] = _take_rewards(row)
     facts["status"] = _take_verdict(row) or facts["status"]
     return facts
@@ -153,7 +154,7 @@ def _read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interactio
 def _read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
     task = take_text(first_of(item, *_TASK), f"{key}.task")
     code = take_text(first_of(item, *_CODE), f"{key}.code")
-    language = take_optional_text(item.get("language"), f"{key}.language")
+    language = take_fact(item.get("language"))
     fenced = f"```{language}\n{code}\n```" if language and "```" not in code else code
     return _make(origin, task, fenced, kind="code_pattern")
 
@@ -174,8 +175,8 @@ def _take_rewards(row: dict[str, Any]) -> float | None:
             str(place): item for place, item in enumerate(value)
         }
     if not isinstance(value, dict):
-        return take_optional_number(value, name)
-    numbers = {key: take_optional_number(item, f"{name}.{key}") for key, item in value.items()}
+        return take_figure(value)
+    numbers = {key: take_figure(item) for key, item in value.items()}
     stated = {key: number for key, number in numbers.items() if number is not None}
     total = next((stated[key] for key in _TOTALS if key in stated), None)
     if total is not None or not stated:

@@ -116,12 +116,20 @@ def to_messages(turns: Iterable[Turn], *, tools: Any = None) -> tuple[Message, .
 
 
 def to_exchange(turns: list[Turn], key: str, *, tools: Any = None) -> Exchange:
-    """The last turn is the reply, and must be the assistant's."""
-    *before, last = turns
-    if last.role != "assistant":
-        raise BadRow(f"the last of `{key}` must be the assistant's reply, and is the {last.role}'s turn")
+    """The last turn of the assistant is the reply; what was said behind it, such as thanks, is left out."""
+    *before, last = cut_behind_reply(turns, key)
     require_user(before, key)
     return Exchange(to_messages(before, tools=tools), write_reply(last))
+
+
+def cut_behind_reply(turns: list[Turn], key: str) -> list[Turn]:
+    """The turns up to the last one of the assistant."""
+    end = len(turns)
+    while end and turns[end - 1].role != "assistant":
+        end -= 1
+    if not end:
+        raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
+    return turns[:end]
 
 
 def write_reply(turn: Turn) -> str:
@@ -157,15 +165,16 @@ def write_result(content: Any, key: str) -> str:
 
 
 def write_tools(tools: Any) -> str:
-    """The definitions of tools as Qwen's template shows them to the model; nothing if there are none."""
+    """The definitions of tools as Qwen's template shows them to the model; nothing if there are none.
+
+    What is no definition, such as the bare name of a tool, says nothing about how to call it.
+    """
     opened = open_json(tools)
-    if not opened:
-        return ""
     listed = opened if isinstance(opened, list) else [opened]
-    lines = [
-        write_json(take_object(open_json(tool), f"tools[{place}]"), "tools")
-        for place, tool in enumerate(listed)
-    ]
+    defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
+    if not defined:
+        return ""
+    lines = [write_json(tool, "tools") for tool in defined]
     return _TOOLS_BEFORE + "\n".join(lines) + _TOOLS_BEHIND
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from graftwork.data.sources.array import looks_like_array, looks_like_objects, split_array
-from graftwork.data.sources.block import BLOCK_SIZE, MAX_LINE, Block, gather_blocks, make_block
-from graftwork.data.sources.fault import Flaw
+from graftwork.data.sources.block import BLOCK_SIZE, MAX_LINE, Block, gather_blocks
 from graftwork.data.sources.lines import cut_lines
 from graftwork.data.sources.parquet import MAGIC, split_parquet
 from graftwork.data.sources.stream import Stream
@@ -72,10 +71,7 @@ def inner_ending(name: str) -> str:
 def _cut_stream(
     stream: Stream, *, file: str, delimiter: str | None, size: int, longest: int
 ) -> Iterator[Block]:
-    if stream.is_wide:
-        flaw = Flaw(1, "encoding", "the file is UTF-16; convert it to UTF-8")
-        yield make_block(file, kind="lines", first_line=1, data=b"", flaws=[flaw])
-    elif stream.head.startswith(MAGIC):
+    if stream.head.startswith(MAGIC):
         raise UserMistake(
             "Parquet must be read from a file",
             why="its table of contents stands at its end",

@@ -1,11 +1,13 @@
 """Which files the user means: files, globs, folders, standard input.
 
 In: paths as they stand in graft.yaml or on the command line. Out: names as the user would write
-them, each once, in the order in which they were named and sorted within a glob or folder. Does not
-open anything.
+them, each once, in the order in which they were named and sorted within a glob or folder. Within
+those only files count: a pipe or a socket is passed over, and a link that leads nowhere is said to be.
+Does not open anything.
 """
 
 import errno
+import logging
 import os
 import re
 import stat
@@ -15,7 +17,11 @@ from pathlib import Path
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import UserMistake
 
+log = logging.getLogger(__name__)
+
 STANDARD_INPUT = "-"
+# Where the shell puts the output of a command that is given as a file: `<(zcat old.gz)`.
+_SHELL_PIPES = ("/dev/", "/proc/")
 _CONTAINERS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", ".gz", ".zst"))
 
@@ -39,14 +45,23 @@ def _find(path: str, *, root: Path) -> list[str]:
         return [path]
     whole = root / path
     try:
-        is_folder = stat.S_ISDIR(whole.stat().st_mode)
+        mode = whole.stat().st_mode
     except OSError as error:
         if any(mark in path for mark in "*?[") and error.errno != errno.ELOOP:
             return _find_by_pattern(path, root=root)
         raise _explain(error, whole) from error
     except ValueError:
         raise UserMistake("this is no path", why="it holds a NUL character", fix="check data.logs") from None
-    return _walk(path, root=root) if is_folder else [path]
+    if stat.S_ISDIR(mode):
+        return _walk(path, root=root)
+    if not stat.S_ISREG(mode) and not (stat.S_ISFIFO(mode) and path.startswith(_SHELL_PIPES)):
+        raise UserMistake(
+            "this is no file",
+            why="it is a pipe, a socket or a device, and logs are read more than once",
+            fix="write it to a file first, or give it to standard input and name `-`",
+            where=path,
+        )
+    return [path]
 
 
 def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
@@ -78,25 +93,26 @@ def _walk(folder: str, *, root: Path) -> list[str]:
 
     for parent, folders, files in os.walk(root / folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        logs = [Path(parent, name) for name in files if _is_log(name)]
-        for link in (log for log in logs if log.is_symlink()):
-            _require_end(link)
-        names += map(str, logs)
+        names += [str(Path(parent, name)) for name in files if _is_log(name) and _is_file(Path(parent, name))]
     if not names:
         raise UserMistake(
             "the folder holds no log",
-            why=f"none of its files ends in {', '.join(_CONTAINERS)}, packed with gzip or zstd or not",
+            why=f"no file in it ends in {', '.join(_CONTAINERS)}, packed with gzip or zstd or not",
             fix="name another folder, or its files one by one",
             where=folder,
         )
     return sorted(_name_as_user(name, folder=folder, root=root) for name in names)
 
 
-def _require_end(link: Path) -> None:
+def _is_file(path: Path) -> bool:
+    """Whether a file is there, or at the end of a link. One bad link is no reason to read nothing."""
     try:
-        link.stat()
+        return stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
-        raise _explain(error, link) from error
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise _explain(error, path) from error
+        log.warning("%s is passed over: the link leads to no file", path)
+        return False
 
 
 def _is_log(name: str) -> bool:

@@ -1,17 +1,18 @@
 """The bytes of one file or of standard input, unpacked, chunk by chunk.
 
-In: an open handle. Out: chunks without a byte-order mark; where the stream is damaged the chunks
-end there, and `damage` says why. Packing is told by the first bytes, since names lie. Does not
-know what the bytes mean, and never holds more than a few chunks.
+In: an open handle. Out: chunks without a byte-order mark, those of UTF-16 as UTF-8; where the stream
+is damaged the chunks end there, and `damage` says why. Packing and encoding are told by the first
+bytes, since names lie. Does not know what the bytes mean, and never holds more than a few chunks.
 """
 
+import codecs
 import zlib
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 CHUNK = 1 << 20
 BOM = b"\xef\xbb\xbf"
-WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # One slice of zstd can unpack to 32,768 times its size: small slices keep a hostile file harmless.
@@ -34,12 +35,11 @@ class Stream:
     def __init__(self, handle: IO[bytes], *, size: int | None) -> None:
         """`size` is where reading ends, so that a file that grows meanwhile is read as it was."""
         self.damage: str | None = None
-        self._chunks = self._unpack(_read(handle, size))
+        self._chunks = _to_utf8(self._unpack(_read(handle, size)))
         first = next(self._chunks, b"")
         # A stream may give its first bytes one by one.
         while len(first) < 4096 and (more := next(self._chunks, b"")):
             first += more
-        self.is_wide = first.startswith(WIDE_BOMS)
         self._first = first.removeprefix(BOM)
         self.head = self._first[:65536]
 
@@ -74,6 +74,26 @@ def _read(handle: IO[bytes], size: int | None) -> Iterator[bytes]:
         if left is not None:
             left -= len(chunk)
         yield chunk
+
+
+def _to_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """UTF-16 as UTF-8, told by its first two bytes; anything else as it is."""
+    first = next(chunks, b"")
+    while len(first) < 2 and (more := next(chunks, b"")):
+        first += more
+    encoding = _WIDE.get(first[:2])
+    if encoding is None:
+        yield from _chain(first, chunks)
+        return
+    # Half a character is for the sign of what cannot be read, as in any text.
+    decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+    for chunk in _chain(first[2:], chunks):
+        text = decoder.decode(chunk)
+        if text:
+            yield text.encode()
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield rest.encode()
 
 
 def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
