@@ -11,6 +11,7 @@ from graftwork.cli.steps import Folder, run_and_show
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
+    from graftwork.data.rules.note import Sight
     from graftwork.records.audit import Audit
 
 app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_help=True)
@@ -20,7 +21,10 @@ app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_he
 def audit(
     files: Annotated[
         list[str] | None,
-        typer.Argument(help="Files, folders or globs, - for standard input; else those of graft.yaml."),
+        typer.Argument(
+            help="Files, folders or globs, - for standard input; else those of graft.yaml. "
+            "In a project its data settings hold for named files too."
+        ),
     ] = None,
     html: Annotated[
         Path | None,
@@ -39,11 +43,12 @@ def audit(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
+    from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.whole import write_whole
     from graftwork.report.audit_page import make_audit_page
 
     if files:
-        found, page = _audit_files(tuple(files)), html
+        found, page = _audit_files(tuple(files), project), html
     else:
         found, page = _audit_project(project)
         page = html or page
@@ -54,22 +59,40 @@ def audit(
     else:
         show(stdout, found)
         if page:
-            stdout.print(f"to look at: {page}", highlight=False)
+            print_line(stdout, f"to look at: {quote(page)}", soft_wrap=True)
     raise typer.Exit(0 if found.fit_to_train else EXIT_ANSWER_IS_NO)
 
 
-def _audit_files(files: tuple[str, ...]) -> "Audit":
+def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
+    """Files that are named are read as the project says, where there is one."""
     import tempfile
 
     from graftwork.cli.narrate import RichNarrator
     from graftwork.coordinate.pace import tell_pace
     from graftwork.data.audit import audit as audit_logs
-    from graftwork.data.rules.note import Sight
-    from graftwork.data.settings import DataSettings
 
-    sight = Sight(settings=DataSettings(logs=files))
+    sight = _see_files(files, project)
     with RichNarrator() as narrator, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
         return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(narrator))
+
+
+def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
+    from dataclasses import replace
+
+    from graftwork.cli.output import stderr
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.coordinate.sight import see_what_is_there
+    from graftwork.data.rules.note import Sight
+    from graftwork.data.settings import DataSettings
+    from graftwork.project.folder import find_project, open_project
+
+    root = project or find_project()
+    if root is None:
+        return Sight(settings=DataSettings(logs=files))
+    opened = open_project(root)
+    print_line(stderr, f"[dim]with the data settings of {quote(opened.file)}[/]", soft_wrap=True)
+    sight = see_what_is_there(opened)
+    return replace(sight, settings=sight.settings.model_copy(update={"logs": files}))
 
 
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
@@ -92,7 +115,7 @@ def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
 
 @app.command("prepare")
 def prepare(project: Folder = None, json: Json = False) -> None:
-    """Filter, redact, de-duplicate, split by question, render and prove: a dataset.
+    """Filter, redact, de-duplicate, split by groups, render and prove: a dataset.
 
     Example:  graft data prepare
     """
@@ -110,6 +133,7 @@ def captures(
     Example:  graft data captures --out logs/captured.jsonl
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import print_line, quote
     from graftwork.coordinate.narrator import Silent
     from graftwork.coordinate.workplace import open_workplace
     from graftwork.files.whole import write_whole
@@ -121,7 +145,7 @@ def captures(
     if json:
         print_json({"file": str(out), "captures": len(lines)})
     else:
-        stdout.print(f"{len(lines)} captures written to {out}", highlight=False)
+        print_line(stdout, f"{len(lines)} captures written to {quote(out)}", soft_wrap=True)
 
 
 data_folder.add_to(app)

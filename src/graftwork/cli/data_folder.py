@@ -157,10 +157,10 @@ def export(
 def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder that the names of its logs are relative to."""
     from graftwork.files.dataset_folder import MANIFEST
-    from graftwork.project.folder import open_project
+    from graftwork.project.folder import find_project, open_project
     from graftwork.project.load import PROJECT_FILE
 
-    root = (project or Path()).absolute()
+    root = (project or find_project() or Path()).absolute()
     if name is not None and (Path(name) / MANIFEST).is_file():
         return Path(name).absolute(), root
     if name is not None and not (root / PROJECT_FILE).is_file():

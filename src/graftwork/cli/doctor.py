@@ -14,17 +14,14 @@ def doctor(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft doctor
     """
-    from pathlib import Path
-
     from rich.markup import escape
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import table
     from graftwork.coordinate.doctor import examine
-    from graftwork.project.folder import open_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.project.folder import find_project, open_project
 
-    has_project = project is not None or (Path() / PROJECT_FILE).exists()
+    has_project = project is not None or find_project() is not None
     checks = examine(open_project(project) if has_project else None)
     if json:
         print_json([check.model_dump(mode="json") for check in checks])

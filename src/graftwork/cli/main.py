@@ -4,7 +4,12 @@ Imports nothing heavy: each verb fetches what it needs when it is called, so tha
 answers at once.
 """
 
+import logging
+import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
@@ -54,12 +59,15 @@ def main() -> None:
     """The entry point: exit codes as the design names them."""
     as_json = "--json" in sys.argv
     try:
-        code = app(standalone_mode=False)
+        code = _run()
     except GraftError as error:
         print_error(error, as_json=as_json)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print_error(Interrupted("interrupted", fix="run the same command again"), as_json=as_json)
+        # Whoever presses it again wants to be out.
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(EXIT_INTERRUPTED))
+        words = "interrupted; run the same command again: what was finished is kept"
+        print_error(Interrupted(words), as_json=as_json)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough.
@@ -79,6 +87,46 @@ def main() -> None:
         show()
         sys.exit(EXIT_USER_MISTAKE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run() -> object:
+    with _tell_words():
+        code = app(standalone_mode=False)
+    if code == EXIT_INTERRUPTED:
+        # The command line library swallows Ctrl-C and only gives back this code.
+        raise KeyboardInterrupt
+    return code
+
+
+@contextmanager
+def _tell_words() -> Iterator[None]:
+    """Which project is used where it is not that of the working folder, once, on standard error."""
+    log = logging.getLogger("graftwork.project")
+    told = _Told()
+    level = log.level
+    log.addHandler(told)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(told)
+        log.setLevel(level)
+
+
+class _Told(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from rich.text import Text
+
+        from graftwork.cli.output import stderr
+
+        words = record.getMessage()
+        if words not in self._words:
+            self._words.add(words)
+            stderr.print(Text(words, style="dim"), highlight=False, soft_wrap=True)
 
 
 def _explain(error: OSError) -> GraftError:

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from graftwork.cli.output import stderr
 from graftwork.cli.show import show
+from graftwork.cli.show.tables import print_line, quote, safe
 from graftwork.records.base import Record
 
 
@@ -24,7 +25,7 @@ class RichNarrator:
             TextColumn("{task.fields[count]}"),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
-            TextColumn("[dim]{task.fields[detail]}"),
+            TextColumn("{task.fields[detail]}", style="dim", markup=False),
             console=self._console,
             transient=True,
         )
@@ -72,7 +73,7 @@ class RichNarrator:
         )
 
     def word(self, text: str) -> None:
-        self._console.print(f"  [yellow]![/] {text}", highlight=False)
+        print_line(self._console, f"  [yellow]![/] {quote(text)}")
 
     def finished(self, step: str, output: Record, seconds: float) -> None:
         self._clear()
@@ -99,5 +100,5 @@ def _detail(detail: dict[str, float | str]) -> str:
     if "tokens_per_second" in detail:
         shown.append(f"{float(detail['tokens_per_second']):.0f} tokens/s")
     if "subject" in detail:
-        shown.append(str(detail["subject"]))
+        shown.append(safe(str(detail["subject"])))
     return ", ".join(shown)

@@ -69,14 +69,24 @@ def work_in_order(
 def _keep_busy(
     pool: ProcessPoolExecutor, pieces: Iterator[Piece], work: Callable[[Piece], Result], *, most: int
 ) -> Iterator[Result]:
-    running: deque[Future[Result]] = deque(pool.submit(work, piece) for piece in islice(pieces, most))
+    running: deque[Future[Result]] = deque(_submit(pool, work, piece) for piece in islice(pieces, most))
     while running:
         yield running.popleft().result()
-        running.extend(pool.submit(work, piece) for piece in islice(pieces, 1))
+        running.extend(_submit(pool, work, piece) for piece in islice(pieces, 1))
+
+
+def _submit(pool: ProcessPoolExecutor, work: Callable[[Piece], Result], piece: Piece) -> Future[Result]:
+    """Processes start here, deaf to Ctrl-C from their first moment: `_begin` comes only after imports."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(work, piece)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     tie_to_parent(parent)
     if prepare is not None:
         prepare(*arguments)

@@ -1,5 +1,6 @@
 """The project's folder: where graft.yaml stands and where `.graft/` keeps what was made."""
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.settings import ProjectSettings
 
 STATE_FOLDER = ".graft"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,10 @@ class Project:
 
     root: Path
     settings: ProjectSettings
+
+    @property
+    def file(self) -> Path:
+        return self.root / PROJECT_FILE
 
     @property
     def state(self) -> Path:
@@ -64,7 +70,15 @@ class Project:
         return os.environ.get("GRAFT_DATABASE_URL") or f"sqlite:///{self.state / 'state.db'}"
 
 
+def find_project() -> Path | None:
+    """The folder that holds the project's file: the working folder, or the nearest one above it."""
+    here = Path().absolute()
+    return next((folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None)
+
+
 def open_project(root: Path | None = None) -> Project:
-    """The project in `root`, or in the working folder."""
-    folder = (root or Path()).absolute()
+    """The project in `root`, or the one that the working folder belongs to."""
+    folder = (root or find_project() or Path()).absolute()
+    if root is None and folder != Path().absolute():
+        log.info("project: %s", folder / PROJECT_FILE)
     return Project(root=folder, settings=load_settings(folder / PROJECT_FILE))

@@ -5,6 +5,7 @@ duplicate keys are refused, since YAML would silently keep the last.
 """
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -12,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from graftwork.files.whole import explain_os_error
+from graftwork.project.lists import list_single_texts
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 
@@ -42,23 +44,37 @@ def load_settings(path: Path) -> ProjectSettings:
 
 def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: Path) -> ProjectSettings:
     try:
-        return ProjectSettings.model_validate(content)
+        return ProjectSettings.model_validate(list_single_texts(content, ProjectSettings))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = tuple(str(part) for part in first["loc"])
-        line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), 1)
         name = ".".join(key)
         more = error.error_count() - 1
         why = f"and {more} more" if more else ""
+        # A rule about several keys is told at the first of them that is set.
+        concerned = _concerned(key, first["msg"]) if first["type"] == "value_error" else []
+        told_at = next((one for one in concerned if one in lines), key)
+        line = next((lines[told_at[:n]] for n in range(len(told_at), 0, -1) if told_at[:n] in lines), 1)
         where = f"{path}:{line}"
+        if concerned:
+            raise UserMistake(
+                f"{name}: {_plain(first['msg'])}", why=why, fix=_say_change(concerned, lines), where=where
+            ) from error
         if first["type"] == "extra_forbidden":
             raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
         if first["type"] == "missing":
             raise UserMistake(
                 f"the key {name!r} is missing", why=why, fix=f"add {name!r} to {path.name}", where=where
             ) from error
+        if first["type"] == "value_error" and isinstance(first["input"], dict):
+            raise UserMistake(
+                f"{name}: {_plain(first['msg'])}",
+                why=why,
+                fix=f"change what stands under {name}",
+                where=where,
+            ) from error
         raise UserMistake(
-            f"{name}: {first['msg']}, found {first['input']!r}",
+            f"{name}: {_plain(first['msg'])}, found {_name_value(first['input'])}",
             why=why,
             fix=_describe(key) or "`graft schema` lists what each key takes",
             where=where,
@@ -140,6 +156,34 @@ def _nearest(key: tuple[str, ...]) -> str:
     if close:
         return f"did you mean {'.'.join((*key[:-1], close[0]))!r}?"
     return f"known here: {', '.join(known)}" if known else "`graft schema` lists all keys"
+
+
+def _concerned(key: tuple[str, ...], message: str) -> list[tuple[str, ...]]:
+    """The keys that a rule about several keys of `key` names, in its order."""
+    owner = _owner((*key, ""))
+    if owner is None:
+        return []
+    words = re.findall(r"\w+", message)
+    return [(*key, word) for word in dict.fromkeys(words) if word in owner.model_fields]
+
+
+def _say_change(keys: list[tuple[str, ...]], lines: dict[tuple[str, ...], int]) -> str:
+    names = " or ".join(".".join(key) for key in keys)
+    return f"{'change' if any(key in lines for key in keys) else 'give'} {names}"
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ")
+
+
+def _name_value(value: object) -> str:
+    """What was found; a whole section would hide the message."""
+    if isinstance(value, dict):
+        return "keys and values"
+    if isinstance(value, list | tuple):
+        return "a list"
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"
 
 
 def _describe(key: tuple[str, ...]) -> str:

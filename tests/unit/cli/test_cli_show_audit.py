@@ -1,10 +1,15 @@
 """The audit on the terminal: one screen, and no markup that came from a log."""
 
 import io
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
+from graftwork.cli.narrate import RichNarrator
 from graftwork.cli.show import show
+from graftwork.cli.show.releases import show_try_out
+from graftwork.data.rules.length import BUT_FOR_LENGTH
 from graftwork.records.audit import Audit, Finding, LengthSummary, NotLookedFor
 from graftwork.records.interaction import Origin
 
@@ -12,7 +17,7 @@ LENGTHS = LengthSummary(smallest=1, median=2, p95=3, largest=4)
 
 
 def make_finding(
-    code, severity, *, title="12 rows are cut off before the end of the reply", file="log.jsonl"
+    code, severity, *, title="12 rows are cut off before the end of the reply", file="log.jsonl", reasons=None
 ):
     return Finding(
         code=code,
@@ -22,6 +27,7 @@ def make_finding(
         effect="trained on, they teach the model to stop in the middle",
         fix="`graft data prepare` drops these (data.drop_truncated)",
         rows=tuple(Origin(file=file, line=line) for line in range(1, 13)),
+        reasons=reasons or {},
     )
 
 
@@ -40,9 +46,9 @@ def make_audit(*findings, files=("log.jsonl",), **more):
     )
 
 
-def printed(audit):
+def printed(record, **more):
     out = io.StringIO()
-    show(Console(file=out, width=100), audit)
+    show(Console(file=out, width=100, **more), record)
     return out.getvalue()
 
 
@@ -80,3 +86,70 @@ def test_rows_of_several_files_are_named_with_their_file():
 def test_markup_in_a_log_is_text():
     text = printed(make_audit(make_finding("a", "warning", title="[red]x[/] [/bold] [link=x]y")))
     assert "[red]x[/] [/bold] [link=x]y" in text
+
+
+@pytest.mark.parametrize("code", ["parse_error", "schema"])
+def test_why_rows_could_not_be_read_is_told_with_counts(code):
+    reasons = {
+        "no known shape (keys: a, b); expected one of: chat; completion": 2,
+        "no known shape (keys: a, b); expected one of: chat": 5,
+        "the key `x` stands twice in one object": 3,
+        "the row is nested too deeply": 1,
+        "the row has 200 MiB": 1,
+        "other reasons": 1,
+    }
+    text = printed(make_audit(make_finding(code, "warning", reasons=reasons)))
+    told = [" ".join(line.split()).replace(" ×", "") for line in text.splitlines() if "×" in line]
+    assert told == [
+        "7 no known shape (keys: a, b)",
+        "3 the key `x` stands twice in one object",
+        "1 the row is nested too deeply",
+        "2 other reasons",
+    ]
+
+
+def test_usable_rows_that_are_too_long_are_told_in_the_summary():
+    long = make_finding("too_long", "warning", reasons={BUT_FOR_LENGTH: 1200, "other": 7})
+    assert "9,000 usable after cleaning, of which about 1,200 are longer than data.max_tokens" in " ".join(
+        printed(make_audit(long)).split()
+    )
+    assert "data.max_tokens" not in printed(make_audit(make_finding("a", "info")))
+
+
+def test_a_placeholder_is_no_emoji_and_a_terminal_obeys_nothing_of_a_log():
+    title = "<REDACTED:credit_card:1> \x1b[31m\x07 \x9b2J \u202eabc"
+    audit = make_audit(
+        make_finding("a:smile:b", "warning", title=title, file="x:smile:\x1b[2J.jsonl"),
+        make_finding("parse_error", "warning", reasons={"\x1b]0;t\x07 :smile:": 1}),
+        files=("\x1b[2J:smile:.jsonl", "b"),
+        not_looked_for=[NotLookedFor(code="c", why=":smile: \x1b[31m")],
+    )
+    text = printed(audit)
+    assert "<REDACTED:credit_card:1>" in text
+    assert text.count(":smile:") >= 4
+    assert not set("\x1b\x07\x9b\u202e") & set(text)
+    assert "␛[31m␇" in text
+
+
+def test_what_a_narrator_says_is_text_too():
+    out = io.StringIO()
+    narrator = RichNarrator(Console(file=out, width=100))
+    narrator.word("role: no kept row has '[red]:smile:\x1b[2J'")
+    assert "[red]:smile:␛[2J" in out.getvalue()
+
+
+def test_answers_of_a_model_are_text_too():
+    tried = SimpleNamespace(
+        question="[b]q :smile:\x1b[2J",
+        base_answer="\x1b[1m:smile:",
+        release_answer=":smile:",
+        reference=":smile:",
+        answered_by="r",
+        seconds=1.0,
+        capture_id="c",
+    )
+    out = io.StringIO()
+    show_try_out(Console(file=out, width=100), SimpleNamespace(tried=(tried,)))
+    text = out.getvalue()
+    assert text.count(":smile:") == 4
+    assert "\x1b" not in text

@@ -79,3 +79,50 @@ def test_the_schema_shows_models_and_what_they_take():
     assert pattern == schema["properties"]["project"]["pattern"]
     assert value == {"$ref": "#/$defs/ModelSettings"}
     assert set(schema["$defs"]["ModelSettings"]["properties"]) == set(ModelSettings.model_fields)
+
+
+def test_one_text_stands_for_a_list_of_one(tmp_path):
+    (tmp_path / "graft.yaml").write_text(
+        "project: p\n"
+        "data:\n  logs: logs/*.jsonl\n  keep_status: done\n"
+        "models:\n  a:\n    keep: {role: coder, stage: [1]}\n"
+    )
+    settings = load_settings(tmp_path / "graft.yaml")
+    assert (settings.data.logs, settings.data.keep_status) == (("logs/*.jsonl",), ("done",))
+    assert settings.models["a"].keep.role == ("coder",)
+    assert ProjectSettings.from_json(settings.to_json()) == settings
+
+
+@pytest.mark.parametrize(
+    ("data", "what", "fix", "line"),
+    [
+        (
+            "  validation: 0.5\n  test: 0.6\n",
+            "data: validation 0.5 and test 0.6 leave nothing",
+            "change data.validation or data.test",
+            4,
+        ),
+        ("  pack_tokens: 100\n", "data: pack_tokens 100", "change data.pack_tokens or data.max_tokens", 4),
+        (
+            "  seed: 1\n  mapping: {reply: x}\n",
+            "data.mapping: a mapping names either",
+            "give data.mapping.question or data.mapping.messages",
+            5,
+        ),
+        ("evaluate:\n  metrics: []\n", "evaluate.metrics: name at least one metric", "", 5),
+        ("gate:\n  rules: []\n", "gate", "", 5),
+        ("models: {a: {keep: {role: {x: y}}}}\n", "models.a.keep.role", "", 4),
+    ],
+)
+def test_a_rule_about_several_keys_is_told_with_its_keys_and_never_with_all_settings(
+    load, data, what, fix, line
+):
+    with pytest.raises(UserMistake) as caught:
+        load(data)
+    assert what in caught.value.what
+    assert "{" not in caught.value.what
+    assert "Value error" not in caught.value.what
+    assert fix in caught.value.fix
+    assert "description" not in caught.value.fix
+    assert caught.value.fix
+    assert caught.value.where.endswith(f":{line}")

@@ -1,51 +1,72 @@
-"""Audits and datasets as tables."""
+"""Audits as one screen."""
 
-from pathlib import Path
-from typing import Any
+from collections import Counter
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from graftwork.cli.show.portions import show_portions
-from graftwork.cli.show.tables import table
+from graftwork.cli.show.prepared import show_prepared
+from graftwork.cli.show.tables import PlainTable, print_line, quote
 from graftwork.records.audit import Audit, Finding
 
 MARKS = {"blocker": "✗", "warning": "!", "info": "·"}
 COLOURS = {"blocker": "red", "warning": "yellow", "info": "dim"}
+# Why a row could not be read is the finding; of the others the title says enough.
+WITH_REASONS = ("parse_error", "schema")
+MOST_REASONS = 3
 
 
 def show_audit(console: Console, audit: Audit) -> None:
     """One screen: what was found and what mends it. All the rest is in the page and in --json."""
-    console.print(
-        f"[bold]{audit.rows:,}[/] rows in {escape(_name_files(audit.files))}: {audit.readable:,} readable, "
-        f"[bold]{audit.usable:,} usable[/] after cleaning ({audit.seconds:.1f} s)\n",
-        highlight=False,
+    print_line(
+        console,
+        f"[bold]{audit.rows:,}[/] rows in {quote(_name_files(audit.files))}: {audit.readable:,} readable, "
+        f"[bold]{audit.usable:,} usable[/] after cleaning{_say_too_long(audit)} ({audit.seconds:.1f} s)\n",
     )
-    findings = Table.grid(padding=(0, 2, 0, 0))
+    findings = PlainTable.grid(padding=(0, 2, 0, 0))
     findings.add_column(no_wrap=True)
     findings.add_column(overflow="fold")
     for finding in audit.findings:
         colour = COLOURS[finding.severity]
         findings.add_row(
-            f"[{colour}]{MARKS[finding.severity]} {escape(finding.code)}[/]", _say(finding, audit)
+            f"[{colour}]{MARKS[finding.severity]} {quote(finding.code)}[/]", _say(finding, audit)
         )
     console.print(findings)
     for why, codes in _group_reasons(audit).items():
-        console.print(f"[dim]? {escape(codes)} not looked for: {escape(why)}[/]", highlight=False)
+        print_line(console, f"[dim]? {quote(codes)} not looked for: {quote(why)}[/]")
     answer = (
         "[green]fit to train on as it is[/]"
         if audit.fit_to_train
         else "[red]must not be trained on as it is[/]: `graft data prepare` drops and mends what it can"
     )
-    console.print(f"\n{answer}", highlight=False)
+    print_line(console, f"\n{answer}")
+
+
+def _say_too_long(audit: Audit) -> str:
+    from graftwork.data.rules.length import BUT_FOR_LENGTH
+
+    found = (finding.reasons.get(BUT_FOR_LENGTH, 0) for finding in audit.findings)
+    rows = sum(found)
+    return f", of which about {rows:,} are longer than data.max_tokens" if rows else ""
 
 
 def _say(finding: Finding, audit: Audit) -> str:
     """The title and where; of what matters also what mends it, and of a blocker what it does."""
-    effect = f": {escape(finding.effect)}" if finding.severity == "blocker" else ""
-    said = f"[bold]{escape(finding.title)}[/]{effect} [dim]· {escape(_where(finding, audit.files))}[/]"
-    return said if finding.severity == "info" else f"{said}\n[dim]{escape(finding.fix)}[/]"
+    effect = f": {quote(finding.effect)}" if finding.severity == "blocker" else ""
+    said = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, audit.files))}[/]"
+    if finding.code in WITH_REASONS:
+        said += "".join(f"\n{quote(line)}" for line in _name_reasons(finding))
+    return said if finding.severity == "info" else f"{said}\n[dim]{quote(finding.fix)}[/]"
+
+
+def _name_reasons(finding: Finding) -> list[str]:
+    """The most frequent, each with its count. What would have been read instead the page and --json say."""
+    reasons: Counter[str] = Counter()
+    for reason, count in finding.reasons.items():
+        reasons[reason.partition("; expected ")[0]] += count
+    named = reasons.most_common(MOST_REASONS)
+    lines = [f"{count:,} × {reason}" for reason, count in named]
+    rest = sum(reasons.values()) - sum(count for _, count in named)
+    return [*lines, f"{rest:,} × other reasons"] if rest else lines
 
 
 def _where(finding: Finding, files: tuple[str, ...]) -> str:
@@ -68,46 +89,6 @@ def _group_reasons(audit: Audit) -> dict[str, str]:
     for lacking in audit.not_looked_for:
         codes.setdefault(lacking.why, []).append(lacking.code)
     return {why: ", ".join(named) for why, named in codes.items()}
-
-
-def show_prepared(console: Console, prepared: Any) -> None:
-    dataset = prepared.dataset
-    rows = table(
-        "split",
-        "rows",
-        "question groups",
-        "tokens",
-        "trained tokens",
-        "longest row",
-        right=("rows", "question groups", "tokens", "trained tokens", "longest row"),
-    )
-    for split, summary in dataset.splits.items():
-        rows.add_row(
-            split,
-            str(summary.rows),
-            str(summary.groups),
-            f"{summary.tokens:,}",
-            f"{summary.trained_tokens:,}",
-            str(summary.longest),
-        )
-    console.print(rows)
-    way = " → ".join(f"{step} {count}" for step, count in dataset.kept_after.items())
-    console.print(f"rows kept: {way}", highlight=False)
-    if dataset.redactions:
-        made = ", ".join(f"{kind} {count}" for kind, count in dataset.redactions.items())
-        console.print(f"redacted: {made}", highlight=False)
-    packing = dataset.packing
-    if packing is not None and packing.sequences:
-        console.print(
-            f"packed: {packing.sequences:,} sequences of {packing.length:,} tokens, {packing.fill:.1%} full",
-            highlight=False,
-        )
-    if len(prepared.portions) > 1:
-        show_portions(console, prepared.portions)
-        for name, folder in prepared.folders.items():
-            console.print(f"dataset [bold]{Path(folder).name[:12]}[/] for {escape(name)}", highlight=False)
-    else:
-        console.print(f"dataset [bold]{dataset.content_hash[:12]}[/]", highlight=False)
 
 
 PRINTERS = {"Audit": show_audit, "Prepared": show_prepared}

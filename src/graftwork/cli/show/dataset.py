@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
-from graftwork.cli.show.tables import table
+from graftwork.cli.show.tables import print_line, quote, safe, table
 from graftwork.data.diff import DatasetDiff, RowChanges
 from graftwork.data.export.record import Export
 from graftwork.data.show_tokens import Piece, ShownRow
@@ -15,9 +14,6 @@ from graftwork.data.trace import Place, Trace, TracedDrop, TracedRow, TracedToke
 
 LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
 TRAINED, CONTROL, BOUNDARY = "bold green", "dim", "bright_black"
-# What a terminal would obey is shown as its picture: logs are not trusted.
-VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
-VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 
 def show_trace(console: Console, trace: Trace) -> None:
@@ -36,20 +32,20 @@ def show_rows(
             f"{row.split}:{row.number}  {row.id}  {row.origin}{group} · "
             f"{row.tokens} tokens, {row.trained_tokens} trained"
         )
-        _print(console, Text(_safe(head), style="" if plain else "bold reverse"))
+        _print(console, Text(safe(head), style="" if plain else "bold reverse"))
         _print(console, _mark(row.pieces, by_token) if plain else _colour(row.pieces, by_token))
         _print(console, Text(""))
 
 
 def show_diff(console: Console, diff: DatasetDiff) -> None:
-    console.print(f"{diff.before[:12]} → [bold]{diff.after[:12]}[/]", highlight=False)
+    print_line(console, f"{diff.before[:12]} → [bold]{diff.after[:12]}[/]")
     if diff.same:
-        console.print("the same dataset", highlight=False)
+        print_line(console, "the same dataset")
         return
     if diff.made_for or diff.settings:
         settings = table("setting", "before", "after")
         for change in (*diff.made_for, *diff.settings):
-            settings.add_row(change.key, _value(change.before), _value(change.after))
+            settings.add_row(quote(change.key), _value(change.before), _value(change.after))
         console.print(settings)
     for word, files in (
         ("added", diff.inputs.added),
@@ -58,7 +54,7 @@ def show_diff(console: Console, diff: DatasetDiff) -> None:
     ):
         if files:
             named = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-            console.print(f"logs {word}: {_safe(named)}", highlight=False, markup=False)
+            print_line(console, f"logs {word}: {quote(named)}")
     _show_row_changes(console, diff.rows)
     _show_totals(console, diff)
 
@@ -66,32 +62,31 @@ def show_diff(console: Console, diff: DatasetDiff) -> None:
 def show_export(console: Console, export: Export, *, folder: Path) -> None:
     files = table("file", "rows", "sha256", right=("rows",))
     for file in export.files:
-        files.add_row(escape(file.file), "" if file.rows is None else f"{file.rows:,}", file.sha256[:12])
+        files.add_row(quote(file.file), "" if file.rows is None else f"{file.rows:,}", file.sha256[:12])
     console.print(files)
     for left_out in export.left_out:
         first = ", ".join(str(origin) for origin in left_out.first[:3])
-        words = f"{left_out.rows} rows left out: {left_out.why} ({_safe(first)})"
-        console.print(f"[yellow]! {escape(words)}[/]", highlight=False)
+        words = f"{left_out.rows} rows left out: {left_out.why} ({first})"
+        print_line(console, f"[yellow]! {quote(words)}[/]")
     for note in export.notes:
-        console.print(f"[dim]{escape(note)}[/]", highlight=False)
+        print_line(console, f"[dim]{quote(note)}[/]")
     pairs = f", {export.preference_rows} of them preference pairs" if export.preference_rows else ""
-    console.print(
-        f"{export.rows:,} rows{pairs} of dataset [bold]{export.dataset[:12]}[/] "
-        f"written to {escape(str(folder))}",
-        highlight=False,
+    print_line(
+        console,
+        f"{export.rows:,} rows{pairs} of dataset [bold]{export.dataset[:12]}[/] written to {quote(folder)}",
     )
 
 
 def _show_traced_row(console: Console, row: TracedRow) -> None:
-    rows = table("row", _safe(row.place.id))
+    rows = table("row", quote(row.place.id))
     rows.add_row("from", _origin(row.place))
     rows.add_row(
-        "log line", f"{row.input_hash or '?'}  [{LOG_COLOURS[row.log.state]}]{escape(row.log.words)}[/]"
+        "log line", f"{row.input_hash or '?'}  [{LOG_COLOURS[row.log.state]}]{quote(row.log.words)}[/]"
     )
     rows.add_row("stands in", f"[bold]{row.place.split}[/], row {row.place.number} counted from 0")
     for label, value in (("group", row.group), ("domain", row.domain), ("stage", row.stage)):
         if value is not None:
-            rows.add_row(label, escape(_safe(str(value))))
+            rows.add_row(label, quote(value))
     if row.weight != 1:
         rows.add_row("weight", f"{row.weight:g}")
     trained = row.tokens - row.trained_from
@@ -104,34 +99,34 @@ def _show_traced_row(console: Console, row: TracedRow) -> None:
 
 
 def _token(token: TracedToken) -> str:
-    text = "not decoded here" if token.text is None else escape(repr(token.text))
+    text = "not decoded here" if token.text is None else quote(repr(token.text))
     trained = "[bold green]trained[/]" if token.trained else "[dim]only read[/]"
     return f"{token.token}  {text}  {trained}"
 
 
 def _show_traced_drop(console: Console, traced: TracedDrop) -> None:
     drop = traced.drop
-    rows = table("left out", escape(_safe(str(drop.origin))))
+    rows = table("left out", quote(drop.origin))
     rows.add_row(
         "log line",
-        f"{drop.input_hash or '?'}  [{LOG_COLOURS[traced.log.state]}]{escape(traced.log.words)}[/]",
+        f"{drop.input_hash or '?'}  [{LOG_COLOURS[traced.log.state]}]{quote(traced.log.words)}[/]",
     )
-    rows.add_row("by step", f"[bold]{escape(drop.step)}[/]")
-    rows.add_row("because", escape(_safe(drop.reason)))
+    rows.add_row("by step", f"[bold]{quote(drop.step)}[/]")
+    rows.add_row("because", quote(drop.reason))
     for place in traced.kept:
         rows.add_row("kept instead", f"{_origin(place)} in [bold]{place.split}[/], row {place.number}")
     console.print(rows)
 
 
 def _origin(place: Place) -> str:
-    return escape(_safe(str(place.origin)))
+    return quote(place.origin)
 
 
 def _show_row_changes(console: Console, changes: RowChanges) -> None:
-    console.print(
+    print_line(
+        console,
         f"rows: {changes.same:,} the same, {changes.added:,} added, {changes.removed:,} removed, "
         f"{changes.moved:,} moved to another split, {changes.changed:,} rendered otherwise",
-        highlight=False,
     )
     for kind in ("moved", "changed", "added", "removed"):
         named = changes.named.get(kind, ())
@@ -139,9 +134,7 @@ def _show_row_changes(console: Console, changes: RowChanges) -> None:
             continue
         rows = table(kind, "from", "before", "after")
         for row in named:
-            rows.add_row(
-                escape(_safe(row.id)), escape(_safe(str(row.origin))), row.before or "", row.after or ""
-            )
+            rows.add_row(quote(row.id), quote(row.origin), row.before or "", row.after or "")
         console.print(rows)
 
 
@@ -159,7 +152,7 @@ def _show_totals(console: Console, diff: DatasetDiff) -> None:
         for step, change_of_drops in diff.drops.items():
             counts = change_of_drops
             drops.add_row(
-                escape(step), _arrow(counts.before, counts.after), str(counts.appeared), str(counts.vanished)
+                quote(step), _arrow(counts.before, counts.after), str(counts.appeared), str(counts.vanished)
             )
         console.print(drops)
 
@@ -169,15 +162,15 @@ def _arrow(before: int, after: int) -> str:
 
 
 def _value(value: Any) -> str:
-    text = _safe("" if value is None else str(value))
-    return escape(text if len(text) <= 60 else f"{text[:57]}…")
+    text = "" if value is None else str(value)
+    return quote(text if len(text) <= 60 else f"{text[:57]}…")
 
 
 def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
     text = Text()
     for piece in pieces:
         style = TRAINED if piece.trained else CONTROL if piece.control else ""
-        text.append(_safe(piece.text), style=style)
+        text.append(safe(piece.text), style=style)
         if by_token:
             text.append("│", style=BOUNDARY)
     return text
@@ -190,13 +183,9 @@ def _mark(pieces: tuple[Piece, ...], by_token: bool) -> Text:
         if piece.trained != trained:
             parts.append("⟦" if piece.trained else "⟧")
             trained = piece.trained
-        parts.append(_safe(piece.text) + ("│" if by_token else ""))
+        parts.append(safe(piece.text) + ("│" if by_token else ""))
     return Text("".join(parts) + ("⟧" if trained else ""))
 
 
 def _print(console: Console, text: Text) -> None:
     console.print(text, highlight=False, soft_wrap=True)
-
-
-def _safe(text: str) -> str:
-    return text.translate(VISIBLE)

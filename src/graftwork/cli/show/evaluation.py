@@ -4,10 +4,9 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from graftwork.cli.show.tables import percent, table
+from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, safe, table
 from graftwork.evaluate.wording import name_of
 from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import Verdict
@@ -24,10 +23,10 @@ OUTCOMES = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yello
 def show_report(console: Console, report: Report) -> None:
     pairs = {one.metric: one for one in report.comparisons}
     example = ", shown one worked example" if report.settings.get("worked_example") else ""
-    console.print(f"{report.cases} held-out cases; {report.baseline.subject}{example}", highlight=False)
-    rows = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    print_line(console, f"{report.cases} held-out cases; {quote(report.baseline.subject)}{example}")
+    rows = PlainTable(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for column in ("", report.baseline.subject, report.candidate.subject, "won/lost", "p"):
-        rows.add_column(column, no_wrap=True)
+        rows.add_column(Text(safe(column)), no_wrap=True)
     for name, after in report.candidate.metrics.items():
         before, pair = report.baseline.metrics.get(name), pairs.get(name)
         rows.add_row(
@@ -40,12 +39,13 @@ def show_report(console: Console, report: Report) -> None:
     console.print(rows)
     for subject in (report.baseline, report.candidate):
         made = subject.generation
-        console.print(
-            f"[dim]{subject.subject}: {made.answers} answers, {made.tokens_per_second:.0f} tokens/s[/]",
-            highlight=False,
+        print_line(
+            console,
+            f"[dim]{quote(subject.subject)}: {made.answers} answers, "
+            f"{made.tokens_per_second:.0f} tokens/s[/]",
         )
     if report.looks > 1:
-        console.print(f"[dim]these cases were looked at {report.looks} times[/]", highlight=False)
+        print_line(console, f"[dim]these cases were looked at {report.looks} times[/]")
 
 
 def _metric(metric: Metric) -> str:
@@ -62,15 +62,13 @@ def show_evaluated(console: Console, evaluated: Any) -> None:
 
 def show_verdict(console: Console, verdict: Verdict) -> None:
     style = DECISIONS[verdict.decision]
-    console.print(
-        f"[{style}]{verdict.decision.replace('_', ' ').upper()}[/]  {escape(verdict.reason)}", highlight=False
-    )
+    print_line(console, f"[{style}]{verdict.decision.replace('_', ' ').upper()}[/]  {quote(verdict.reason)}")
     rows = table("rule", "", "why")
     for rule in verdict.rules:
-        rows.add_row(escape(rule.rule), OUTCOMES[rule.outcome], escape(rule.sentence))
+        rows.add_row(quote(rule.rule), OUTCOMES[rule.outcome], quote(rule.sentence))
     console.print(rows)
     for place, advice in enumerate(verdict.advice, 1):
-        console.print(f"{place}. {escape(advice)}", highlight=False)
+        print_line(console, f"{place}. {quote(advice)}")
 
 
 PRINTERS = {"Report": show_report, "Evaluated": show_evaluated, "Verdict": show_verdict}

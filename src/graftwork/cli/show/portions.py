@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 
-from graftwork.cli.show.tables import table
+from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
     from graftwork.data.portions import PortionSummary, Unmatched
@@ -23,7 +22,7 @@ def show_portions(
     rows.columns[0].no_wrap = True
     for portion in portions:
         rows.add_row(
-            escape(portion.model),
+            quote(portion.model),
             f"{portion.own:,}",
             f"{portion.replayed:,}",
             f"{portion.rows_an_epoch:,.0f}",
@@ -33,13 +32,13 @@ def show_portions(
             *(f"{portion.stages.get(stage, 0):,}" for stage in stages),
         )
     console.print(rows)
-    console.print(
+    print_line(
+        console,
         "[dim]own and replay: different training rows; epoch: rows an epoch, by their weights; "
         "RL: prompts set apart; s1 …: training rows of a stage[/]",
-        highlight=False,
     )
     for key, value in unmatched:
-        console.print(f"[yellow]![/] {escape(key)}: no kept row has {escape(value)!r}", highlight=False)
+        print_line(console, f"[yellow]![/] {quote(key)}: no kept row has {quote(repr(value))}")
 
 
 def portions_as_json(

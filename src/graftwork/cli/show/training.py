@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import table
+from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import TrainOutcome
@@ -21,10 +21,10 @@ NAMES = {
 
 
 def show_plan(console: Console, plan: Plan) -> None:
-    console.print(
-        f"{plan.method} on [bold]{plan.base}[/], {plan.dtype}, {plan.device.name} "
+    print_line(
+        console,
+        f"{plan.method} on [bold]{quote(plan.base)}[/], {plan.dtype}, {plan.device.name} "
         f"({plan.device.threads} threads); certainty: {plan.certainty}",
-        highlight=False,
     )
     rows = table("figure", "planned", "range", right=("planned",))
     for name, title in NAMES.items():
@@ -33,28 +33,26 @@ def show_plan(console: Console, plan: Plan) -> None:
         rows.add_row(title, f"{number(figure.value)} {figure.unit}".strip(), spread)
     console.print(rows)
     for note in plan.notes:
-        console.print(f"[dim]{note}[/]", highlight=False)
+        print_line(console, f"[dim]{quote(note)}[/]")
 
 
 def show_outcome(console: Console, outcome: TrainOutcome) -> None:
     before, after = outcome.validation_loss_before, outcome.validation_loss_after
     held_out = f"; held-out {before:.3f} → {after:.3f}" if before is not None and after is not None else ""
-    console.print(
+    print_line(
+        console,
         f"{outcome.steps} steps, loss {outcome.first_loss:.3f} → {outcome.final_loss:.3f}{held_out}",
-        highlight=False,
     )
     if outcome.restarts:
         same = {True: "[green]to the same bytes[/]", False: "[red]with other bytes[/]", None: "none"}
-        console.print(
+        print_line(
+            console,
             f"restarted {outcome.restarts} time(s); {outcome.replayed_steps} steps were done again, "
             f"{same[outcome.replay_identical]}",
-            highlight=False,
         )
-    console.print("base weights unchanged (hash before and after are the same)", highlight=False)
+    print_line(console, "base weights unchanged (hash before and after are the same)")
     show_residuals(console, outcome.residuals)
-    console.print(
-        f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {outcome.adapter_folder}", highlight=False
-    )
+    print_line(console, f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {quote(outcome.adapter_folder)}")
 
 
 def show_residuals(console: Console, residuals: tuple[Residual, ...]) -> None:

@@ -1,0 +1,118 @@
+"""Which project a command means, and what is said when it is interrupted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from graftwork.cli.main import main
+
+ROW = {"ask": "Where is the fern?", "say": "By the pond."}
+PROJECT = "project: p\ndata:\n  logs: log.jsonl\n  mapping: {question: ask, reply: say}\n"
+
+
+@pytest.fixture
+def graft(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["graft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output = capsys.readouterr()
+        return ended.value.code or 0, output.out, output.err
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    inside = tmp_path / "project"
+    (inside / "a" / "b").mkdir(parents=True)
+    (inside / "graft.yaml").write_text(PROJECT)
+    (tmp_path / "other.jsonl").write_text(json.dumps(ROW) + "\n")
+    (inside / "log.jsonl").write_text(json.dumps(ROW) + "\n")
+    monkeypatch.chdir(inside)
+    return inside
+
+
+def test_named_files_are_audited_with_the_settings_of_the_project(graft, project):
+    _, out, err = graft("data", "audit", "../other.jsonl", "--json")
+    assert json.loads(out)["readable"] == 1
+    assert f"with the data settings of {project / 'graft.yaml'}" in err.replace("\n", "")
+    _, out, err = graft("data", "audit", "log.jsonl", "-C", project, "--json")
+    assert json.loads(out)["readable"] == 1
+    assert "data settings" in err
+
+
+def test_outside_of_a_project_named_files_are_audited_with_the_defaults(graft, project, monkeypatch):
+    monkeypatch.chdir(project.parent)
+    _, out, err = graft("data", "audit", "other.jsonl", "--json")
+    assert json.loads(out)["readable"] == 0
+    assert "data settings" not in err
+
+
+def test_a_project_is_looked_for_upwards_and_named_once(graft, project, monkeypatch):
+    monkeypatch.chdir(project / "a" / "b")
+    code, out, err = graft("status", "--json")
+    assert code == 0
+    assert json.loads(out)["steps"]
+    assert err.replace("\n", "").count(f"project: {project / 'graft.yaml'}") == 1
+    _, out, _ = graft("data", "audit", "--json")
+    assert json.loads(out)["files"] == ["log.jsonl"]
+
+
+def test_the_project_of_the_working_folder_needs_no_words(graft, project):
+    assert "project:" not in graft("status", "--json")[2]
+    assert "project:" not in graft("status", "--json", "-C", project)[2]
+
+
+def test_without_a_project_the_working_folder_is_named(graft, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = graft("status", "--json")
+    assert code == 2
+    assert json.loads(out)["where"] == str(tmp_path)
+
+
+def test_ctrl_c_says_what_to_do(graft, project, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("graftwork.data.audit.audit", interrupt)
+    try:
+        code, out, err = graft("data", "audit", "log.jsonl")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 130
+    assert out == ""
+    assert "interrupted; run the same command again: what was finished is kept" in " ".join(err.split())
+
+
+def test_a_real_ctrl_c_while_rows_come_in_says_so_too(project):
+    """The audit waits for standard input, which nobody closes."""
+    said = subprocess.Popen(
+        [sys.executable, "-m", "graftwork.cli.main", "data", "audit", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=project,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    # A process that says nothing must not keep the tests waiting.
+    guard = threading.Timer(60, said.kill)
+    guard.start()
+    with said:
+        assert said.stderr is not None
+        # It has begun once it says whose settings it uses.
+        first = said.stderr.readline()
+        said.send_signal(signal.SIGINT)
+        rest = said.stderr.read()
+    guard.cancel()
+    assert "data settings" in first
+    assert said.returncode == 130
+    assert "what was finished is kept" in rest
+    assert "Traceback" not in rest
