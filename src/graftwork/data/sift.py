@@ -27,7 +27,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script
 
-FORM = 2
+FORM = 3
 """Counts up when the columns change: older files are then made anew."""
 
 LATER = frozenset(

@@ -3,11 +3,17 @@
 In: the value alone. Out: yes or no. Does not know where the value stood.
 """
 
+import base64
+import binascii
 import math
 import re
 from collections import Counter
 
 _EXPRESSION = re.compile(r"\$?\{?[A-Za-z_]\w*(?:[.:\-][A-Za-z_]\w*)+\}?|\$\w+|%\w+%")
+
+_WORDS_FOR_PASSWORD = frozenset(
+    ("password", "passwd", "pass", "pwd", "secret", "token", "api_key", "apikey", "api-key", "your_password")
+)
 
 
 def always(_value: str) -> bool:
@@ -24,6 +30,27 @@ def looks_random(value: str) -> bool:
     has_letter = any(c.isalpha() for c in value)
     has_digit = any(c.isdigit() for c in value)
     return has_letter and has_digit and entropy(value) >= 3.0
+
+
+def looks_drawn(value: str) -> bool:
+    """Few repetitions and capitals or digits: enough where the form is certain, since one may lack digits."""
+    return entropy(value) >= 3.0 and not value.islower()
+
+
+def looks_like_login(value: str) -> bool:
+    """What stands behind `Authorization: Basic`: a name and a password in base64."""
+    if looks_random(value):
+        return True
+    plain = value.rstrip("=")
+    try:
+        return b":" in base64.b64decode(plain + "=" * (-len(plain) % 4), altchars=b"-_")
+    except binascii.Error:
+        return False
+
+
+def is_no_word_for_password(value: str) -> bool:
+    """Whether somebody's password stands there, and not the word for it, a variable or stars."""
+    return bool(value.strip("*.xX%")) and value.casefold() not in _WORDS_FOR_PASSWORD
 
 
 def looks_like_password(value: str) -> bool:

@@ -8,24 +8,26 @@ bounded, so that the time grows with the text and not faster.
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from functools import lru_cache
 
 from graftwork.text.confirm import (
     has_phone_digits,
     is_no_git_address,
+    looks_drawn,
     looks_like_password,
     passes_luhn,
 )
-
-
-class Span(NamedTuple):
-    start: int
-    end: int
-
+from graftwork.text.span import Span
 
 _LOCAL_PART = re.compile(r"[A-Za-z0-9._%+-]{1,65}")
 _LONGEST_LOCAL_PART = 64
 _HOST = re.compile(r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,62})\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9])")
+
+_TELEGRAM = re.compile(r":(?<=[0-9]{8}:)[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])")
+_DISCORD = re.compile(r"\.(?<=[A-Za-z0-9_-]{20}\.)[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,40}(?![A-Za-z0-9_-])")
+_DISCORD_START = re.compile(r"[MNO][A-Za-z0-9_-]{22,27}")
+_LONGEST_DISCORD_START = 28
+_TOKEN_END = re.compile(r"[A-Za-z0-9_-]{1,29}+\Z")
 
 _LOGIN = re.compile(r"""://(?<=\w://)[^\s/:@"'<>]{0,80}:(?P<value>[^\s/@"'<>{}$]{1,200})@""")
 
@@ -40,6 +42,8 @@ _ASSIGNMENT = re.compile(
     rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{_QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is)\b)\s{{0,3}}(?:{_QUOTE})?{_VALUE}"
 )
 _NAME = re.compile(rf"(?i:{_NAMES})")
+# Headers whose whole value gives access, `Basic ...` and all.
+_HEADER = re.compile(r"(?:^|[._-])(?:authorization|cookie)$", re.IGNORECASE | re.ASCII)
 _WHOLE_VALUE = re.compile(_VALUE)
 # Every name holds one of these; a name with a key in it begins at most so far before the key.
 _NAME_STARTS = ("passw", "passp", "pwd", "secret", "token", "credential")
@@ -49,9 +53,12 @@ _KEY_OWNERS = ("encryption", "signing", "private", "access", "auth", "api")
 _NUMBERS = re.compile(r"[+(\d][\d ()./+-]{7,}+")
 _ASCII_NUMBERS = re.compile(r"[+(0-9][0-9 ()./+-]{7,}+")
 _CARD = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?![\w-])")
+# Areas 000, 666 and from 900 on were never given out, nor were groups and serials of zeros.
+_SOCIAL = re.compile(r"(?<![\w.+-])(?!000|666|9)[0-9]{3}-(?!00)[0-9]{2}-(?!0000)[0-9]{4}(?![\w-])")
 _PHONE_ITSELF = (
     r"(?:(?:\+|00)[1-9]\d{0,2}[ .-]?(?:\(0?\d{1,4}\)[ .-]?)?\d{1,5}(?:[ ./-]?\d{2,5}){1,4}"
-    r"|(?:\(\d{3}\) ?|\d{3}[-. ])\d{3}[-. ]\d{4}"
+    # In North America an area and an exchange begin with 2 to 9.
+    r"|(?:\([2-9]\d{2}\) ?|[2-9]\d{2}[-. ])[2-9]\d{2}[-. ]\d{4}"
     r"|0\d{2,4}[ /-]\d{3,8}(?:[ -]\d{1,5})?"
     r")(?![\w-])"
 )
@@ -78,6 +85,27 @@ def find_url_passwords(text: str) -> Iterator[Span]:
         yield Span(*match.span("value"))
 
 
+def find_telegram_tokens(text: str) -> Iterator[Span]:
+    """A number of eight to ten digits, a colon and 35 characters; in addresses `bot` stands before it."""
+    for match in _TELEGRAM.finditer(text):
+        start = match.start() - 8
+        while start and match.start() - start < 11 and text[start - 1] in "0123456789":
+            start -= 1
+        if match.start() - start < 11 and looks_drawn(match.group()):
+            yield Span(start, match.end())
+
+
+def find_discord_tokens(text: str) -> Iterator[Span]:
+    """Three parts; the first is the number of an account in base64, and so begins with M, N or O."""
+    done = 0
+    for match in _DISCORD.finditer(text):
+        before = text[max(done, match.start() - _LONGEST_DISCORD_START - 1) : match.start()]
+        run = _TOKEN_END.search(before)
+        if run and _DISCORD_START.fullmatch(run.group()) and looks_drawn(match.group()):
+            yield Span(match.start() - len(run.group()), match.end())
+            done = match.end()
+
+
 def find_passwords(text: str) -> Iterator[Span]:
     """The values of assignments such as `db_password: ...`, `"api_key\\": \\"...\\"`, `the secret is ...`."""
     for match in _match_names(text):
@@ -90,6 +118,12 @@ def find_cards(text: str) -> Iterator[Span]:
         for match in _CARD.finditer(text, start, end):
             if passes_luhn(match.group()):
                 yield Span(*match.span())
+
+
+def find_social_numbers(text: str) -> Iterator[Span]:
+    for start, end in _find_numbers(text):
+        for match in _SOCIAL.finditer(text, start, end):
+            yield Span(*match.span())
 
 
 def find_phones(text: str) -> Iterator[Span]:
@@ -106,6 +140,8 @@ def find_phones(text: str) -> Iterator[Span]:
 
 def is_password_under(name: str, value: str) -> bool:
     """Whether a value by itself is a password, given the name of the field that it stands in."""
+    if _HEADER.search(name):
+        return len(value) >= 8 and "<" not in value and any(c.isdigit() or c == "=" for c in value)
     return (
         _NAME.search(name) is not None
         and _WHOLE_VALUE.fullmatch(value) is not None
@@ -113,10 +149,14 @@ def is_password_under(name: str, value: str) -> bool:
     )
 
 
-def _find_numbers(text: str) -> Iterator[Span]:
-    """Runs of digits and their signs, each with the character that follows it."""
-    for numbers in (_ASCII_NUMBERS if text.isascii() else _NUMBERS).finditer(text):
-        yield Span(numbers.start(), numbers.end() + 1)
+@lru_cache(maxsize=1)
+def _find_numbers(text: str) -> tuple[Span, ...]:
+    """Runs of digits and their signs, each with the character that follows it.
+
+    Cards, telephones and others are looked for in the same text one after the other.
+    """
+    numbers = (_ASCII_NUMBERS if text.isascii() else _NUMBERS).finditer(text)
+    return tuple(Span(number.start(), number.end() + 1) for number in numbers)
 
 
 def _match_names(text: str) -> Iterator[re.Match[str]]:

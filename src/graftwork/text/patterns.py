@@ -18,17 +18,23 @@ from dataclasses import dataclass
 from graftwork.text.confirm import (
     always,
     has_token_parts,
+    looks_drawn,
+    looks_like_login,
     looks_random,
     passes_iban,
 )
+from graftwork.text.headers import find_cookies, find_curl_passwords
 from graftwork.text.locate import (
-    Span,
     find_cards,
+    find_discord_tokens,
     find_emails,
     find_passwords,
     find_phones,
+    find_social_numbers,
+    find_telegram_tokens,
     find_url_passwords,
 )
+from graftwork.text.span import Span
 
 LONG = 15
 
@@ -49,7 +55,7 @@ class Pattern:
     hints: tuple[bytes, ...] = ()
     any_case: bool = False
     long: bool = False
-    digits: bytes | None = None
+    digits: bytes = b""
     check: Callable[[str], bool] = always
     locate: Callable[[str], Iterable[Span]] | None = None
 
@@ -73,10 +79,22 @@ _JWT = (
     r"(?P<value>eyJ(?<=\beyJ)[A-Za-z0-9_-]*+"
     r"(?:\.eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?)"
 )
+_BASIC = (
+    r"""authorization(?:\\{0,7}["'`])?\s{0,3}[:=]\s{0,3}(?:\\{0,7}["'`])?basic\s{1,3}"""
+    r"""(?P<value>[a-z0-9+/_-]{6,}+={0,2})"""
+)
+_AZURE = r"""accountkey\s{0,3}[:=]\s{0,3}(?:\\{0,7}["'`])?(?P<value>[a-z0-9+/]{40,}+={0,2})"""
 
 PATTERNS: tuple[Pattern, ...] = (
     Pattern("private_key", re.compile(_PEM, re.DOTALL), hints=(b"-----BEGIN",)),
     Pattern("jwt", re.compile(_JWT), hints=(b".eyJ",), check=has_token_parts),
+    Pattern(
+        "anthropic_key",
+        re.compile(r"(?P<value>sk-ant-(?<![A-Za-z0-9]sk-ant-)[A-Za-z0-9_-]{16,})"),
+        hints=(b"sk-ant-",),
+        long=True,
+        check=looks_random,
+    ),
     Pattern(
         "openai_key",
         re.compile(r"(?P<value>sk-(?<![A-Za-z0-9]sk-)[A-Za-z0-9_-]{16,})"),
@@ -137,6 +155,60 @@ PATTERNS: tuple[Pattern, ...] = (
         long=True,
     ),
     Pattern(
+        "npm_token",
+        re.compile(r"(?P<value>npm_(?<![A-Za-z0-9_]npm_)[A-Za-z0-9]{36})(?![A-Za-z0-9])"),
+        hints=(b"npm_",),
+        long=True,
+        check=looks_drawn,
+    ),
+    Pattern(
+        "pypi_token",
+        re.compile(r"(?P<value>pypi-AgE(?<![A-Za-z0-9]pypi-AgE)[A-Za-z0-9_-]{32,}+)"),
+        hints=(b"pypi-AgE",),
+        long=True,
+    ),
+    Pattern(
+        "sendgrid_key",
+        re.compile(
+            r"(?P<value>SG\.(?<![A-Za-z0-9_]SG\.)[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64})(?![A-Za-z0-9_-])"
+        ),
+        hints=(b"SG.",),
+        long=True,
+        check=looks_random,
+    ),
+    Pattern(
+        "twilio_key",
+        re.compile(r"(?P<value>[AS](?<![A-Za-z0-9][AS])[CK](?:(?<=AC)|(?<=SK))[0-9a-f]{32})(?![A-Za-z0-9])"),
+        hints=(b"AC", b"SK"),
+        long=True,
+        check=looks_random,
+    ),
+    Pattern("telegram_token", hints=(b":",), long=True, locate=find_telegram_tokens),
+    Pattern("discord_token", hints=(b".",), long=True, locate=find_discord_tokens),
+    Pattern(
+        "slack_webhook",
+        re.compile(
+            r"hooks\.slack\.com/(?:services|workflows|triggers)/"
+            r"(?P<value>[TE][A-Za-z0-9]{3,20}/[A-Za-z0-9]{3,24}/[A-Za-z0-9]{16,}+)"
+        ),
+        hints=(b"hooks.slack.com/",),
+        long=True,
+    ),
+    Pattern(
+        "azure_key",
+        re.compile(_AZURE, re.IGNORECASE | re.ASCII),
+        hints=(b"accountkey",),
+        any_case=True,
+        check=looks_random,
+    ),
+    Pattern(
+        "basic_auth",
+        re.compile(_BASIC, re.IGNORECASE | re.ASCII),
+        hints=(b"authorization",),
+        any_case=True,
+        check=looks_like_login,
+    ),
+    Pattern(
         "bearer_token",
         re.compile(r"(?i)\bbearer\s{1,3}(?P<value>[A-Za-z0-9._~+/-]{16,}={0,2})"),
         hints=(b"bearer",),
@@ -144,6 +216,8 @@ PATTERNS: tuple[Pattern, ...] = (
         check=looks_random,
     ),
     Pattern("url_password", hints=(b"://",), locate=find_url_passwords),
+    Pattern("curl_password", hints=(b"curl",), any_case=True, locate=find_curl_passwords),
+    Pattern("cookie", hints=(b"cookie",), any_case=True, locate=find_cookies),
     Pattern(
         "password",
         hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
@@ -162,8 +236,12 @@ PATTERNS: tuple[Pattern, ...] = (
         check=passes_iban,
     ),
     Pattern("credit_card", secret=False, digits=b"00000000", locate=find_cards),
+    Pattern("social_security_number", secret=False, digits=b"000000000", locate=find_social_numbers),
     Pattern("phone", secret=False, digits=b"00000000", locate=find_phones),
 )
+# Patterns with hints come before those by digits.
+_SHORT = tuple(pattern for pattern in PATTERNS if pattern.hints and not pattern.long)
+_NUMBERS = tuple(pattern for pattern in PATTERNS if pattern.digits)
 _SEPARATORS = b" ()./-"
 # Beyond ASCII there are other digits: such a byte counts as one, and the expressions decide.
 _DIGITS_AND_CAPITALS = bytes(
@@ -180,22 +258,19 @@ def find_likely(text: str) -> list[Pattern]:
 
     Most texts hold none of the literals, and looking for those takes a hundredth of the time.
     """
-    raw = text.encode("utf-8", "surrogatepass")
+    is_ascii = text.isascii()
+    raw = text.encode() if is_ascii else text.encode("utf-8", "surrogatepass")
     folded = raw.lower()
-    if not text.isascii():
+    if not is_ascii:
         # Two signs that an expression takes for letters of ASCII: the long s and that of the kelvin.
         folded = folded.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
-    digits = raw.translate(_DIGITS_AND_CAPITALS, _SEPARATORS)
-    has_long = b"A" * LONG in raw.translate(_RUNS)
     likely = []
-    for pattern in PATTERNS:
-        if pattern.digits is not None:
-            if pattern.digits in digits:
+    for pattern in PATTERNS if b"A" * LONG in raw.translate(_RUNS) else _SHORT:
+        where = folded if pattern.any_case else raw
+        for hint in pattern.hints:
+            if hint in where:
                 likely.append(pattern)
-        elif has_long or not pattern.long:
-            where = folded if pattern.any_case else raw
-            for hint in pattern.hints:
-                if hint in where:
-                    likely.append(pattern)
-                    break
+                break
+    digits = raw.translate(_DIGITS_AND_CAPITALS, _SEPARATORS)
+    likely += [pattern for pattern in _NUMBERS if pattern.digits in digits]
     return likely

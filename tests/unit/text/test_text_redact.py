@@ -27,6 +27,15 @@ SECRETS = {
         lambda v: f"-----BEGIN RSA PRIVATE KEY-----\n{v}\n-----END RSA PRIVATE KEY-----"
     ),
 }
+SECRETS |= {
+    "anthropic_key": planted(60).map(lambda v: "sk-ant-api03-" + v),
+    "npm_token": planted(36).map(lambda v: "npm_" + v),
+    "pypi_token": planted(90).map(lambda v: "pypi-AgEIcHlwaS5vcmc" + v),
+    "sendgrid_key": planted(65).map(lambda v: f"SG.{v[:22]}.{v[22:]}"),
+    "twilio_key": planted(32, "0123456789abcdef").map(lambda v: "SK" + v),
+    "telegram_token": planted(35).map(lambda v: "123456789:" + v),
+    "discord_token": planted(60).map(lambda v: f"MT{v[:22]}.{v[22:28]}.{v[28:]}"),
+}
 PROSE = st.text(alphabet=string.ascii_lowercase + " .,\n", max_size=60)
 
 
@@ -51,6 +60,32 @@ def test_no_planted_secret_is_left(kind, data, before, after):
         ("jwt", "header {}.", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmVkaGVy"),
         ("bearer_token", "Authorization: Bearer {}", "abcDEF1234567890xyz"),
         ("url_password", "postgres://app:{}@db.internal/x", "s3cret"),
+        ("npm_token", "without a digit: {}", "npm_GeMOSBeGJObqkndxenorubQmNJceKdYsnlxS"),
+        ("telegram_token", "without a digit: {}", "900454036:AAUhnqrBSgfAKpbpO_zyPllvGNABXmuMdXo"),
+        ("twilio_key", "the account {} pays", "AC0f1e2d3c4b5a69788796a5b4c3d2e1f0"),
+        (
+            "telegram_token",
+            "https://api.telegram.org/bot{}/getMe",
+            "1234567890:AAHq-x1Y2z3Q4w5E6r7T8y9U0i1O2p3A4s5",
+        ),
+        (
+            "slack_webhook",
+            "curl https://hooks.slack.com/services/{} -d x",
+            "T01ABCDEF2G/B03HJKLM4NP/aB3dE5fG7hJ9kL1mN3pQ5rS7",
+        ),
+        (
+            "azure_key",
+            "DefaultEndpointsProtocol=https;AccountName=store;AccountKey={};EndpointSuffix=core.windows.net",
+            "aB3dE5fG7hJ9kL1mN3pQ5rS7+U9vW1xY3zA5x7Zq/B3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5x7ZqB3dE5fG==",
+        ),
+        ("basic_auth", "Authorization: Basic {}", "YWxhZGRpbjpvcGVuc2VzYW1l"),
+        ("basic_auth", '{{"authorization": "basic {}"}}', "YWRtaW46aHVudGVyMiF4eXo="),
+        ("curl_password", "curl -u admin:{} https://x.example", "hunter2"),
+        ("curl_password", "curl -X POST \\\n  --user 'admin:{}' \\\n  https://x.example", "s3cr3t:pw"),
+        ("cookie", "Cookie: lang=en; sessionid={}; theme=dark", "k3j4h5g6f7d8s9a0q1w2e3r4t5y6u7i8"),
+        ("cookie", "Set-Cookie: sid={}; Path=/; HttpOnly", "s%3AaB3dE5fG7hJ9.kL1mN3pQ5rS7"),
+        ("cookie", '-H "Cookie:auth_id={}"', "f00dcafe12"),
+        ("social_security_number", "SSN {}.", "123-45-6789"),
         ("email", "write to {} soon", "anna.b+x@firma.example"),
         ("phone", "call {} now", "+49 170 1234567"),
         ("phone", "call {} now", "(212) 555-0147"),
@@ -77,6 +112,15 @@ def test_each_kind_is_found_by_name(kind, text, secret):
         "scikit-learn and sk-learn-contrib-projects-here",
         "password: ${DB_PASSWORD} token=$TOKEN",
         "commit 3f2a9c1d4e5b6a7f8091a2b3c4d5e6f708192a3b",
+        "order 123 456 7890, part (123) 456-7890, 212-155-0147",
+        "not given out: 000-12-3456, 666-12-3456, 912-34-5678, 123-00-4567, 123-45-0000, 1123-45-6789",
+        "docker run -u 1000:1000 image; rsync -u host:path there; curl -u user:password or -u $USER:$PASS",
+        "curl x\ndocker run --user www-data:www-data image",
+        "Set-Cookie: theme=dark; Path=/; Expires=Wed, 21 Oct 2025 07:28:00 GMT; Domain=shop4u.example",
+        "Cookie: the name=value pairs of a header; cookie = jar.get(name)",
+        "Authorization: Basic authentication is old; npm_config_registry and pypi-simple-index",
+        "at 12345678:some-name-of-words-that-has-35-sign and more",
+        "ACTION and SKETCH 1696118400:done at 12345678:30, see MODULE.version.name",
     ],
 )
 def test_code_and_prose_stay_as_they_are(text):
@@ -104,7 +148,7 @@ def test_redacting_twice_changes_nothing_more(text):
 
 def test_kinds_are_either_secret_or_personal():
     assert not SECRET_KINDS & PERSONAL_KINDS
-    assert {"email", "phone", "iban", "credit_card"} == set(PERSONAL_KINDS)
+    assert {"email", "phone", "iban", "credit_card", "social_security_number"} == set(PERSONAL_KINDS)
 
 
 def test_placeholders_that_are_there_already_stay_and_are_numbered_past():
@@ -131,6 +175,9 @@ def test_values_that_hang_together_are_all_found(value):
 def test_a_field_named_after_a_secret_holds_one():
     assert Redactor().redact_under("DB_PASSWORD", "hunter2!x").text == "<REDACTED:password:1>"
     assert Redactor().redact_under("max_tokens", "unlimited").text == "unlimited"
+    assert Redactor().redact_under("headers.Authorization", "Basic a1b2").text == "<REDACTED:password:1>"
+    assert Redactor().redact_under("headers.set-cookie", "a=b; Path=/").text == "<REDACTED:password:1>"
+    assert Redactor().redact_under("cookie", "<REDACTED:password:1>").text == "<REDACTED:password:1>"
     assert Redactor().redact_under("note", "to a@x.example").text == "to <REDACTED:email:1>"
 
 
@@ -162,6 +209,31 @@ PIECES = st.sampled_from(
             "pg://u:p4ss@h",
             "eyJhbGciOi1.",
             "sk-",
+        ),
+        *(
+            "curl ",
+            "-u a:",
+            "--user ",
+            "Cookie: ",
+            "sid=",
+            ";",
+            "Authorization: Basic ",
+            "AccountKey=",
+            "npm_",
+        ),
+        *(
+            "SG.",
+            "pypi-AgE",
+            "hooks.slack.com/services/T0AB/B0CD/",
+            "12345678:",
+            "MTIzNDU2Nzg5MDEyMzQ1Njc4.",
+            ".",
+        ),
+        *(
+            "aB3dE5.",
+            "x1Y2z3Q4w5E6r7T8y9U0i1O2p3A4s5D6f7G",
+            "123-45-6789",
+            "SK0f1e2d3c4b5a69788796a5b4c3d2e1f0",
         ),
         *("aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5x7Zq", "ghp_", "hf_", "AIza", "AKIAQ1W2E3R4T5Y6U7I8", "xoxb-"),
         *(
@@ -244,6 +316,10 @@ HOSTILE = [
         "é1 ",
         "-----BEGIN A PRIVATE KEY-----",
     ),
+    *("curl -u a:", "curl ", "curl -u a:bcd ", "cookie: ", "cookie: a=b1;", "a=b1c2d3e4;", "cookie: a=<"),
+    *("authorization: basic ", "authorization: basic a1b2c3d4", "accountkey=", "npm_", "pypi-AgE", "SG.a"),
+    *("12345678:", "12345678:a", "M.", "MTIzNDU2Nzg5MDEyMzQ1Njc4.aB3dE5.", "123-45-6789", "123-45-", "SKAC"),
+    *("hooks.slack.com/services/T", "sk-ant-", "12345678:x1Y2z3Q4w5E6r7T8y9U0i1O2p3A4s5D6f7G"),
 ]
 
 
