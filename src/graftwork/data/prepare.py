@@ -68,6 +68,14 @@ class _Kept(NamedTuple):
     portions: list[Portion]
 
 
+class _Decisions(NamedTuple):
+    passed: "np.ndarray[Any, Any]"
+    repeats: Repeats
+    dealing: Dealing
+    kept: _Kept
+    doubts: list[str]
+
+
 def prepare(
     sight: Sight,
     *,
@@ -80,9 +88,32 @@ def prepare(
     processes: int | None = None,
 ) -> Preparation:
     """Make the datasets of all models. Log files are named relative to `root`."""
-    settings = sight.settings
     report = on_progress or _say_nothing
     corpus = gather(sight, folder=work / SIFTED, root=root, on_progress=report, processes=processes)
+    decided = _decide(corpus, models=models, sight=sight, work=work, report=report)
+    rendering = render_corpus(
+        corpus,
+        decided.kept.places,
+        decided.kept.portions,
+        staged={name for name, model in models.items() if model.curriculum},
+        renderer=base.renderer,
+        settings=sight.settings,
+        folder=work / SHARDS,
+        report=report,
+        processes=processes,
+    )
+    report("write", 0, 1)
+    made = _write(corpus, decided, rendering, base=base, models=models, sight=sight, work=work, out=out)
+    summaries = portion_table(decided.kept.portions, decided.kept.facts)
+    datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
+    return Preparation(datasets, decided.doubts)
+
+
+def _decide(
+    corpus: Corpus, *, models: Mapping[str, ModelSettings], sight: Sight, work: Path, report: Progress
+) -> _Decisions:
+    """Which rows go on, into which split, to which model; proven to leak nothing."""
+    settings = sight.settings
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
@@ -98,21 +129,25 @@ def prepare(
     marked = _mark(kept.places, corpus.rows)
     require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
     memory.keep(dealing, marked)
-    rendering = render_corpus(
-        corpus,
-        kept.places,
-        kept.portions,
-        staged={name for name, model in models.items() if model.curriculum},
-        renderer=base.renderer,
-        settings=settings,
-        folder=work / SHARDS,
-        report=report,
-        processes=processes,
-    )
+    doubts += find_doubts(kept.facts, settings=settings, models=models)
+    return _Decisions(passed, repeats, dealing, kept, doubts)
+
+
+def _write(
+    corpus: Corpus,
+    decided: _Decisions,
+    rendering: list[Rendering],
+    *,
+    base: Base,
+    models: Mapping[str, ModelSettings],
+    sight: Sight,
+    work: Path,
+    out: Path,
+) -> list[tuple[Dataset, Path]]:
+    """The folder of each model's dataset."""
+    passed, repeats, dealing, kept, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
-    after = count_kept(passed=passed, repeats=repeats, dealing=dealing, refused=len(refused))
-    report("write", 0, 1)
     with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         listed = list_dropped(corpus, repeats=repeats, dealing=dealing, refused=refused)
@@ -125,19 +160,16 @@ def prepare(
             tokenizer_fingerprint=base.renderer.tokenizer_fingerprint,
             inputs=corpus.inputs,
             splits={},
-            kept_after=after,
+            kept_after=count_kept(passed=passed, repeats=repeats, dealing=dealing, refused=len(refused)),
             dropped=dropped,
             drops=shard,
             redactions=_count_redactions(corpus, passed),
-            settings=settings.model_dump(mode="json"),
+            settings=sight.settings.model_dump(mode="json"),
         )
-        made = [
+        return [
             _assemble(head, portion, rendering, dealing, models=models, drops=drops, out=out)
             for portion in kept.portions
         ]
-    summaries = portion_table(kept.portions, kept.facts)
-    datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
-    return Preparation(datasets, [*doubts, *find_doubts(kept.facts, settings=settings, models=models)])
 
 
 def _assemble(
