@@ -1,5 +1,7 @@
 """`graft data …`: look at logs, make datasets of them."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
     from graftwork.data.rules.note import Sight
+    from graftwork.project.folder import Project
     from graftwork.records.audit import Audit
 
 app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_help=True)
@@ -95,6 +98,23 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
     return replace(sight, settings=sight.settings.model_copy(update={"logs": files}))
 
 
+@contextmanager
+def _sifting_folder(project: "Project") -> "Iterator[Path]":
+    """The project's own, whose blocks need not be sifted again; beside a run that holds it, a passing one."""
+    import tempfile
+
+    from graftwork.process import lock
+    from graftwork.records.errors import Busy
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock.hold(project.state / "pipeline"))
+            folder = project.sifted
+        except Busy:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))
+        yield folder
+
+
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.cli.narrate import RichNarrator
     from graftwork.coordinate.pace import tell_pace
@@ -103,10 +123,10 @@ def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with RichNarrator() as narrator:
+    with RichNarrator() as narrator, _sifting_folder(opened) as folder:
         found = audit_logs(
             see_what_is_there(opened),
-            folder=opened.sifted,
+            folder=folder,
             root=opened.root,
             on_progress=tell_pace(narrator),
         )

@@ -7,6 +7,7 @@ not copied. `content_hash` covers the manifest, and through the hashes in it eve
 
 import os
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +17,18 @@ import numpy as np
 
 from graftwork.data.pack import pack
 from graftwork.data.render import ShardMade
-from graftwork.files.dataset_folder import DROPS, MANIFEST, hash_manifest, write_table
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files.dataset_folder import (
+    DROPS,
+    MANIFEST,
+    hash_manifest,
+    list_files,
+    read_manifest,
+    write_table,
+)
+from graftwork.files.digest import file_digest, require_digest
+from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
 from graftwork.records.dataset import SPLITS, Dataset, Packing, Shard, Split, SplitSummary
+from graftwork.records.errors import Damaged, GraftError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,11 +67,27 @@ def assemble(
     )
     dataset = unnamed.model_copy(update={"content_hash": hash_manifest(unnamed)})
     folder = out / dataset.content_hash
+    _put_away_if_damaged(folder, dataset)
     with folder_made_whole(folder) as whole:
         for source, name in {**names, drops: DROPS, packed: PACKS}.items():
             _link(source, whole / name)
         write_whole(whole / MANIFEST, dataset.to_json())
     return dataset, folder
+
+
+def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
+    """A folder of this name that does not hold what its name says makes room for the new one."""
+    if not folder.exists():
+        return
+    try:
+        if read_manifest(folder) != dataset:
+            raise Damaged("its manifest is another one")
+        for shard in list_files(dataset):
+            require_digest(folder / shard.file, shard.sha256)
+    except GraftError:
+        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.damaged")
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[str, int]]:
@@ -71,12 +96,15 @@ def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[s
 
     counts: Counter[str] = Counter()
     writer = None
-    for table in tables:
-        writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
-        writer.write_table(table)
-        counts.update(table.column("step").to_pylist())
-    if writer is not None:
-        writer.close()
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+            counts.update(table.column("step").to_pylist())
+        if writer is not None:
+            writer.close()
+    except OSError as error:
+        raise explain_os_error(error, path) from error
     return Shard(file=DROPS, rows=counts.total(), sha256=file_digest(path)), dict(counts)
 
 

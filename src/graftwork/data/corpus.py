@@ -198,7 +198,8 @@ def _opened(path: Path, fields: list[int] | None = None) -> Iterator["pa.ipc.Rec
     except pa.ArrowException as error:
         raise _damaged(path) from error
     except OSError as error:
-        raise explain_os_error(error, path) from error
+        # Arrow says so when it cannot unpack a file.
+        raise (_damaged(path) if error.errno is None else explain_os_error(error, path)) from error
 
 
 def read_interactions(

@@ -4,8 +4,8 @@ In: the corpus and what each step decided. Out: tables for the dataset's folder,
 sight. Every line of the logs stands either in a shard or here.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,31 +29,32 @@ _WORDS = {
 }
 
 
-def list_dropped(
-    corpus: Corpus, *, repeats: Repeats, dealing: Dealing, refused: Mapping[int, str]
-) -> Iterator["pa.Table"]:
-    """`refused` holds what the rendering said, by place."""
+class Decided(NamedTuple):
+    """What each step decided, by place."""
+
+    repeats: Repeats
+    dealing: Dealing
+    refused: Mapping[int, str]
+    shortened: Mapping[int, str]
+    unwanted: Collection[int]
+
+
+def list_dropped(corpus: Corpus, decided: Decided) -> Iterator["pa.Table"]:
+    """Rows that could not be read first, then the others in their order."""
     unread = [
         Drop(origin=fault.origin, step="read", reason=f"{fault.code}: {fault.message}", input_hash=line_hash)
         for line_hash, fault in corpus.faults()
     ]
     yield drops_table(unread)
     for first, segment in corpus.by_segment():
-        yield drops_table(_of_segment(corpus, first, segment, repeats, dealing, refused))
+        yield drops_table(_of_segment(corpus, first, segment, decided))
 
 
-def _of_segment(
-    corpus: Corpus,
-    first: int,
-    segment: Segment,
-    repeats: Repeats,
-    dealing: Dealing,
-    refused: Mapping[int, str],
-) -> Iterator[Drop]:
+def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Decided) -> Iterator[Drop]:
     columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"])
     for number in range(segment.stop - segment.start):
         place = first + number
-        drop = _judge(corpus, place, number, columns, repeats, dealing, refused)
+        drop = _judge(corpus, place, number, columns, decided)
         if drop is not None:
             step, reason = drop
             origin = Origin(file=segment.file, line=segment.first_line + columns["line"][number])
@@ -61,25 +62,32 @@ def _of_segment(
 
 
 def _judge(
-    corpus: Corpus,
-    place: int,
-    number: int,
-    columns: Mapping[str, list[Any]],
-    repeats: Repeats,
-    dealing: Dealing,
-    refused: Mapping[int, str],
+    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Decided
 ) -> tuple[str, str] | None:
+    repeats, dealing = decided.repeats, decided.dealing
     if not columns["passed"][number]:
         return "filter", f"{columns['fault'][number]}: {columns['reason'][number]}"
     if repeats.instead[place] >= 0:
         step = REPEAT_STEPS[repeats.step[place]]
         return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
     if place in dealing.aside:
-        one, other = dealing.aside[place]
-        return "split", f"set aside: it asks what {corpus.origin(one)} and {corpus.origin(other)} ask, " + (
-            "which stand in different splits"
-        )
-    return ("render", refused[place]) if place in refused else None
+        return "split", _say_aside(corpus, place, *dealing.aside[place])
+    if place in decided.unwanted:
+        return "models", "no model under models: is made of it"
+    if place in decided.refused or place in decided.shortened:
+        # A row that was shortened stands in a shard too, without the part that was left out.
+        step = "render" if place in decided.refused else "render_part"
+        return step, decided.refused.get(place) or decided.shortened[place]
+    return None
+
+
+def _say_aside(corpus: Corpus, place: int, one: int, other: int) -> str:
+    if other == place:
+        return f"set aside: it asks what {corpus.origin(one)} asks, and stood in another split before"
+    return (
+        f"set aside: it asks what {corpus.origin(one)} and {corpus.origin(other)} ask, "
+        "which stand in different splits"
+    )
 
 
 def count_kept(

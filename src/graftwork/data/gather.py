@@ -5,6 +5,7 @@ corpus. An interrupted run loses only the blocks in work. Does not know what bec
 """
 
 import hashlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 
 from graftwork.data.corpus import Corpus, read_head, read_table
 from graftwork.data.rules.note import Sight
-from graftwork.data.sift import SiftTask, name_sifted, sift_block
+from graftwork.data.sift import SiftTask, digest_file, is_sifted, name_sifted, sift_block
 from graftwork.data.sight import BlockNow, Keys, arrange
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.find import find_sources
@@ -28,6 +29,8 @@ ORDER = "order.bin"
 """The hash of every line, in the order of sight: 8 bytes a row."""
 
 BLOCK_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
@@ -81,7 +84,7 @@ class _Reading:
     ) -> None:
         self.found: list[_Found] = []
         self.hashes: dict[str, str] = {}
-        self._names = names
+        self._names = _leave_out_empty(names, root=root)
         self._root, self._folder, self._sight = root, folder, sight
         self._report = report
         self._total = sum(_size_of(root / name) for name in names)
@@ -95,19 +98,29 @@ class _Reading:
                 sifted = name_sifted(block, sight=self._sight)
                 self.found.append(_Found(block.file, block.index, block.first_line, sifted))
                 out = self._folder / sifted
-                if out.exists():
+                if is_sifted(out):
                     self.done(len(block.data))
                 else:
                     yield SiftTask(block=block, out=out, sight=self._sight)
-            # Standard input can be read only once: it goes by the hash of its blocks.
+            # Standard input can be read only once: it goes by the hash of its blocks, and by their name.
             path = self._root / name
-            self.hashes[name] = file_digest(path) if path.is_file() else keys.hexdigest()
+            known_as = self.found[-1].file if self.found else name
+            self.hashes[known_as] = file_digest(path) if path.is_file() else keys.hexdigest()
         if not self.found:
             raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
 
     def done(self, size: int) -> None:
         self._done += size
         self._report("read and sift", self._done, max(self._total, self._done))
+
+
+def _leave_out_empty(names: tuple[str, ...], *, root: Path) -> tuple[str, ...]:
+    """A log that was rotated a moment ago has no rows yet; only if all are so is that a mistake."""
+    empty = {name for name in names if (root / name).is_file() and not (root / name).stat().st_size}
+    if not empty or len(empty) == len(names):
+        return names
+    log.warning("empty, left out: %s", ", ".join(sorted(empty)))
+    return tuple(name for name in names if name not in empty)
 
 
 def _size_of(path: Path) -> int:
@@ -130,3 +143,7 @@ def _forget_others(folder: Path, *, keep: set[str]) -> None:
     for path in folder.glob("*.arrow"):
         if path.name not in keep:
             path.unlink(missing_ok=True)
+            digest_file(path).unlink(missing_ok=True)
+    # What a killed run left half written.
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)

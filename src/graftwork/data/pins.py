@@ -9,6 +9,7 @@ for another split are obeyed: then nothing is pinned.
 import io
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,30 +24,45 @@ FORM = 1
 DEALT_BY = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")
 
 
+class Pins(NamedTuple):
+    keys: Keys
+    split: Array
+
+
 def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
+    """Keep these splits, and those of rows that are not there this time: they may come back."""
+    old = _read(path, settings=settings)
+    stood = find_places(keys, old.keys)
+    before = np.where(stood >= 0, np.append(old.split, NOT_DEALT)[stood], NOT_DEALT)
+    now = np.where(split == NOT_DEALT, before, split)
+    away = find_places(old.keys, keys) < 0
     buffer = io.BytesIO()
     np.savez(
         buffer,
         dealt_by=np.array(_describe(settings)),
-        keys=keys.astype(np.uint64),
-        split=split.astype(np.uint8),
+        keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
+        split=np.concatenate((now, old.split[away])).astype(np.uint8),
     )
     write_whole(path, buffer.getvalue())
 
 
 def read_pins(path: Path, *, keys: Keys, settings: DataSettings) -> Array:
     """The split of each of these rows the last time; 255 for a row that was in none."""
-    pinned = np.full(len(keys), NOT_DEALT, dtype=np.uint8)
+    known = _read(path, settings=settings)
+    places = find_places(keys, known.keys)
+    pinned: Array = np.where(places >= 0, np.append(known.split, NOT_DEALT)[places], NOT_DEALT)
+    return pinned.astype(np.uint8)
+
+
+def _read(path: Path, *, settings: DataSettings) -> Pins:
+    """What was kept under the same settings; nothing where it is lost or damaged."""
+    none = Pins(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
     try:
         with np.load(path, allow_pickle=False) as file:
-            if str(file["dealt_by"]) != _describe(settings):
-                return pinned
-            known, split = file["keys"], file["split"]
+            same = str(file["dealt_by"]) == _describe(settings)
+            return Pins(file["keys"], file["split"]) if same else none
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return pinned
-    places = find_places(keys, known)
-    pinned[places >= 0] = split[places[places >= 0]]
-    return pinned
+        return none
 
 
 def _describe(settings: DataSettings) -> str:

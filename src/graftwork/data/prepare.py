@@ -18,12 +18,12 @@ from graftwork.data.assemble import Placed, assemble, write_drops
 from graftwork.data.corpus import Corpus
 from graftwork.data.dealing import Dealing, group_and_deal
 from graftwork.data.doubts import find_doubts, require_split_key
-from graftwork.data.dropped import count_kept, list_dropped
+from graftwork.data.dropped import Decided, count_kept, list_dropped
 from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
 from graftwork.data.memory import Memory
 from graftwork.data.paraphrase import find_embedder
-from graftwork.data.portions import Facts, Portion, PortionSummary, divide, portion_table
+from graftwork.data.portions import NOT_ITS_OWN, Facts, Portion, PortionSummary, divide, portion_table
 from graftwork.data.ports import Renderer
 from graftwork.data.render import PORTION_SPLITS
 from graftwork.data.rendering import Rendering, render_corpus
@@ -150,8 +150,9 @@ def _write(
     _require_some_proven(len(kept.places), refused)
     with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
-        listed = list_dropped(corpus, repeats=repeats, dealing=dealing, refused=refused)
-        shard, dropped = write_drops(drops, listed)
+        shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
+        each = Decided(repeats, dealing, refused, shortened, _find_unwanted(kept))
+        shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",
             base=base.name,
@@ -216,6 +217,14 @@ def _choose(
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
     return _Kept(places, facts, divide(facts, dict(models), seed=sight.settings.seed))
+
+
+def _find_unwanted(kept: _Kept) -> set[int]:
+    """Rows that no model is made of."""
+    wanted = np.zeros(len(kept.places), dtype=np.bool_)
+    for portion in kept.portions:
+        wanted |= portion.split != NOT_ITS_OWN
+    return set(kept.places[~wanted].tolist())
 
 
 def _mark(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":

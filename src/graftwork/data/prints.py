@@ -13,7 +13,7 @@ import numpy as np
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.compare import Array, Ragged, as_sets, number_text, number_words, run_words, spread
-from graftwork.text.normalise import words
+from graftwork.text.normalise import fold, words
 
 PERMUTATIONS = 128
 MINHASH_SEED = 42
@@ -105,15 +105,16 @@ def _read(row: Interaction, *, settings: DataSettings) -> _Read:
             found = words(message.content)
         if message.role == "user" and opening is None:
             opening = found
-        prompt += [message.role, *found]
+        prompt += [message.role, fold(message.content)]
         if message.role != "system":
             whole += found
     reply = words(row.reply)
     spoken = [line for line in lines if line.words]
     return _Read(
         keys=(
-            number_text(" ".join(prompt)),
-            number_text(" ".join(reply)),
+            # To the letter, but for case and spacing: rows are dropped by these two.
+            number_text("\x1f".join(prompt)),
+            number_text(fold(row.reply)),
             number_text(" ".join(whole[slice(*turn)])),
             number_text("\x1f".join((row.session, *(opening or ())))) if row.session is not None else 0,
             _find_together(row, settings.split_by),

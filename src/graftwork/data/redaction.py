@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from graftwork.records.interaction import Interaction, Message
-from graftwork.text.locate import is_password_under
+from graftwork.text.locate import is_password_under, is_secret_name
 from graftwork.text.redact import Redactor, hold_private
 
 # Names that say the same in every row keep their words around the placeholder.
@@ -72,7 +72,9 @@ def _see(row: Interaction) -> _Seen:
     waiting: list[tuple[str, Any]] = [("", row.extra)] if row.extra else []
     while waiting:
         name, value = waiting.pop()
-        if isinstance(value, str):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            named_secret = named_secret or is_secret_name(name)
+        elif isinstance(value, str):
             texts.append(value)
             named_secret = named_secret or bool(name and is_password_under(name, value))
         elif isinstance(value, dict):
@@ -107,7 +109,8 @@ class _Cleaner:
         if isinstance(value, str):
             return self.clean(value, name=name)
         if not isinstance(value, (dict, list, tuple)):
-            return value
+            # A number has no form to know it by; where it is called a password it goes.
+            return None if is_secret_name(name) and not isinstance(value, bool) else value
         if depth >= DEEPEST_EXTRA:
             # Nothing that the product reads lies so deep, and nothing unredacted may pass.
             return None

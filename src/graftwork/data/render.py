@@ -60,10 +60,11 @@ class ShardMade(NamedTuple):
 
 
 class RenderedBlock(NamedTuple):
-    """The shards of a block, and the rows that got no place in one, with the reason."""
+    """The shards of a block, the rows that got no place in one, and those of which only a part did."""
 
     shards: list[ShardMade]
     refused: dict[int, str]
+    shortened: dict[int, str]
 
 
 class _Ready(NamedTuple):
@@ -95,6 +96,7 @@ def render_block(task: RenderTask) -> RenderedBlock:
         read_interactions(task.sifted, task.numbers.tolist(), file=task.file, first_line=task.first_line)
     )
     ready, refused = _render(rows, renderer=renderer, settings=settings)
+    placed = {one.position for one in ready}
     keys = _read_keys(task)
     shards = []
     for model, share in task.shares.items():
@@ -102,8 +104,11 @@ def render_block(task: RenderTask) -> RenderedBlock:
             chosen = [one for one in ready if share.split[one.position] == number]
             if chosen:
                 shards.append(_write_shard(task, chosen, keys, model=model, split=split))
+    reasons = {place: (int(task.numbers[place]), reason) for place, reason in sorted(refused.items())}
     made = RenderedBlock(
-        shards, {int(task.numbers[position]): reason for position, reason in sorted(refused.items())}
+        shards,
+        refused=dict(named for place, named in reasons.items() if place not in placed),
+        shortened=dict(named for place, named in reasons.items() if place in placed),
     )
     write_whole(task.out / SUMMARY, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
     return made
@@ -122,7 +127,7 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
         said = orjson.loads((folder / SUMMARY).read_bytes())
         for shard in said["shards"]:
             require_digest(folder / shard["file"], shard["sha256"])
-    except (FileNotFoundError, Damaged, ValueError, KeyError):
+    except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
         return None
     shards = [
         ShardMade(
@@ -134,7 +139,10 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
         )
         for shard in said["shards"]
     ]
-    return RenderedBlock(shards, {int(number): reason for number, reason in said["refused"].items()})
+    refused, shortened = (
+        {int(number): reason for number, reason in said[name].items()} for name in ("refused", "shortened")
+    )
+    return RenderedBlock(shards, refused, shortened)
 
 
 class _Asked(NamedTuple):
@@ -166,9 +174,11 @@ def _render(
             ready += [_Ready(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)]
             if not pieces:
                 length = len(rendered.tokens)
-                refused[one.position] = f"overlong: {length} tokens, data.max_tokens is {settings.max_tokens}"
-    kept = {one.position for one in ready}
-    return ready, {place: reason for place, reason in refused.items() if place not in kept}
+                part = f"answer {one.part + 1}, " if one.part else ""
+                refused[one.position] = (
+                    f"overlong: {part}{length} tokens, data.max_tokens is {settings.max_tokens}"
+                )
+    return ready, refused
 
 
 def _ask(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_Asked]:

@@ -22,7 +22,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.process.pool import work_in_order
 from graftwork.records.base import fingerprint
 
-FORM = 1
+FORM = 2
 """Counts up when shards change their form: older ones are then rendered anew."""
 
 RENDERED_BY = (
@@ -43,6 +43,10 @@ class Rendering(NamedTuple):
     @property
     def refused(self) -> dict[int, str]:
         return {number + self.offset: reason for number, reason in self.block.refused.items()}
+
+    @property
+    def shortened(self) -> dict[int, str]:
+        return {number + self.offset: reason for number, reason in self.block.shortened.items()}
 
     def placed(self, model: str, dealing: Dealing) -> Iterator[Placed]:
         for shard in self.block.shards:

@@ -6,6 +6,7 @@ is named by the content of the block and by the settings that matter here: what 
 sifted again. Runs in worker processes; knows no other rows.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +23,13 @@ from graftwork.data.rules.look import judgement, look
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.data.sources.blocks import Block
+from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script
 
-FORM = 3
+FORM = 4
 """Counts up when the columns change: older files are then made anew."""
 
 LATER = frozenset(
@@ -76,6 +78,19 @@ def name_sifted(block: Block, *, sight: Sight) -> str:
     return f"{seen[:40]}.arrow"
 
 
+def digest_file(sifted: Path) -> Path:
+    """Where the hash of a sifted block stands, written behind it."""
+    return sifted.with_suffix(".sha256")
+
+
+def is_sifted(sifted: Path) -> bool:
+    """Whether the block was sifted before, and its file is still what was written."""
+    try:
+        return file_digest(sifted) == digest_file(sifted).read_text()
+    except FileNotFoundError:
+        return False
+
+
 def sift_block(task: SiftTask) -> int:
     """Write the sifted block; the number of its bytes comes back, for the progress."""
     settings = task.sight.settings
@@ -90,8 +105,11 @@ def sift_block(task: SiftTask) -> int:
     # Of rows that are filtered out too: the audit says what they would have done.
     prints = take_prints([row.kept for row in rows], settings=settings)
     table = _to_table(rows, prints, first_line=task.block.first_line)
-    records = len({row.read.line for row in rows}) + len(faults)
-    write_whole(task.out, _encode(table, faults, records=records))
+    # A line may give several rows, and an array all of its records on one line.
+    records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
+    encoded = _encode(table, faults, records=records)
+    write_whole(task.out, encoded)
+    write_whole(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
     return len(task.block.data)
 
 

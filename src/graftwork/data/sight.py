@@ -16,9 +16,9 @@ from graftwork.data.corpus import Segment
 Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
-RUNS_A_BLOCK = 8
+RUNS_A_BLOCK, FEW_RUNS = 8, 2000
 """A log that was shuffled falls into so many runs that reading it in order would take forever: more
-than this a block on average, and rows are seen in the order of the files again."""
+than this a block on average, and not few, and rows are seen in the order of the files again."""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -50,7 +50,7 @@ def arrange(blocks: Sequence[BlockNow], known: Keys) -> Seen:
     # Known rows by where they stood; new ones behind them, in the order of the files.
     order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known), stood)))
     runs = _find_runs(order, starts)
-    if len(runs) > RUNS_A_BLOCK * len(blocks):
+    if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
         order = np.arange(len(keys))
         runs = _find_runs(order, starts)
     segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]

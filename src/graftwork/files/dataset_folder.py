@@ -45,6 +45,17 @@ def read_manifest(folder: Path) -> Dataset:
     return dataset
 
 
+def list_files(dataset: Dataset) -> Iterator[Shard]:
+    """Every file that a manifest names, with its hash."""
+    for summary in dataset.splits.values():
+        yield from summary.shards
+    if dataset.drops is not None:
+        yield dataset.drops
+    if dataset.packing is not None:
+        packing = dataset.packing
+        yield Shard(file=packing.file, rows=packing.sequences, sha256=packing.sha256)
+
+
 def read_rows(folder: Path, split: Split) -> list[Row]:
     """The rows of one split, whole and unchanged, or an error."""
     return list(iterate_rows(folder, split))

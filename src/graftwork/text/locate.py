@@ -42,6 +42,8 @@ _ASSIGNMENT = re.compile(
     rf"(?i:{_NAMES})[\w-]{{0,40}}(?:{_QUOTE})?\s{{0,3}}(?::=|=>|[:=]|\b(?i:is)\b)\s{{0,3}}(?:{_QUOTE})?{_VALUE}"
 )
 _NAME = re.compile(rf"(?i:{_NAMES})")
+# Stricter: `max_tokens` and `key_count` hold numbers that are no secrets.
+_SECRET_NAME = re.compile(r"(?i:pass(?:word|wd|phrase|code)|\bpwd\b|secret|credential|api[_-]?key)")
 # Headers whose whole value gives access, `Basic ...` and all.
 _HEADER = re.compile(r"(?:^|[._-])(?:authorization|cookie)$", re.IGNORECASE | re.ASCII)
 _WHOLE_VALUE = re.compile(_VALUE)
@@ -147,6 +149,11 @@ def is_password_under(name: str, value: str) -> bool:
         and _WHOLE_VALUE.fullmatch(value) is not None
         and looks_like_password(value)
     )
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether whatever stands in a field of this name is a secret, a number too."""
+    return "<REDACTED:" not in name and _SECRET_NAME.search(name) is not None
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,9 @@ _FOLD = bytes(
     ord(chr(code).lower()) if code < 128 and chr(code).isalnum() else ord(" ") for code in range(256)
 )
 
+# Full stops, commas, question marks and quotes where a word begins or ends.
+_AROUND = re.compile(r"(?<!\S)[\"'“”‘’«»]+|[.,;:!?…\"'“”‘’«»。，！？]+(?!\S)")
+
 
 def words(text: str) -> list[str]:
     """The words of `text`, compatibility-normalised and case-folded, without punctuation."""
@@ -30,6 +33,16 @@ def words(text: str) -> list[str]:
 def normalise(text: str) -> str:
     """`text` as its words with single spaces between them."""
     return " ".join(words(text))
+
+
+def fold(text: str) -> str:
+    """`text` without what no reader calls another text: case, spacing, and the signs around words.
+
+    Unlike `normalise` it keeps every sign that may carry the meaning: `C` is not `C++`, `a < b` not
+    `a > b`, `2.5` not `25`.
+    """
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    return " ".join(_AROUND.sub("", plain.casefold()).split())
 
 
 def last_lines(text: str) -> list[str]:

@@ -190,6 +190,88 @@ def test_rotating_a_log_moves_no_row_and_deleting_some_moves_no_other(tmp_path):
     assert {row: after[row] for row in left} == left
 
 
+def test_rows_that_are_away_for_a_time_come_back_to_their_split(tmp_path):
+    write_log(tmp_path / "a.jsonl", good_rows()[:20])
+    write_log(tmp_path / "b.jsonl", good_rows()[20:])
+    _, folder = run(tmp_path, logs=("*.jsonl",))
+    before = splits_of(folder)
+    run(tmp_path, logs=("b.jsonl",))
+    _, again = run(tmp_path, logs=("*.jsonl",))
+    assert splits_of(again) == before
+
+
+def test_rows_inserted_between_others_put_none_of_them_aside(tmp_path):
+    _, folder = run(tmp_path, good_rows())
+    before = splits_of(folder)
+    mixed = []
+    for number, row in enumerate(good_rows()):
+        if number % 3 == 0:
+            mixed.append(chat(f"{row['messages'][0]['content']} Please.", f"As said, number {number}."))
+        mixed.append(row)
+    _, again = run(tmp_path, mixed)
+    after = splits_of(again)
+    assert {row: after.get(row) for row in before} == before
+
+
+def test_a_dataset_that_was_damaged_is_made_anew(tmp_path):
+    dataset, folder = run(tmp_path, good_rows())
+    before = bytes_of(folder)
+    (folder / dataset.splits["train"].shards[0].file).unlink()
+    _, again = run(tmp_path)
+    assert bytes_of(again) == before
+
+
+def test_a_sifted_block_that_was_damaged_is_sifted_again(tmp_path):
+    _, folder = run(tmp_path, good_rows())
+    before = splits_of(folder)
+    [block] = (tmp_path / "work" / "sifted").glob("*.arrow")
+    data = bytearray(block.read_bytes())
+    data[len(data) // 3] ^= 64
+    block.write_bytes(data)
+    for name in ("decided.npz", "pins.npz"):
+        (tmp_path / "work" / name).unlink()
+    _, again = run(tmp_path, max_tokens=999)
+    assert splits_of(again) == before
+
+
+def test_signs_that_carry_the_meaning_make_another_row(tmp_path):
+    said = ["C", "C++", "C#", "2+2", "2-2", "x < y", "x > y", "2.5", "25"]
+    rows = [chat(f"What is {thing}?", f"It is number {n} of the list.") for n, thing in enumerate(said)]
+    rows += [chat("Compare a and b!", "a < b."), chat("Compare a and b!", "a > b.")]
+    dataset, _ = run(tmp_path, [*good_rows(), *rows], conflicts="keep_all")
+    assert dataset.kept_after["duplicate"] == len(good_rows()) + len(rows)
+    dataset, _ = run(tmp_path)
+    assert dataset.dropped["conflicting_answers"] == 1
+
+
+def test_an_empty_file_among_others_is_passed_over(tmp_path):
+    write_log(tmp_path / "a.jsonl", good_rows())
+    (tmp_path / "b.jsonl").touch()
+    dataset, _ = run(tmp_path, logs=("*.jsonl", "./a.jsonl"))
+    assert [(file.file, file.rows) for file in dataset.inputs] == [("a.jsonl", 42)]
+
+
+def test_an_answer_that_does_not_fit_is_named_though_others_of_its_row_do(tmp_path):
+    turns = [
+        {"role": "user", "content": "Say one."},
+        {"role": "assistant", "content": "One."},
+        {"role": "user", "content": "Say much."},
+        {"role": "assistant", "content": "word " * 60 + "end."},
+    ]
+    _, folder = run(tmp_path, [*good_rows(), {"messages": turns}], train_on="every", max_tokens=40)
+    assert [row.reply for row in all_rows(folder) if row.origin.line == 43] == ["One."]
+    [drop] = [drop for drop in iterate_drops(folder) if drop.origin.line == 43]
+    assert drop.step == "render_part"
+    assert "answer 2" in drop.reason
+
+
+def test_rows_that_no_model_is_made_of_are_named(tmp_path):
+    rows = [{**row, "agent": "coder" if n % 3 else "idle"} for n, row in enumerate(good_rows())]
+    models = {"coder": ModelSettings(keep={"role": ["coder"]})}
+    [made] = run_all(tmp_path, rows, models=models)
+    assert made.dataset.dropped == {"models": 14}
+
+
 def test_another_seed_deals_anew(tmp_path):
     _, folder = run(tmp_path, good_rows())
     _, again = run(tmp_path, seed=1)

@@ -102,9 +102,9 @@ def test_the_second_of_two_equal_lines_is_new_where_only_one_was_known():
 
 
 def test_a_log_that_was_shuffled_beyond_reading_is_seen_file_by_file_again():
-    rows = [str(number) for number in range(60)]
-    _, order = rows_in_order({"a": rows}, NOTHING)
-    shuffled = [rows[number * 7 % 60] for number in range(60)]
+    rows = [str(number) for number in range(6000)]
+    order = arrange(blocks_of({"a": rows}), NOTHING).keys
+    shuffled = [rows[number * 7 % 6000] for number in range(6000)]
     one_block = [BlockNow("a", 0, 1, "a0", np.array([key_of(row) for row in shuffled], dtype=np.uint64))]
     assert len(arrange(one_block, order).segments) == 1
 

@@ -24,6 +24,11 @@ STEP = Step(
     title="audit the logs",
     needs=(),
     makes=Audit,
-    depends_on=lambda work, _made: [work.settings.data.model_dump(mode="json"), log_hashes(work)],
+    depends_on=lambda work, _made: [
+        work.settings.data.model_dump(mode="json"),
+        log_hashes(work),
+        work.settings.base,
+        work.base.revision,
+    ],
     do=_do,
 )

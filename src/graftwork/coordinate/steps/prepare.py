@@ -8,7 +8,7 @@ from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.logs import log_hashes
 from graftwork.coordinate.workplace import Workplace
 from graftwork.data.portions import PortionSummary
-from graftwork.files.dataset_folder import MANIFEST
+from graftwork.files.dataset_folder import MANIFEST, list_files
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset
 
@@ -48,7 +48,11 @@ def _do(work: Workplace, _made: Made) -> Prepared:
 
 
 def _is_there(_work: Workplace, prepared: Prepared) -> bool:
-    return all((Path(folder) / MANIFEST).exists() for folder in prepared.folders.values())
+    """Whether the files are there; what is in them is checked when they are read."""
+    folders = [Path(folder) for folder in prepared.folders.values()]
+    return all((folder / MANIFEST).exists() for folder in folders) and all(
+        (Path(prepared.folder) / shard.file).exists() for shard in list_files(prepared.dataset)
+    )
 
 
 STEP = Step(

@@ -28,16 +28,18 @@ ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", "
 
 def find_sources(paths: Iterable[str], *, root: Path) -> tuple[str, ...]:
     """Every file that `paths` name. What names nothing is the user's mistake, said by name."""
-    found: dict[str, None] = {}
+    # `./log.jsonl` is the file that `log.jsonl` is: the name that came first stays.
+    found: dict[str, str] = {}
     for path in paths:
-        found.update(dict.fromkeys(_find(path, root=root)))
+        for name in _find(path, root=root):
+            found.setdefault(os.path.normpath(root / name), name)
     if not found:
         raise UserMistake(
             "no log file is named",
             why="a dataset is made from logs",
             fix="name files, folders or globs under data.logs in graft.yaml, or give a path",
         )
-    return tuple(found)
+    return tuple(found.values())
 
 
 def _find(path: str, *, root: Path) -> list[str]:
