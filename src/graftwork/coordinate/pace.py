@@ -2,11 +2,21 @@
 
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from graftwork.coordinate.narrator import Narrator
 
 ENOUGH_SECONDS = 2.0
 """Before that the rate is chance."""
+
+
+class Unit(NamedTuple):
+    name: str
+    size: int
+
+
+UNITS = {"read and sift": Unit("MiB", 2**20)}
+"""What a phase counts in, if not in rows."""
 
 
 def tell_pace(
@@ -19,7 +29,14 @@ def tell_pace(
         start, first = began.setdefault(phase, (clock(), done))
         seconds = clock() - start
         rate = (done - first) / seconds if seconds > 0 else 0.0
-        left = (total - done) / rate if rate > 0 and seconds >= ENOUGH_SECONDS else None
-        narrator.progress(phase, done, total, seconds_left=left, detail={})
+        known = rate > 0 and seconds >= ENOUGH_SECONDS
+        unit = UNITS.get(phase, Unit("rows", 1))
+        narrator.progress(
+            phase,
+            done / unit.size,
+            total / unit.size,
+            seconds_left=(total - done) / rate if known else None,
+            detail={f"{unit.name}/s": round(rate / unit.size, 1)} if known else {},
+        )
 
     return tell
