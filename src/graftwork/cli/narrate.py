@@ -99,6 +99,7 @@ def _detail(detail: dict[str, float | str]) -> str:
         shown.append(f"loss {float(detail['loss']):.3f}")
     if "tokens_per_second" in detail:
         shown.append(f"{float(detail['tokens_per_second']):.0f} tokens/s")
+    shown += [f"{value:,} {name}" for name, value in detail.items() if name.endswith("/s")]
     if "subject" in detail:
         shown.append(safe(str(detail["subject"])))
     return ", ".join(shown)
