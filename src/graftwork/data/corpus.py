@@ -24,6 +24,8 @@ from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import Interaction, Message, Origin
 
+HELD_BYTES = 160 << 20
+
 
 class Segment(NamedTuple):
     """The rows `start` to `stop` of one sifted block, which begins on `first_line` of `file`."""
@@ -53,13 +55,27 @@ class Corpus:
             self._firsts.append(self._firsts[-1] + segment.stop - segment.start)
         self.rows = self._firsts[-1]
         self._fields: dict[str, int] = {}
+        self._held: dict[str, np.ndarray[Any, Any]] = {}
 
     def column(self, name: str) -> "np.ndarray[Any, Any]":
-        """One value a row, in the order of sight."""
-        parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
-        if not parts:
-            return np.zeros(0, dtype=np.uint64)
-        return np.concatenate(parts)
+        """One value a row, in the order of sight; not to be changed, since others may get the same."""
+        held = self._held.pop(name, None)
+        if held is None:
+            parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
+            held = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+            held.flags.writeable = False
+        self._hold(name, held)
+        return held
+
+    def forget(self) -> None:
+        """Give back the memory of the columns that were asked for last."""
+        self._held.clear()
+
+    def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
+        """Grouping and the leak check ask for the same columns: opening every block again costs more."""
+        self._held[name] = column
+        while sum(one.nbytes for one in self._held.values()) > HELD_BYTES:
+            del self._held[next(iter(self._held))]
 
     def ragged(
         self, name: str

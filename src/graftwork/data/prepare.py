@@ -130,6 +130,7 @@ def _decide(
     require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
     memory.keep(dealing, marked)
     doubts += find_doubts(kept.facts, settings=settings, models=models)
+    corpus.forget()
     return _Decisions(passed, repeats, dealing, kept, doubts)
 
 
