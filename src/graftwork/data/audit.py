@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 from graftwork.data.dealing import group_and_deal
-from graftwork.data.gather import Progress, gather
+from graftwork.data.gather import gather
 from graftwork.data.paraphrase import find_embedder
+from graftwork.data.ports import Progress
 from graftwork.data.repeats import find_repeats
 from graftwork.data.rules import (
     balance,

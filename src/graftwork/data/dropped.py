@@ -29,7 +29,7 @@ _WORDS = {
 }
 
 
-class Decided(NamedTuple):
+class Outcomes(NamedTuple):
     """What each step decided, by place."""
 
     repeats: Repeats
@@ -39,7 +39,7 @@ class Decided(NamedTuple):
     unwanted: Collection[int]
 
 
-def list_dropped(corpus: Corpus, decided: Decided) -> Iterator["pa.Table"]:
+def list_dropped(corpus: Corpus, decided: Outcomes) -> Iterator["pa.Table"]:
     """Rows that could not be read first, then the others in their order."""
     unread = [
         Drop(origin=fault.origin, step="read", reason=f"{fault.code}: {fault.message}", input_hash=line_hash)
@@ -50,7 +50,7 @@ def list_dropped(corpus: Corpus, decided: Decided) -> Iterator["pa.Table"]:
         yield drops_table(_of_segment(corpus, first, segment, decided))
 
 
-def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Decided) -> Iterator[Drop]:
+def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Outcomes) -> Iterator[Drop]:
     columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"])
     for number in range(segment.stop - segment.start):
         place = first + number
@@ -62,7 +62,7 @@ def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Decided) 
 
 
 def _judge(
-    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Decided
+    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Outcomes
 ) -> tuple[str, str] | None:
     repeats, dealing = decided.repeats, decided.dealing
     if not columns["passed"][number]:

@@ -7,13 +7,14 @@ corpus. An interrupted run loses only the blocks in work. Does not know what bec
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from graftwork.data.corpus import Corpus, read_head, read_table
+from graftwork.data.ports import Progress
 from graftwork.data.rules.note import Sight
 from graftwork.data.sift import SiftTask, digest_file, is_sifted, name_sifted, sift_block
 from graftwork.data.sight import BlockNow, Keys, arrange
@@ -31,8 +32,6 @@ ORDER = "order.bin"
 BLOCK_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, int, int], None]
 
 
 class _Found(NamedTuple):

@@ -4,15 +4,14 @@ In: where the line stood and its hash. Out: same, changed, gone or not checked, 
 the first half of the SHA-256 of the line's bytes without the white space around them.
 """
 
-import hashlib
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
+from graftwork.data.read import hash_line
 from graftwork.records.base import Record
 from graftwork.records.interaction import Origin
 
-HASH_LENGTH = 32
 COMPRESSED = (".gz", ".zst", ".zstd")
 WITHOUT_LINES = (".csv", ".tsv", ".parquet", ".arrow", ".feather")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -51,10 +50,6 @@ def _find_hindrance(origin: Origin, *, expected: str) -> str | None:
     if origin.file == "-" or suffix in WITHOUT_LINES:
         return "the log has no lines of its own"
     return None
-
-
-def hash_line(line: bytes) -> str:
-    return hashlib.sha256(line.strip()).hexdigest()[:HASH_LENGTH]
 
 
 def _has_hash(line: bytes, expected: str) -> bool:

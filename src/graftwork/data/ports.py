@@ -1,10 +1,13 @@
 """What the data stage needs of the outside: somebody who renders a conversation to tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
+
+Progress = Callable[[str, int, int], None]
+"""Who is told how it goes: the phase, how much of it is done, how much there is."""
 
 
 class Rendered(Protocol):

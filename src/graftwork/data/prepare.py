@@ -6,7 +6,7 @@ columns of numbers are held for all of them. Knows no model, only its renderer.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from graftwork.data.assemble import Placed, assemble, write_drops
 from graftwork.data.corpus import Corpus
 from graftwork.data.dealing import Dealing, group_and_deal
 from graftwork.data.doubts import find_doubts, require_split_key
-from graftwork.data.dropped import Decided, count_kept, list_dropped
+from graftwork.data.dropped import Outcomes, count_kept, list_dropped
 from graftwork.data.gather import gather
 from graftwork.data.leak import require_no_leak
 from graftwork.data.memory import Memory
 from graftwork.data.paraphrase import find_embedder
 from graftwork.data.portions import NOT_ITS_OWN, Facts, Portion, PortionSummary, divide, portion_table
-from graftwork.data.ports import Renderer
+from graftwork.data.ports import Progress, Renderer
 from graftwork.data.render import PORTION_SPLITS
 from graftwork.data.rendering import Rendering, render_corpus
 from graftwork.data.repeats import Repeats, find_repeats
@@ -34,7 +34,6 @@ from graftwork.files.dataset_folder import DROPS
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
 
-Progress = Callable[[str, int, int], None]
 SIFTED, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
 
@@ -152,7 +151,7 @@ def _write(
     with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
-        each = Decided(repeats, dealing, refused, shortened, _find_unwanted(kept))
+        each = Outcomes(repeats, dealing, refused, shortened, _find_unwanted(kept))
         shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",

@@ -32,6 +32,9 @@ _LONE_HALF = re.compile("[\ud800-\udfff]")
 _DEFAULTS = DataSettings()
 
 
+HASH_LENGTH = 32
+
+
 class ReadRow(NamedTuple):
     """One exchange or fault of a block. `input_hash` names the bytes of its row, so that it can be traced."""
 
@@ -62,6 +65,11 @@ def read_file(
             yield row.result
 
 
+def hash_line(line: bytes) -> str:
+    """What names a row of a log for good: the hash of its bytes, without the spaces around them."""
+    return hashlib.sha256(line.strip()).hexdigest()[:HASH_LENGTH]
+
+
 def read_block(block: Block, *, settings: DataSettings) -> Iterator[ReadRow]:
     """The rows of one block and the faults of its container, in the order of lines."""
     faults = sorted(block.faults, key=lambda fault: fault.origin.line, reverse=True)
@@ -76,7 +84,7 @@ def read_block(block: Block, *, settings: DataSettings) -> Iterator[ReadRow]:
         line = block.first_line + offset
         while faults and faults[-1].origin.line < line:
             yield _to_row(faults.pop())
-        input_hash = hashlib.sha256(raw).hexdigest()[:32]
+        input_hash = hash_line(raw)
         for result in _read_row(raw, Origin(file=block.file, line=line), settings):
             is_last = is_open and data is lines[-1]
             yield ReadRow(line, input_hash, _may_be_unfinished(result) if is_last else result)

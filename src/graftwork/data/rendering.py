@@ -6,7 +6,7 @@ needs any more are removed here, and live on in the datasets that hold them.
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from graftwork.data.assemble import Placed
 from graftwork.data.corpus import Corpus
 from graftwork.data.dealing import Dealing
 from graftwork.data.portions import Portion
-from graftwork.data.ports import Renderer
+from graftwork.data.ports import Progress, Renderer
 from graftwork.data.render import RenderedBlock, RenderTask, Share, begin, find_rendered, render_block
 from graftwork.data.settings import DataSettings
 from graftwork.process.pool import work_in_order
@@ -29,8 +29,6 @@ RENDERED_BY = (
     *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
 )
 """The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
-
-Progress = Callable[[str, int, int], None]
 
 
 class Rendering(NamedTuple):

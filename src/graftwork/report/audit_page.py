@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from graftwork.records.audit import Audit, Cluster, Finding, LengthHistogram
 from graftwork.records.interaction import Origin
 from graftwork.report import wording
 from graftwork.report.audit_plots import draw_buckets
+from graftwork.report.templates import open_templates
 
 WIDE, NARROW = 760.0, 340.0
 FIRST_EXAMPLES = 3
@@ -29,14 +29,7 @@ KINDS = {
 
 
 def make_audit_page(audit: Audit) -> str:
-    environment = Environment(
-        loader=PackageLoader("graftwork", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
+    environment = open_templates(
         number=wording.number,
         duration=wording.duration,
         plural=wording.plural,

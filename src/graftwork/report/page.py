@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from graftwork.records.plan import Residual
@@ -18,6 +17,7 @@ from graftwork.records.verdict import Decision
 from graftwork.report import plots, row_plots, wording
 from graftwork.report.differences import make_pretty, show_answer
 from graftwork.report.inputs import ReportPage
+from graftwork.report.templates import open_templates
 
 WIDE, NARROW = 760.0, 340.0
 HEADLINES: dict[Decision, str] = {
@@ -31,14 +31,7 @@ SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
 
 def render_report(page: ReportPage) -> str:
     """The same records give the same bytes."""
-    environment = Environment(
-        loader=PackageLoader("graftwork", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
+    environment = open_templates(
         name=wording.name_of,
         percent=wording.percent,
         number=wording.number,

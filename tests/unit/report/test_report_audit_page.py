@@ -1,10 +1,9 @@
 """The page of an audit: whole, self-contained, and deaf to whatever logs say."""
 
-from html.parser import HTMLParser
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_reader import read
 
 from graftwork.records.audit import (
     Audit,
@@ -21,42 +20,6 @@ from graftwork.report.audit_page import make_audit_page
 from graftwork.report.audit_plots import draw_buckets
 
 EVIL = "</pre></style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}`"
-VOID = {"meta", "link", "br", "img", "line", "circle", "rect", "path"}
-
-
-class Reader(HTMLParser):
-    """Tags must close in order; addresses, ids and what is seen are collected."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.addresses, self.ids, self.tags, self.text = [], [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "action", "data", "srcset"):
-                self.addresses.append(value)
-            if name == "id":
-                self.ids.append(value)
-            assert not name.startswith("on"), name
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def read(html):
-    reader = Reader()
-    reader.feed(html)
-    assert reader.open == []
-    return reader
 
 
 def words(html):

@@ -1,8 +1,7 @@
 """The page: whole, self-contained, and deaf to whatever logs and models say."""
 
-from html.parser import HTMLParser
-
 import pytest
+from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict
 
 from graftwork.records.audit import Finding
@@ -10,47 +9,11 @@ from graftwork.report.inputs import SideBySide
 from graftwork.report.page import find_restarts, render_report
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"
-VOID = {"meta", "link", "br", "img", "line", "circle", "rect", "path"}
 
 
 @pytest.fixture
 def page():
     return make_page()
-
-
-class Reader(HTMLParser):
-    """Tags must close in order; addresses and ids are collected."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.addresses, self.ids, self.tags, self.text = [], [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "action", "data", "srcset"):
-                self.addresses.append(value)
-            if name == "id":
-                self.ids.append(value)
-            assert not name.startswith("on"), name
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def read(html):
-    reader = Reader()
-    reader.feed(html)
-    assert reader.open == []
-    return reader
 
 
 def words(html):
