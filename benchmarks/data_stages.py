@@ -20,6 +20,7 @@ from graftwork.data.audit import audit_files
 from graftwork.data.bands import Columns
 from graftwork.data.dealing import group_and_deal
 from graftwork.data.gather import gather
+from graftwork.data.pack import pack
 from graftwork.data.prints import take_prints
 from graftwork.data.read import read_block
 from graftwork.data.redaction import redact_row
@@ -91,6 +92,18 @@ def measure(rows: int) -> None:
         _compare(inside, settings, ours=taken["prints"] + taken["find repeats"])
 
 
+def measure_packing(rows: int = 1_000_000, *, length: int = 2048) -> None:
+    """Lengths as logs have them: many short ones, a few that fill a sequence."""
+    import numpy as np
+
+    drawn = np.random.default_rng(5).lognormal(mean=5.8, sigma=0.8, size=rows)
+    lengths = np.clip(drawn, 8, length).astype(np.int64)
+    cost = seconds(lambda: pack(lengths, length=length))
+    sequences = pack(lengths, length=length).sequences
+    print(f"{'pack into ' + str(length) + ' tokens':<28}{rows / cost:>10,.0f} rows/s   ", end="")
+    print(f"{lengths.sum() / (sequences * length):.2%} full")
+
+
 def _compare(rows: Sequence[Interaction], settings: DataSettings, *, ours: float) -> None:
     try:
         theirs = seconds(lambda: by_datasketch(rows, threshold=settings.near_duplicate))
@@ -105,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rows", type=int, default=10_000)
     measure(parser.parse_args().rows)
+    measure_packing()
 
 
 if __name__ == "__main__":
