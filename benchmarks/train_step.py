@@ -15,10 +15,11 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from graftwork.files.dataset_folder import read_rows
-from graftwork.model.adapter import AdapterShape
+from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base, use_threads
 from graftwork.records.dataset import Row
+from graftwork.train.engine import Engine
 from graftwork.train.loop import Loop
 from graftwork.train.order import plan_batches
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
@@ -60,7 +61,9 @@ def main() -> None:
     theirs: list[float] = []
     with tempfile.TemporaryDirectory() as scratch:
         shape = AdapterShape(rank=16, alpha=32, targets=ALL_LINEARS, layers=LAYERS)
-        loop = Loop(load_base(base), rows, settings=settings, shape=shape, folder=Path(scratch))
+        model = load_base(base)
+        engine = Engine(model, attach(model, shape, seed=settings.seed), settings=settings)
+        loop = Loop(engine, rows, settings=settings, folder=Path(scratch))
         for number, batch in enumerate(batches, 1):
             step = loop._step(number)
             ours.append(step.tokens / step.seconds)

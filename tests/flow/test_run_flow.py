@@ -125,7 +125,7 @@ def test_a_gate_that_says_no_releases_nothing(small_project, listener, change_se
 
 def test_a_rehearsed_crash_is_survived_to_the_same_bytes(small_project, listener, change_settings):
     plain = run(small_project, listener, upto="train").get("train", TrainOutcome)
-    change_settings(small_project, train={"rehearse_crash": True})
+    change_settings(small_project, train={"run": {"rehearse_crash": True}})
     crashed = run(small_project, listener, upto="train").get("train", TrainOutcome)
     assert crashed.restarts == 1
     assert crashed.replayed_steps > 0
@@ -270,7 +270,7 @@ def test_a_crashing_worker_is_given_up_with_its_last_words(
 
     broken = tmp_path / "broken"
     shutil.copytree(tiny_base, broken)
-    change_settings(small_project, base=str(broken), train={"max_restarts": 0})
+    change_settings(small_project, base=str(broken), train={"run": {"max_restarts": 0}})
     assert graft(small_project, "plan", "--json").returncode == 0
     (broken / "model.safetensors").write_bytes(b"\0" * 100)
     done = graft(small_project, "train", "--json")

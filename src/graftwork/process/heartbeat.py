@@ -72,6 +72,11 @@ class Heart:
             )
         self._write()
 
+    def move(self) -> None:
+        """The work moves, within what the last beat named: nothing is written, the thread will."""
+        with self._lock:
+            self._moved = time.time()
+
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
             self._write()

@@ -16,6 +16,12 @@ class TrainJob(Record):
     base_folder: str
     dataset_folder: str
     plan: Plan
+    run: dict[str, Any] = {}
+    """How the run is watched and kept: the `run` of the training settings."""
+    start_adapter: str | None = None
+    """A PEFT folder that training goes on from."""
+    deadline: float | None = None
+    """When the place is gone, as seconds since 1970."""
 
 
 class TrainStep(Record):

@@ -1,8 +1,8 @@
-"""The training loop: steps, checkpoints, resume. One device, one process.
+"""The training loop: steps, checkpoints, resume. It knows the order of things, and nothing else.
 
-In: a loaded base, rows, resolved settings, a folder. Out: the adapter in the model, a journal line
-a step. Killed anywhere, it goes on from the last good checkpoint and does the same steps again, to
-the same bytes. Does not know where the rows came from or what becomes of the adapter.
+In: an engine, rows, settings, a folder, attendants. Out: a trained engine, a journal line a step.
+Killed anywhere, it goes on from the last good checkpoint and does the same steps again, to the same
+bytes. Does not know torch, where the rows came from or what becomes of the adapter.
 """
 
 import math
@@ -10,20 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from graftwork.files.journal import Journal
-from graftwork.model.adapter import AdapterShape, adapter_tensors, attach
-from graftwork.model.load import tensors_digest
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, StoppedInOrder
 from graftwork.records.run import TrainStep
+from graftwork.train.attend.attendant import Attendant, FinishEarly
 from graftwork.train.checkpoint import Checkpoint, latest_good, write_checkpoint
+from graftwork.train.engine import Engine, Measured
 from graftwork.train.files import CHECKPOINTS, STEPS
 from graftwork.train.log import read_journal
-from graftwork.train.loss import Batch, summed_loss
 from graftwork.train.order import plan_steps
 from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
@@ -41,29 +37,25 @@ class Replay:
     identical: bool
 
 
-@dataclass(frozen=True)
-class Hooks:
-    """What the loop tells the outside, and what it asks."""
-
-    on_step: Callable[[TrainStep, int], None]
-    on_word: Callable[[str], None]
-    stop_asked: Callable[[], bool]
-    before_step: Callable[[int, int], None]
-
-
 class Loop:
     def __init__(
-        self, model: Any, rows: Sequence[Row], *, settings: TrainSettings, shape: AdapterShape, folder: Path
+        self,
+        engine: Engine,
+        rows: Sequence[Row],
+        *,
+        settings: TrainSettings,
+        folder: Path,
+        attendants: Sequence[Attendant] = (),
+        on_word: Callable[[str], None] = lambda _word: None,
+        stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._model = model
+        self._engine = engine
         self._rows = rows
         self._settings = settings
         self._folder = folder
-        self._device = str(next(model.parameters()).device)
-        self._parameters = attach(model, shape, seed=settings.seed)
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        self._attendants = attendants
+        self._on_word = on_word
+        self._stop_asked = stop_asked
         self._batches = plan_steps(rows, settings=settings)
         self._journal = Journal(folder / STEPS)
 
@@ -71,105 +63,114 @@ class Loop:
     def steps(self) -> int:
         return len(self._batches)
 
-    @property
-    def trainable(self) -> int:
-        return sum(parameter.numel() for parameter in self._parameters)
-
-    def run(self, hooks: Hooks) -> Replay | None:
+    def run(self) -> Replay | None:
         """Go on from the last good checkpoint to the last step."""
-        done = self._resume(hooks)
+        done = self._resume()
         earlier = {s.step: s for s in read_journal(self._folder) if s.step > done}
         same: list[bool] = []
-        for number in range(done + 1, self.steps + 1):
-            if hooks.stop_asked():
-                self._save(number - 1)
-                raise StoppedInOrder(
-                    f"stopped in good order after step {number - 1} of {self.steps}",
-                    fix="run the same command again: it goes on from here",
-                )
-            hooks.before_step(number, self.steps)
-            step = self._step(number)
-            if number in earlier:
-                same.append(step.weights == earlier[number].weights and step.loss == earlier[number].loss)
-            self._journal.append(step.model_dump())
-            if number % self._settings.checkpoint_every == 0 or number == self.steps:
-                self._save(number)
-            hooks.on_step(step, self.steps)
+        for attendant in self._attendants:
+            attendant.begins(self._engine, done=done, steps=self.steps)
+        try:
+            for number in range(done + 1, self.steps + 1):
+                self._stop_if_asked(number)
+                step = self._step(number)
+                if number in earlier:
+                    same.append(step.weights == earlier[number].weights and step.loss == earlier[number].loss)
+                self._finish_step(step)
+        except FinishEarly as finish:
+            self._on_word(finish.reason)
+        finally:
+            for attendant in self._attendants:
+                attendant.ends()
         return Replay(steps=len(same), identical=all(same)) if same else None
+
+    def _stop_if_asked(self, number: int) -> None:
+        if self._stop_asked():
+            self._save(number - 1)
+            raise StoppedInOrder(
+                f"stopped in good order after step {number - 1} of {self.steps}",
+                fix="run the same command again: it goes on from here",
+            )
+        for attendant in self._attendants:
+            attendant.before_step(number, self.steps)
 
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
         rows = [self._rows[at] for at in self._batches[number - 1]]
-        batch = Batch(rows, device=self._device)
+        measured = self._engine.backward(rows)
+        self._require_finite(number, measured, rows)
         rate = learning_rate(
             number,
             steps=self.steps,
             highest=self._settings.learning_rate,
             warmup_share=self._settings.warmup_share,
         )
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        loss = summed_loss(self._model, batch) / batch.trained
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_gradient_norm))
-        value = float(loss.detach())
-        self._require_finite(number, value, norm, rows)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        verdicts = [attendant.judge(number, measured, rows) for attendant in self._attendants]
+        if all(verdicts):
+            self._engine.apply(rate)
+        else:
+            self._engine.forget()
         return TrainStep(
             step=number,
-            loss=value,
+            loss=measured.loss,
             learning_rate=rate,
-            gradient_norm=norm,
-            tokens=batch.count,
-            trained_tokens=batch.trained,
+            gradient_norm=measured.gradient_norm,
+            tokens=measured.tokens,
+            trained_tokens=measured.trained_tokens,
             seconds=time.perf_counter() - started,
-            weights=tensors_digest(adapter_tensors(self._model)),
+            weights=self._engine.digest(),
         )
 
-    def _require_finite(self, number: int, loss: float, norm: float, rows: Sequence[Row]) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+    def _finish_step(self, step: TrainStep) -> None:
+        """The journal first, then whoever looks, then the checkpoint that holds what they saw."""
+        self._journal.append(step.model_dump())
+        finish: FinishEarly | None = None
+        for attendant in self._attendants:
+            try:
+                attendant.after_step(step, self.steps)
+            except FinishEarly as early:
+                finish = early
+        last = finish is not None or step.step == self.steps
+        if last or step.step % self._settings.checkpoint_every == 0:
+            self._save(step.step)
+        if finish is not None:
+            raise finish
+
+    def _require_finite(self, number: int, measured: Measured, rows: Sequence[Row]) -> None:
+        if math.isfinite(measured.loss) and math.isfinite(measured.gradient_norm):
             return
         raise Diverged(
-            f"the loss of step {number} is {loss}, its gradient {norm}",
+            f"the loss of step {number} is {measured.loss}, its gradient {measured.gradient_norm}",
             why="training on would destroy the adapter; the last good checkpoint is kept",
             fix="lower `train.learning_rate`, or look at the rows of this batch",
             where=", ".join(str(row.origin) for row in rows),
         )
 
     def _save(self, step: int) -> None:
-        tensors = {f"adapter/{k}": v.clone() for k, v in adapter_tensors(self._model).items()}
-        for place, parameter in enumerate(self._parameters):
-            state = self._optimizer.state.get(parameter)
-            if state:
-                for key in ("exp_avg", "exp_avg_sq", "step"):
-                    tensors[f"optimizer/{place}/{key}"] = state[key].clone()
-        tensors["random/torch"] = torch.get_rng_state()
-        state_ = {"step": step, "steps": self.steps, "settings": self._settings.model_dump(mode="json")}
-        write_checkpoint(
+        state = {
+            "step": step,
+            "steps": self.steps,
+            "settings": self._settings.what_is_learned(),
+            "attendants": {attendant.name: attendant.state() for attendant in self._attendants},
+        }
+        folder = write_checkpoint(
             self._folder / CHECKPOINTS,
-            Checkpoint(step=step, tensors=tensors, state=state_),
+            Checkpoint(step=step, tensors=self._engine.state(), state=state),
             keep=self._settings.keep_checkpoints,
         )
+        for attendant in self._attendants:
+            attendant.after_checkpoint(folder, step)
 
-    def _resume(self, hooks: Hooks) -> int:
+    def _resume(self) -> int:
         """The step that the last good checkpoint was made after; 0 where there is none."""
         checkpoint, complaints = latest_good(self._folder / CHECKPOINTS)
         for complaint in complaints:
-            hooks.on_word(complaint)
+            self._on_word(complaint)
         if checkpoint is None:
             return 0
-        live = adapter_tensors(self._model)
-        with torch.no_grad():
-            for name, tensor in live.items():
-                tensor.copy_(checkpoint.tensors[f"adapter/{name}"])
-        for place, parameter in enumerate(self._parameters):
-            keys = {k: f"optimizer/{place}/{k}" for k in ("exp_avg", "exp_avg_sq", "step")}
-            if keys["step"] in checkpoint.tensors:
-                self._optimizer.state[parameter] = {
-                    k: checkpoint.tensors[v].to(parameter.device if k != "step" else "cpu")
-                    for k, v in keys.items()
-                }
-        torch.set_rng_state(checkpoint.tensors["random/torch"])
-        hooks.on_word(f"resuming after step {checkpoint.step} of {self.steps}")
+        self._engine.restore(checkpoint.tensors)
+        kept = checkpoint.state.get("attendants", {})
+        for attendant in self._attendants:
+            attendant.restore(kept.get(attendant.name, {}))
+        self._on_word(f"resuming after step {checkpoint.step} of {self.steps}")
         return checkpoint.step

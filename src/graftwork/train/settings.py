@@ -1,48 +1,118 @@
-"""The settings of a training run."""
+"""The settings of training: what changes the result, and apart from it how a run is watched and kept."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from graftwork.records.base import Record
 
-Target = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ALL_LINEARS: tuple[Target, ...] = (
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
+ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+Method = Literal["lora", "qlora", "dora", "full"]
+Strategy = Literal["single", "ddp", "fsdp", "zero2", "zero3"]
+Switch = Literal["auto", "on", "off"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+
+class ModuleSettings(Record):
+    """What one kind of linear layer does otherwise than the rest."""
+
+    rank: int | None = Field(None, ge=1, le=512, description="Rank of the adapters of this layer.")
+    alpha: float | None = Field(None, gt=0, description="Alpha of the adapters of this layer.")
+
+
+class ExamineSettings(Record):
+    """A look at the model during training, and what follows from it."""
+
+    every: int | None = Field(None, ge=1, description="Steps between two looks; without it none is taken.")
+    metric: str = Field("loss", description="`loss` on validation rows, or a metric of generated answers.")
+    cases: int = Field(8, ge=1, description="Validation rows that are looked at.")
+    seconds: float = Field(60, gt=0, description="Most time for one look; what is not asked by then is not.")
+    patience: int | None = Field(None, ge=1, description="Stop after so many looks without a better one.")
+    keep_best: bool = Field(True, description="The adapter is that of the best look, not of the last step.")
+
+
+class WatchSettings(Record):
+    """When a run is stopped because it goes wrong."""
+
+    spike: float = Field(6.0, gt=1, description="A loss so many times the recent median is a spike.")
+    gradient: float = Field(1e4, gt=0, description="A gradient longer than this has exploded.")
+    window: int = Field(16, ge=4, description="Steps that the recent median is taken over.")
+    tolerate: int = Field(1, ge=0, description="Spikes in a row that are passed over with a word.")
+
+
+class AlertSettings(Record):
+    """Who is told when a run stalls, fails or ends badly. The log is always told."""
+
+    command: str | None = Field(None, description="A command that gets the alert as JSON on its input.")
+    webhook: str | None = Field(None, description="An http(s) address that gets the alert as JSON.")
+
+
+class RunSettings(Record):
+    """How a run is watched, kept and stopped. Nothing here changes what is learned."""
+
+    mirror: str | None = Field(
+        None, description="Checkpoints are copied there too: any fsspec URL (s3://, gs://, file://)."
+    )
+    deadline_minutes: float | None = Field(
+        None, gt=0, description="The place is gone then: the last checkpoint is made in time."
+    )
+    max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")
+    alerts: AlertSettings = Field(default_factory=AlertSettings, description="Who is told of a stall.")
+    trackers: tuple[Tracker, ...] = Field((), description="Where the figures of each step go too.")
+    rehearse_crash: bool = Field(
+        False, description="Kill the worker once with -9 halfway, in the open, to show that nothing is lost."
+    )
 
 
 class TrainSettings(Record):
-    """How the adapter is trained. Everything that changes the result stands here."""
+    """How the adapter is trained. Everything that changes the result stands here, and beside it `run`."""
 
-    method: Literal["lora"] = "lora"
+    method: Method = Field(
+        "lora", description="`qlora` keeps the base in 4 bits, `dora` adds magnitudes, `full` trains it all."
+    )
     rank: int = Field(8, ge=1, le=512, description="Rank of the adapters.")
     alpha: float = Field(16, gt=0, description="The adapters act with alpha / rank.")
-    targets: tuple[Target, ...] = Field(
-        ALL_LINEARS, min_length=1, description="Linear layers with an adapter."
+    rank_stabilised: bool = Field(False, description="They act with alpha / √rank instead (rsLoRA).")
+    targets: tuple[str, ...] | Literal["all"] = Field(
+        "all", description="Linear layers with an adapter, by name; all of the decoder's by default."
     )
+    modules: dict[str, ModuleSettings] = Field({}, description="Another rank or alpha for some of them.")
     upper_layers: int | None = Field(
         None, ge=1, description="Adapt only this many layers from the top; below them nothing is trained."
     )
+    start_from: str | None = Field(
+        None, description="Go on from this adapter: `main` for the main model's, or a PEFT folder."
+    )
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="bfloat16 where the device has it, float16 with scaling where not, else float32."
+    )
+    fp8: Switch = Field("auto", description="Products with frozen weights in 8 bits, where the card can.")
+    compile: Switch = Field("auto", description="Layers compiled one by one, where that is faster.")
+    packing: Switch = Field("auto", description="Rows packed into sequences, each seeing only itself.")
     epochs: int = Field(2, ge=1, description="How often every row is seen.")
     batch_rows: int = Field(8, ge=1, description="Rows in one optimizer step.")
     learning_rate: float = Field(5e-4, gt=0, le=1, description="The highest rate; it falls as a cosine.")
     warmup_share: float = Field(0.1, ge=0, lt=1, description="Share of the steps in which the rate rises.")
-    weight_decay: float = Field(0.0, ge=0, description="Decay of the adapter's weights.")
+    weight_decay: float = Field(0.0, ge=0, description="Decay of the trained weights.")
     max_gradient_norm: float = Field(1.0, gt=0, description="Longer gradients are shortened to this.")
     max_rows: int | None = Field(None, ge=1, description="Train on at most so many rows: a budget of time.")
     validation_rows: int = Field(24, ge=0, description="Rows for the loss before and after.")
     checkpoint_every: int = Field(10, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Good checkpoints that stay.")
+    keep_checkpoints: int = Field(2, ge=1, description="Good checkpoints that stay, besides the best.")
+    examine: ExamineSettings = Field(
+        default_factory=ExamineSettings, description="Looks during training: early stop, best model."
+    )
+    watch: WatchSettings = Field(default_factory=WatchSettings, description="When a run has gone wrong.")
+    strategy: Strategy = Field("single", description="How several devices share the work.")
+    processes: int = Field(1, ge=1, description="Devices on one machine that work together.")
+    offload: bool = Field(
+        False, description="Optimizer and weights wait in host memory (fsdp, zero2, zero3)."
+    )
     threads: int | None = Field(None, ge=1, description="Processor threads; all by default.")
     seed: int = Field(17, ge=0, description="Order of the rows and first weights.")
-    max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")
-    rehearse_crash: bool = Field(
-        False, description="Kill the worker once with -9 halfway, in the open, to show that nothing is lost."
-    )
+    run: RunSettings = Field(default_factory=RunSettings, description="How the run is watched and kept.")
+
+    def what_is_learned(self) -> dict[str, Any]:
+        """All that changes the result: two runs that agree here are the same run."""
+        return self.model_dump(mode="json", exclude={"run"})

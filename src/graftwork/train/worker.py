@@ -6,7 +6,6 @@ a journal of steps, checkpoints. Runs with torch, transformers, safetensors and 
 
 import os
 import platform
-import signal
 import sys
 import time
 from pathlib import Path
@@ -21,8 +20,11 @@ from graftwork.process.memory import peak_memory_gib
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.run import TrainJob, TrainOutcome, TrainStep
-from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, REHEARSED, WORDS
+from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.pulse import Pulse
+from graftwork.train.attend.rehearsal import Rehearsal
+from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, WORDS
 from graftwork.train.log import read_steps
 from graftwork.train.order import choose_training_rows
 from graftwork.train.settings import TrainSettings
@@ -44,42 +46,37 @@ def train(job: TrainJob) -> None:
 def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> TrainOutcome:
     import torch
 
-    from graftwork.model.adapter import AdapterShape, save_adapter
+    from graftwork.model.adapter import AdapterShape, attach, save_adapter
     from graftwork.model.load import base_digest, load_base, use_threads
-    from graftwork.train.loop import Hooks, Loop
+    from graftwork.train.engine import Engine
+    from graftwork.train.loop import Loop
     from graftwork.train.loss import mean_loss
 
-    folder = Path(job.folder)
-    settings = TrainSettings.model_validate(job.plan.train["settings"])
+    folder, settings = Path(job.folder), job_settings(job)
     begun = time.perf_counter()
     heart.beat("loading the base model", 0, 1)
     torch.use_deterministic_algorithms(True)
     use_threads(settings.threads)
-    model = load_base(Path(job.base_folder), dtype=job.plan.dtype, device=job.plan.device.kind)
+    device = job.plan.device.kind
+    model = load_base(Path(job.base_folder), dtype=job.plan.dtype, device=device)
     before = base_digest(model)
     rows = _training_rows(job, settings)
     checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
     heart.beat("loss before training", 0, 1)
-    device = job.plan.device.kind
     loss_before = _once(folder / "loss_before", lambda: mean_loss(model, checks, batch_rows=8, device=device))
     shape = AdapterShape.model_validate(job.plan.train["adapter"])
-    loop = Loop(model, rows, settings=settings, shape=shape, folder=folder)
-    loaded = time.perf_counter() - begun
-    clock = _Clock()
-
-    def on_step(step: TrainStep, steps: int) -> None:
-        left = clock.seconds_left(step.step, steps)
-        rate = step.tokens / step.seconds
-        heart.beat("training", step.step, steps, seconds_left=left, loss=step.loss, tokens_per_second=rate)
-
-    replay = loop.run(
-        Hooks(
-            on_step=on_step,
-            on_word=lambda word: words.append({"word": word}),
-            stop_asked=stop_asked.is_set,
-            before_step=lambda number, steps: _rehearse(settings, folder, number, steps),
-        )
+    engine = Engine(model, attach(model, shape, seed=settings.seed), settings=settings, pulse=heart.move)
+    loop = Loop(
+        engine,
+        rows,
+        settings=settings,
+        folder=folder,
+        attendants=_attendants(settings, folder, heart),
+        on_word=lambda word: words.append({"word": word}),
+        stop_asked=stop_asked.is_set,
     )
+    loaded = time.perf_counter() - begun
+    replay = loop.run()
     heart.beat("loss after training", loop.steps, loop.steps)
     loss_after = mean_loss(model, checks, batch_rows=8, device=device)
     after = base_digest(model)
@@ -104,7 +101,7 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
         load_seconds=loaded,
         tokens_per_second=sum(step.tokens for step in steps) / busy,
         peak_memory_gib=peak_memory_gib(),
-        trainable_parameters=loop.trainable,
+        trainable_parameters=engine.trainable,
         restarts=restarts,
         replayed_steps=replay.steps if replay else 0,
         replay_identical=replay.identical if replay else None,
@@ -112,6 +109,19 @@ def _train(job: TrainJob, heart: Heart, words: Journal, *, restarts: int) -> Tra
         versions=_versions(),
         settings=job.plan.train,
     )
+
+
+def job_settings(job: TrainJob) -> TrainSettings:
+    """What is learned stands in the plan; how the run is kept stands beside it in the job."""
+    return TrainSettings.model_validate({**job.plan.train["settings"], "run": job.run})
+
+
+def _attendants(settings: TrainSettings, folder: Path, heart: Heart) -> list[Attendant]:
+    """Who stands beside the loop, in the order in which they are asked."""
+    attendants: list[Attendant] = [Pulse(heart)]
+    if settings.run.rehearse_crash:
+        attendants.append(Rehearsal(folder, checkpoint_every=settings.checkpoint_every))
+    return attendants
 
 
 def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
@@ -133,34 +143,6 @@ def _require_unchanged(before: str, after: str, folder: Path) -> None:
             fix="this is a fault of the program: please report it with the run's folder",
             where=str(folder),
         )
-
-
-class _Clock:
-    """Time left, from the steps of this process alone."""
-
-    def __init__(self) -> None:
-        self._first: int | None = None
-        self._begun = 0.0
-
-    def seconds_left(self, step: int, steps: int) -> float | None:
-        now = time.perf_counter()
-        if self._first is None:
-            self._first, self._begun = step, now
-            return None
-        return (now - self._begun) / (step - self._first) * (steps - step)
-
-
-def _rehearse(settings: TrainSettings, folder: Path, step: int, steps: int) -> None:
-    """Die once, halfway, without warning, if that was asked for."""
-    marker = folder / REHEARSED
-    if not settings.rehearse_crash or marker.exists():
-        return
-    every = settings.checkpoint_every
-    # A few steps behind a checkpoint, so that there are steps to do again.
-    halfway = max(steps // 2 // every, 1) * every + min(3, every - 1) + 1
-    if step == min(halfway, steps):
-        write_whole(marker, f"killed before step {step}\n")
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _once(path: Path, compute: Any) -> float | None:

@@ -5,13 +5,15 @@ import random
 import pytest
 import torch
 
-from graftwork.model.adapter import AdapterShape, adapter_tensors
-from graftwork.model.load import base_digest, load_base, tensors_digest
+from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.errors import StoppedInOrder
 from graftwork.records.interaction import Message, Origin
+from graftwork.train.attend.attendant import Attendant
+from graftwork.train.engine import Engine
 from graftwork.train.log import read_journal, read_steps
-from graftwork.train.loop import Diverged, Hooks, Loop
+from graftwork.train.loop import Diverged, Loop
 from graftwork.train.loss import Batch, summed_loss
 from graftwork.train.order import shared_tokens
 from graftwork.train.settings import TrainSettings
@@ -45,38 +47,51 @@ def make_rows(count=16):
     return rows
 
 
-def hooks(*, stop=lambda: False, before=lambda step, steps: None, words=None):
-    return Hooks(
-        on_step=lambda step, steps: None,
-        on_word=(words.append if words is not None else lambda word: None),
-        stop_asked=stop,
-        before_step=before,
+class Before(Attendant):
+    """Calls back before each step."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def before_step(self, number, steps):
+        self._call(number, steps)
+
+
+def make_loop(tiny_base, folder, *, rows=None, before=None, words=None, **more):
+    torch.set_num_threads(1)
+    model = load_base(tiny_base)
+    engine = Engine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
+    attendants = [Before(before)] if before else []
+    on_word = words.append if words is not None else lambda word: None
+    return Loop(
+        engine,
+        rows or make_rows(),
+        settings=SETTINGS,
+        folder=folder,
+        attendants=attendants,
+        on_word=on_word,
+        **more,
     )
 
 
-def make_loop(tiny_base, folder, settings=SETTINGS, rows=None):
-    torch.set_num_threads(1)
-    return Loop(load_base(tiny_base), rows or make_rows(), settings=settings, shape=SHAPE, folder=folder)
-
-
 def final(loop):
-    return tensors_digest(adapter_tensors(loop._model))
+    return loop._engine.digest()
 
 
 def test_the_loss_falls_and_the_base_stays(tiny_base, tmp_path):
     loop = make_loop(tiny_base, tmp_path)
-    before = base_digest(loop._model)
-    loop.run(hooks())
+    before = base_digest(loop._engine.model)
+    loop.run()
     steps = read_steps(tmp_path)
     assert [step.step for step in steps] == list(range(1, 9))
     assert steps[-1].loss < steps[0].loss - 0.5
-    assert base_digest(loop._model) == before
+    assert base_digest(loop._engine.model) == before
 
 
 def test_the_same_run_gives_the_same_bytes(tiny_base, tmp_path):
     first, second = make_loop(tiny_base, tmp_path / "a"), make_loop(tiny_base, tmp_path / "b")
-    first.run(hooks())
-    second.run(hooks())
+    first.run()
+    second.run()
     assert final(first) == final(second)
     assert [s.loss for s in read_steps(tmp_path / "a")] == [s.loss for s in read_steps(tmp_path / "b")]
 
@@ -84,16 +99,16 @@ def test_the_same_run_gives_the_same_bytes(tiny_base, tmp_path):
 @pytest.mark.parametrize("killed_before", range(1, 9))
 def test_killed_before_any_step_it_resumes_to_the_same_bytes(tiny_base, tmp_path, killed_before):
     whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run(hooks())
+    whole.run()
 
     def die(step, _steps):
         if step == killed_before:
             raise Killed
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut").run(hooks(before=die))
+        make_loop(tiny_base, tmp_path / "cut", before=die).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
-    replay = resumed.run(hooks())
+    replay = resumed.run()
     assert final(resumed) == final(whole)
     done_twice = (killed_before - 1) % SETTINGS.checkpoint_every
     assert (replay.steps if replay else 0) == done_twice
@@ -104,26 +119,26 @@ def test_killed_before_any_step_it_resumes_to_the_same_bytes(tiny_base, tmp_path
 
 def test_a_damaged_checkpoint_costs_time_and_not_the_result(tiny_base, tmp_path):
     whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run(hooks())
+    whole.run()
 
     def die(step, _steps):
         if step == 8:
             raise Killed
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut").run(hooks(before=die))
+        make_loop(tiny_base, tmp_path / "cut", before=die).run()
     newest = tmp_path / "cut" / "checkpoints" / "step-000006" / "tensors.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     words: list[str] = []
-    resumed = make_loop(tiny_base, tmp_path / "cut")
-    resumed.run(hooks(words=words))
+    resumed = make_loop(tiny_base, tmp_path / "cut", words=words)
+    resumed.run()
     assert final(resumed) == final(whole)
     assert any("step-000006 is passed over" in word for word in words)
 
 
 def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
     whole = make_loop(tiny_base, tmp_path / "whole")
-    whole.run(hooks())
+    whole.run()
     asked: list[int] = []
 
     def stop():
@@ -131,18 +146,18 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
         return len(asked) == 6
 
     with pytest.raises(StoppedInOrder, match="after step 5 of 8"):
-        make_loop(tiny_base, tmp_path / "cut").run(hooks(stop=stop))
+        make_loop(tiny_base, tmp_path / "cut", stop_asked=stop).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
-    assert resumed.run(hooks()) is None
+    assert resumed.run() is None
     assert final(resumed) == final(whole)
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
     loop = make_loop(tiny_base, tmp_path)
     with torch.no_grad():
-        loop._parameters[0].fill_(float("nan"))
+        loop._engine.parameters[0].fill_(float("nan"))
     with pytest.raises(Diverged) as caught:
-        loop.run(hooks())
+        loop.run()
     assert "log.jsonl:" in caught.value.where
     assert "learning_rate" in caught.value.fix
 
@@ -163,8 +178,6 @@ def test_the_loss_is_that_of_transformers_on_the_reply_alone(tiny_base):
 
 
 def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
-    from graftwork.model.adapter import attach
-
     plain = make_rows(6)
     beginning = tuple(range(200, 230))
     rows = [

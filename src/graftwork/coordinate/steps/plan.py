@@ -17,7 +17,7 @@ from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.figure import Figure
 from graftwork.records.plan import ModelShape, Plan, Workload
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 
 def _do(work: Workplace, made: Made) -> Plan:
@@ -35,7 +35,7 @@ def _do(work: Workplace, made: Made) -> Plan:
         device=device,
         settings=work.settings.plan,
         train={
-            "settings": settings.model_dump(mode="json"),
+            "settings": settings.what_is_learned(),
             "adapter": _adapter(settings, shape),
         },
         learned=_learned(work, device.name),
@@ -79,7 +79,7 @@ def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape
         batch_rows=settings.batch_rows,
         epochs=epochs,
         rank=settings.rank,
-        targets=settings.targets,
+        targets=_target_names(settings),
         adapted_layers=len(_layers(settings, shape)),
         validation_tokens=sum(len(row.tokens) for row in checks),
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
@@ -91,9 +91,13 @@ def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
     return {
         "rank": settings.rank,
         "alpha": settings.alpha,
-        "targets": list(settings.targets),
+        "targets": list(_target_names(settings)),
         "layers": list(_layers(settings, shape)),
     }
+
+
+def _target_names(settings: TrainSettings) -> tuple[str, ...]:
+    return ALL_LINEARS if settings.targets == "all" else settings.targets
 
 
 def _layers(settings: TrainSettings, shape: ModelShape) -> range:
@@ -121,7 +125,7 @@ STEP = Step(
     needs=("prepare",),
     makes=Plan,
     depends_on=lambda work, _made: [
-        work.settings.train.model_dump(mode="json"),
+        work.settings.train.what_is_learned(),
         work.settings.plan.model_dump(mode="json"),
     ],
     do=_do,

@@ -32,6 +32,7 @@ def _do(work: Workplace, made: Made) -> TrainOutcome:
         base_folder=work.base.folder,
         dataset_folder=prepared.folder,
         plan=plan,
+        run=work.settings.train.run.model_dump(mode="json"),
     )
     verify_base(work.base)
     work.runs.update(run_id, state="running", when=now())
@@ -80,7 +81,7 @@ def _train(work: Workplace, job: TrainJob) -> float:
             job=job,
             folder=folder,
             narrator=work.narrator,
-            max_restarts=work.settings.train.max_restarts,
+            max_restarts=work.settings.train.run.max_restarts,
             on_poll=listen,
         )
     finally:

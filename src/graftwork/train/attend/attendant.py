@@ -1,0 +1,57 @@
+"""What somebody beside the loop may do: look at each step, refuse a gradient, end the run.
+
+To add one: subclass Attendant in a file of its own and put it on the list in the worker. What it
+must remember over a kill goes into `state`, which every checkpoint carries.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graftwork.records.dataset import Row
+from graftwork.records.run import TrainStep
+
+if TYPE_CHECKING:
+    from graftwork.train.engine import Engine, Measured
+
+
+class FinishEarly(Exception):
+    """Raised after a step: nothing more is to be gained; the run ends here, well."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Attendant:
+    """Does nothing at any time; those that do something override what they need.
+
+    Expected errors (StoppedInOrder, Diverged) may be raised anywhere and end the run.
+    """
+
+    name = "attendant"
+
+    def begins(self, engine: "Engine", *, done: int, steps: int) -> None:
+        """The run goes on after step `done`."""
+
+    def before_step(self, number: int, steps: int) -> None: ...
+
+    def judge(self, number: int, measured: "Measured", rows: Sequence[Row]) -> bool:
+        """Between gradient and update: False passes this step over without an update."""
+        return True
+
+    def after_step(self, step: TrainStep, steps: int) -> None: ...
+
+    def score(self) -> float | None:
+        """How good the model of this step is, smaller is better, if this attendant just looked."""
+        return None
+
+    def after_checkpoint(self, folder: Path, step: int) -> None: ...
+
+    def ends(self) -> None:
+        """The run is over, well or badly."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
