@@ -13,7 +13,22 @@ from contextlib import contextmanager
 
 import typer
 
-from graftwork.cli import data, doctor, evaluate, gate, init, plan, release, run, schema, serve, status, train
+from graftwork.cli import (
+    data,
+    doctor,
+    evaluate,
+    gate,
+    init,
+    logs,
+    plan,
+    release,
+    run,
+    schema,
+    serve,
+    status,
+    stop,
+    train,
+)
 from graftwork.cli.output import print_error
 from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
 
@@ -32,12 +47,14 @@ app.command("run")(run.run)
 app.command("init")(init.init)
 app.add_typer(data.app, name="data")
 app.command("plan")(plan.plan)
-app.command("train")(train.train)
+app.add_typer(train.app, name="train")
 app.command("eval")(evaluate.evaluate)
 app.command("gate")(gate.gate)
 app.add_typer(release.app, name="release")
 app.command("serve")(serve.serve)
 app.command("status")(status.status)
+app.command("logs")(logs.logs)
+app.command("stop")(stop.stop)
 app.command("doctor")(doctor.doctor)
 app.command("schema")(schema.schema)
 

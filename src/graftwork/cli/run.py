@@ -4,13 +4,19 @@ import typer
 
 from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
+from graftwork.cli.train import Detach
 
 
-def run(project: Folder = None, json: Json = False) -> None:
+def run(project: Folder = None, detach: Detach = False, json: Json = False) -> None:
     """From logs to a served, gated adapter. What has not changed is not done again.
 
     Example:  graft run -C examples/cited_answers
     """
+    if detach:
+        from graftwork.cli.detached import start_detached
+
+        start_detached("run", project=project, model=None, as_json=json)
+        return
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.steps import run_upto
     from graftwork.records.verdict import Verdict

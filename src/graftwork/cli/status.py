@@ -1,7 +1,12 @@
 """`graft status`: how the project stands, and whether a run is stuck."""
 
+from typing import TYPE_CHECKING
+
 from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
+
+if TYPE_CHECKING:
+    from graftwork.coordinate.health import RunStanding
 
 COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
 
@@ -12,7 +17,8 @@ def status(project: Folder = None, json: Json = False) -> None:
     Example:  graft status --json
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import table
+    from graftwork.cli.show.course import duration
+    from graftwork.cli.show.tables import print_line, quote, table
     from graftwork.coordinate.health import standing
     from graftwork.coordinate.narrator import Silent
     from graftwork.coordinate.workplace import open_workplace
@@ -31,13 +37,31 @@ def status(project: Folder = None, json: Json = False) -> None:
         )
     stdout.print(steps)
     if found.runs:
-        runs = table("run", "state", "health", "progress", "last change")
+        runs = table("run", "state", "health", "progress", "a step (plan)", "time left", "last change")
+        for column in (runs.columns[0], *runs.columns[3:6]):
+            column.no_wrap = True
         for run in found.runs:
-            health = f"[{COLOURS[run.health]}]{run.health}[/]: {run.reason}" if run.health else ""
-            progress = f"{run.done:.0f}/{run.total:.0f}" if run.total else ""
-            runs.add_row(run.id, run.state, health, progress, run.updated_at[:19].replace("T", " "))
+            health = f"[{COLOURS[run.health]}]{run.health}[/]" if run.health else ""
+            progress = f"{run.done:.0f}/{run.total:.0f}" if run.total > 1 else ""
+            left = duration(run.seconds_left) if run.seconds_left is not None else ""
+            when = run.updated_at[:19].replace("T", " ")
+            runs.add_row(run.id, run.state, health, progress, _step_times(run), left, when)
         stdout.print(runs)
+        for run in found.runs:
+            if run.health:
+                reason = f"run {run.id} is [{COLOURS[run.health]}]{run.health}[/]: {quote(run.reason)}"
+                print_line(stdout, reason)
     live = ", ".join(f"{alias} → {to[:12]}" for alias, to in found.aliases.items()) or "nothing"
     stdout.print(f"live: {live}; {found.releases} releases, {found.captures} captures", highlight=False)
     if found.working:
         stdout.print("[cyan]somebody is working on this project now[/]", highlight=False)
+
+
+def _step_times(run: "RunStanding") -> str:
+    """What a step takes, and what the plan expected of it."""
+    from graftwork.cli.show.course import duration
+
+    if run.expected_step_seconds is None:
+        return ""
+    took = duration(run.measured_step_seconds) if run.measured_step_seconds is not None else "?"
+    return f"{took} ({duration(run.expected_step_seconds)})"

@@ -23,10 +23,15 @@ def run_upto(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.coordinate.pipeline import run_pipeline
     from graftwork.coordinate.workplace import open_workplace
+    from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with RichNarrator(tables=tables) as narrator, open_workplace(opened, narrator, model=model) as work:
+    with (
+        stoppable(),
+        RichNarrator(tables=tables) as narrator,
+        open_workplace(opened, narrator, model=model) as work,
+    ):
         return run_pipeline(work, upto=step)
 
 

@@ -50,3 +50,33 @@ class Silent:
     def word(self, text: str) -> None: ...
 
     def finished(self, step: str, output: Record, seconds: float) -> None: ...
+
+
+class OfModel(Silent):
+    """Tells of one model among several: its name before each title, and nothing of what is unchanged."""
+
+    def __init__(self, narrator: Narrator, model: str) -> None:
+        self._narrator = narrator
+        self._model = model
+
+    def started(self, step: str, title: str) -> None:
+        self._narrator.started(step, f"{self._model}: {title}")
+
+    def progress(
+        self,
+        phase: str,
+        done: float,
+        total: float,
+        *,
+        seconds_left: float | None,
+        detail: dict[str, float | str],
+    ) -> None:
+        self._narrator.progress(
+            f"{self._model}: {phase}", done, total, seconds_left=seconds_left, detail=detail
+        )
+
+    def word(self, text: str) -> None:
+        self._narrator.word(f"{self._model}: {text}")
+
+    def finished(self, step: str, output: Record, seconds: float) -> None:
+        self._narrator.finished(step, output, seconds)

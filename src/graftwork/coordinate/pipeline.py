@@ -5,7 +5,9 @@ order, and the rule that nothing is done twice.
 """
 
 import time
+from dataclasses import replace
 
+from graftwork.coordinate.lineage import starts_from_main
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps import audit, evaluate, gate, plan, prepare, release, report, train, try_out
 from graftwork.coordinate.workplace import Workplace, now
@@ -31,6 +33,9 @@ ONLY_AFTER_DEPLOY = ("release", "try")
 def run_pipeline(work: Workplace, *, upto: str | None = None) -> Made:
     """Bring everything up to date that `upto` needs, or all of it."""
     wanted = _with_needs(upto) if upto else {step.name for step in STEPS}
+    if "plan" in wanted and starts_from_main(work):
+        # What this model goes on from comes first, and is not done again where nothing has changed.
+        run_pipeline(replace(work, asked_model=None), upto="train" if "train" in wanted else "plan")
     made, identities = Made({}), dict[str, str]()
     with lock.hold(work.project.state / "pipeline"):
         for step in STEPS:

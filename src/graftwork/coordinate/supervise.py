@@ -2,28 +2,36 @@
 
 In: a job and how often it may be restarted. Out: nothing, or the error that the worker left. A
 worker that was killed is started again and goes on from its own last good point; one that says
-what is wrong is believed.
+what is wrong is believed; one that ran out of memory gets another job, where the caller knows one.
 """
 
 import json
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from graftwork.coordinate.narrator import Narrator
+from graftwork.coordinate.restarts import Restarts
+from graftwork.coordinate.vigil import Vigil
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
+from graftwork.process.exhausted import killed_for_memory
 from graftwork.process.heartbeat import read_beat
+from graftwork.process.memory import kernel_kills
+from graftwork.process.stopping import how_it_ended
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records import errors
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder, WorkerFailed
-from graftwork.records.job import Job
+from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder, WorkerFailed
+from graftwork.records.job import Beat, Job
 
 POLL_SECONDS = 0.25
 JOB_FILE = "job.json"
+STOP_SECONDS = 30.0
 
 
 def run_job(
@@ -35,83 +43,192 @@ def run_job(
     narrator: Narrator,
     max_restarts: int = 3,
     on_poll: Callable[[], None] | None = None,
+    vigil: Vigil | None = None,
+    on_out_of_memory: Callable[[OutOfMemory], Record | None] | None = None,
+    arguments: tuple[str, ...] = (),
+    on_start: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the worker until it is done; how often it had to be restarted."""
+    """Run the worker until it is done; how often it had to be restarted.
+
+    `on_out_of_memory` gives the job to go on with instead, or None where there is no smaller one.
+    """
+    watcher = _Watcher(name, folder, narrator, on_poll, vigil)
+    order = Job(
+        name=name, module=module, job_file=str(folder / JOB_FILE), folder=str(folder), arguments=arguments
+    )
+    restarts = Restarts(most=max_restarts)
     write_whole(folder / JOB_FILE, job.to_json())
-    order = Job(name=name, module=module, job_file=str(folder / JOB_FILE), folder=str(folder))
-    attempt = 0
-    while (code := _watch(local.start(order), folder, narrator, on_poll)) != errors.EXIT_DONE:
-        _raise_what_it_said(code, folder, name)
-        # Who was killed is started again; a fault of the program would only come again, so once.
-        if attempt >= (max_restarts if code < 0 else min(max_restarts, 1)):
-            raise _given_up(name, code, folder, crashes=attempt + 1)
-        narrator.word(f"{name} {_cause(code)}; starting it again from its last good point")
-        # Wait a little longer each time: a machine in trouble needs air.
-        threading.Event().wait(min(0.5 * 2**attempt, 30.0))
-        attempt += 1
-    return attempt
+    try:
+        while (code := watcher.attempt(order, on_start)) != errors.EXIT_DONE:
+            smaller = _job_that_fits(watcher.exhaustion(code), on_out_of_memory)
+            if smaller is not None:
+                write_whole(folder / JOB_FILE, smaller.to_json())
+                continue
+            _raise_what_it_said(code, folder, name)
+            pause = restarts.after_crash(code, done=watcher.furthest)
+            if pause is None:
+                raise _given_up(name, code, folder, crashes=restarts.in_a_row)
+            watcher.tell_restart(code, pause)
+            _wait(pause)
+    except (StoppedInOrder, Interrupted):
+        raise
+    except GraftError as failure:
+        if vigil is not None:
+            vigil.alarm.tell("failed", failure.what, why=failure.why, fix=failure.fix)
+        raise
+    return restarts.total
+
+
+class _Watcher:
+    """One worker after the other in the same folder."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        narrator: Narrator,
+        on_poll: Callable[[], None] | None,
+        vigil: Vigil | None,
+    ) -> None:
+        self._name, self._folder, self._narrator = name, folder, narrator
+        self._on_poll, self._vigil = on_poll, vigil
+        self._begun = 0.0
+        self._kills = 0
+        self.furthest = 0.0
+
+    def attempt(self, order: Job, on_start: Callable[[], None]) -> int:
+        """Start the worker and watch it to its end; its exit code."""
+        self._begun, self._kills = time.time(), kernel_kills()
+        (self._folder / ERROR_FILE).unlink(missing_ok=True)
+        on_start()
+        code = self._watch(local.start(order))
+        beat = self._own_beat()
+        if beat is not None:
+            self.furthest = max(self.furthest, beat.done)
+        if self._vigil is not None:
+            self._vigil.ended()
+        return code
+
+    def exhaustion(self, code: int) -> OutOfMemory | None:
+        """Whether the worker that ended so ran out of memory: by its own words, or by the evidence."""
+        said = _read_error(self._folder) if code > 0 else None
+        if said is not None and said["error"] == OutOfMemory.__name__:
+            return OutOfMemory(
+                said["what"], why=said["why"], fix=said["fix"], where=said["where"], figures=said["figures"]
+            )
+        beat = self._own_beat()
+        kills = kernel_kills() - self._kills
+        return killed_for_memory(code, kills=kills, vitals=beat.vitals if beat else None)
+
+    def tell_restart(self, code: int, pause: float) -> None:
+        words = f"{self._name} {_cause(code)}; starting it again from its last good point"
+        if pause > 2:
+            words += f" in {pause:.0f} s"
+        if self._vigil is not None:
+            self._vigil.alarm.tell("restarted", words)
+        else:
+            self._narrator.word(words)
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> int:
+        try:
+            while True:
+                try:
+                    return child.wait(timeout=POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    self._poll(child.pid)
+        except KeyboardInterrupt as interrupt:
+            self._narrator.word("stopping in good order; press Ctrl-C again to end it at once")
+            try:
+                local.stop(child, patience=self._patience())
+            except KeyboardInterrupt:
+                local.end(child)
+            raise how_it_ended() from interrupt
+        finally:
+            if child.poll() is None:
+                local.stop(child, patience=self._patience())
+            if self._on_poll is not None:
+                self._on_poll()
+
+    def _poll(self, pid: int) -> None:
+        beat = self._own_beat()
+        if beat is not None:
+            self._narrator.progress(
+                beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=self._detail(beat)
+            )
+        if self._vigil is not None:
+            self._vigil.look(pid)
+        if self._on_poll is not None:
+            self._on_poll()
+
+    def _detail(self, beat: Beat) -> dict[str, float | str]:
+        """What a person wants to see beside the bar: memory, and what the plan expected."""
+        detail = dict(beat.detail)
+        if beat.doing:
+            detail["doing"] = beat.doing
+        if beat.vitals is not None:
+            used = [device.memory_gib for device in beat.vitals.devices if device.memory_gib is not None]
+            detail["memory_gib"] = sum(used) if used else beat.vitals.memory_gib
+        if self._vigil is not None:
+            detail["expected_step_seconds"] = self._vigil.expected_seconds
+        return detail
+
+    def _own_beat(self) -> Beat | None:
+        """The heartbeat, if it is not what the worker before this one left."""
+        beat = read_beat(self._folder)
+        return beat if beat is not None and beat.started >= self._begun else None
+
+    def _patience(self) -> float:
+        """A step and a checkpoint must find their end, however long a step takes."""
+        beat = self._own_beat()
+        step = float(beat.detail.get("step_seconds", 0.0)) if beat else 0.0
+        return STOP_SECONDS + 5 * step
+
+
+def _job_that_fits(
+    exhausted: OutOfMemory | None, on_out_of_memory: Callable[[OutOfMemory], Record | None] | None
+) -> Record | None:
+    return on_out_of_memory(exhausted) if exhausted is not None and on_out_of_memory is not None else None
+
+
+def _wait(seconds: float) -> None:
+    try:
+        threading.Event().wait(seconds)
+    except KeyboardInterrupt as interrupt:
+        raise how_it_ended() from interrupt
 
 
 def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFailed:
     return WorkerFailed(
-        f"{name} crashed {crashes} time(s); the last time it {_cause(code)}",
+        f"{name} crashed {crashes} time(s) without progress; the last time it {_cause(code)}",
         why=local.last_words(folder) or "it left no output",
         fix="look at the log; what was done so far is kept, the same command goes on from there",
         where=str(folder / local.LOG_FILE),
     )
 
 
-def _watch(
-    child: subprocess.Popen[bytes], folder: Path, narrator: Narrator, on_poll: Callable[[], None] | None
-) -> int:
-    try:
-        while True:
-            try:
-                return child.wait(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                _pass_on(child.pid, folder, narrator)
-                if on_poll is not None:
-                    on_poll()
-    except KeyboardInterrupt as interrupt:
-        narrator.word("stopping in good order; press Ctrl-C again to end it at once")
-        try:
-            local.stop(child)
-        except KeyboardInterrupt:
-            child.kill()
-            child.wait()
-        raise Interrupted(
-            "interrupted", fix="run the same command again: it goes on from the last good point"
-        ) from interrupt
-    finally:
-        if child.poll() is None:
-            local.stop(child)
-        if on_poll is not None:
-            on_poll()
-
-
-def _pass_on(pid: int, folder: Path, narrator: Narrator) -> None:
-    beat = read_beat(folder)
-    if beat is not None and beat.pid == pid:
-        narrator.progress(
-            beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
-        )
-
-
 def _raise_what_it_said(code: int, folder: Path, name: str) -> None:
     """An expected error is passed on as it is; a crash is left to the caller."""
-    if code == errors.EXIT_RESUME_ME:
+    if code == errors.EXIT_RESUME_ME and _read_error(folder) is None:
         raise StoppedInOrder(
             f"{name} was stopped in good order", fix="run the same command again: it goes on from here"
         )
+    said = _read_error(folder) if code > 0 else None
+    if said is None:
+        return
+    kind = getattr(errors, said["error"], None)
+    known = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
+    for candidate in (errors.AnswerIsNo, errors.UserMistake, errors.EnvironmentLacks):
+        if known is None and candidate.exit_code == said["exit_code"]:
+            known = candidate
+    raise (known or WorkerFailed)(said["what"], why=said["why"], fix=said["fix"], where=said["where"])
+
+
+def _read_error(folder: Path) -> dict[str, Any] | None:
     path = folder / ERROR_FILE
-    if code > 0 and path.exists():
-        said = json.loads(path.read_text())
-        kind = getattr(errors, said["error"], None)
-        known = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
-        for candidate in (errors.AnswerIsNo, errors.UserMistake, errors.EnvironmentLacks):
-            if known is None and candidate.exit_code == said["exit_code"]:
-                known = candidate
-        raise (known or WorkerFailed)(said["what"], why=said["why"], fix=said["fix"], where=said["where"])
+    if not path.exists():
+        return None
+    said: dict[str, Any] = json.loads(path.read_text())
+    return said
 
 
 def _cause(code: int) -> str:

@@ -32,20 +32,22 @@ class Workplace:
     @property
     def model(self) -> str:
         """Which of the project's models is worked on: the one that was asked for, or the main one."""
+        known = self.project.settings
         if self.asked_model is None:
-            return self.settings.main_model
-        if self.asked_model not in self.settings.all_models:
+            return known.main_model
+        if self.asked_model not in known.all_models:
             raise UserMistake(
                 f"there is no model {self.asked_model!r} in this project",
-                why=f"graft.yaml names: {', '.join(self.settings.all_models)}",
+                why=f"graft.yaml names: {', '.join(known.all_models)}",
                 fix="name one of these, or add it under models:",
                 where="--model",
             )
         return self.asked_model
 
-    @property
+    @cached_property
     def settings(self) -> ProjectSettings:
-        return self.project.settings
+        """The project's settings as the model that is worked on has them."""
+        return self.project.settings.of_model(self.model)
 
     @cached_property
     def base(self) -> Base:

@@ -86,7 +86,9 @@ MEMORY = "peak_memory_gib"
 ALWAYS_MEASURED = (TRUNCATED, LATENCY, MEMORY)
 """Measured with every evaluation, whether graft.yaml names them or not."""
 
-RATES = frozenset({*METRICS, TRUNCATED})
+OF_ANSWERS = (*METRICS, TRUNCATED)
+"""What can be told from an answer alone."""
+RATES = frozenset(OF_ANSWERS)
 LOWER_IS_BETTER = frozenset(ALWAYS_MEASURED)
 
 

@@ -12,7 +12,8 @@ from graftwork.records.base import Record
 Bound = Literal["lower", "upper", "value"]
 
 
-def _require_known(name: str, known: tuple[str, ...]) -> None:
+def require_known(name: str, known: tuple[str, ...]) -> None:
+    """A metric that is not there is refused, with the nearest one that is."""
     if name not in known:
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -45,7 +46,7 @@ class EvaluateSettings(Record):
         if not names:
             raise ValueError("name at least one metric")
         for name in names:
-            _require_known(name, tuple(METRICS))
+            require_known(name, tuple(METRICS))
         return tuple(dict.fromkeys(names))
 
 
@@ -64,7 +65,7 @@ class Rule(Record):
 
     @model_validator(mode="after")
     def _one_limit_that_fits(self) -> Self:
-        _require_known(self.metric, (*METRICS, *ALWAYS_MEASURED))
+        require_known(self.metric, (*METRICS, *ALWAYS_MEASURED))
         if (self.over is None) == (self.under is None):
             raise ValueError(f"the rule for {self.metric} needs `over` or `under`, and not both")
         if self.metric in RATES and not 0 <= self.limit <= 1:
@@ -105,5 +106,5 @@ class GateSettings(Record):
     @classmethod
     def _primary_is_known(cls, name: str | None) -> str | None:
         if name is not None:
-            _require_known(name, tuple(METRICS))
+            require_known(name, tuple(METRICS))
         return name

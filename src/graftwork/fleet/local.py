@@ -4,7 +4,9 @@ In: a Job. Out: a running child whose output goes to `worker.log` in the job's f
 asked to stop when its parent dies. Does not restart anything: that is the supervisor's business.
 """
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ LOG_FILE = "worker.log"
 
 
 def start(job: Job) -> subprocess.Popen[bytes]:
-    """Start the job's module with the job's file as its only argument."""
+    """Start the job's module with its arguments: the job's file, where it names no others."""
     folder = Path(job.folder)
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
@@ -30,7 +32,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     }
     with (folder / LOG_FILE).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", job.module, job.job_file],
+            [sys.executable, "-m", job.module, *(job.arguments or (job.job_file,))],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -47,7 +49,15 @@ def stop(child: subprocess.Popen[bytes], *, patience: float = 30.0) -> int:
         try:
             child.wait(timeout=patience)
         except subprocess.TimeoutExpired:
-            child.kill()
+            end(child)
+    return child.wait()
+
+
+def end(child: subprocess.Popen[bytes]) -> int:
+    """End the child at once, and whatever it started: it leads a session of its own."""
+    if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
     return child.wait()
 
 

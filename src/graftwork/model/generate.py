@@ -39,7 +39,9 @@ class Generator:
 
     def __init__(self, model: Any, *, stop_tokens: Iterable[int]) -> None:
         self._model = model
-        model.set_attn_implementation(attention.register())
+        # A family that caps its scores (Gemma 2) keeps the attention that does so.
+        if model.config._attn_implementation == "sdpa":
+            model.set_attn_implementation(attention.register())
         self._stop = frozenset(stop_tokens)
         self._device = next(model.parameters()).device
 

@@ -5,17 +5,24 @@ In: a folder. Out: a transformers model in evaluation mode. Runs nothing that ca
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.files.digest import file_digest
+from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 if TYPE_CHECKING:
     import torch
 
 
-def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
-    """The decoder with every parameter frozen. Never reaches for the network."""
+def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four_bits: bool = False) -> Any:
+    """The decoder with every parameter frozen. Never reaches for the network.
+
+    With `four_bits`, the linear layers of its blocks are quantised on the way to the device, one by
+    one: the device never holds more than one of them whole. The host holds the model in `dtype` while
+    it is read.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import torch
@@ -35,7 +42,6 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> A
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
-            attn_implementation="sdpa",
         )
     except (OSError, ValueError) as error:
         raise EnvironmentLacks(
@@ -45,7 +51,33 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> A
             where=str(folder),
         ) from error
     model.requires_grad_(False)
+    if four_bits:
+        quantise_blocks(model, device=device)
     return model.to(device).eval()
+
+
+def quantise_blocks(model: Any, *, device: str) -> int:
+    """Put the linear layers of the blocks into four bits; how many were. What has no whole blocks stays."""
+    from torch import nn
+
+    from graftwork.model.nf4 import can_quantise, quantise_linear
+    from graftwork.model.parts import block_linears
+
+    done = 0
+    # Names, not layers: whoever still held them would keep all weights whole to the end.
+    for path in [path for _, path, _ in block_linears(model)]:
+        layer = model.get_submodule(path)
+        if isinstance(layer, nn.Linear) and can_quantise(layer.weight):
+            parent, _, leaf = path.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, quantise_linear(layer, device=device))
+            done += 1
+    if not done:
+        raise UserMistake(
+            "no layer of this base can be kept in 4 bits",
+            why="none of its linear layers has a multiple of 64 inputs, or it keeps them transposed (GPT-2)",
+            fix="set `train.method: lora`",
+        )
+    return done
 
 
 def use_threads(threads: int | None) -> int:
@@ -57,21 +89,39 @@ def use_threads(threads: int | None) -> int:
     return count
 
 
-def tensors_digest(tensors: dict[str, "torch.Tensor"]) -> str:
-    """One hash over names, types and bytes of tensors."""
+def tensors_digest(
+    tensors: dict[str, "torch.Tensor"], *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None
+) -> str:
+    """One hash over names, types and bytes of tensors; `whole` gathers one that lies in parts."""
     import torch
 
     outer = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
+        tensor = tensors[name] if whole is None else whole(tensors[name])
+        tensor = tensor.detach().cpu().contiguous()
         outer.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         outer.update(tensor.view(torch.uint8).numpy().data if tensor.dim() else tensor.numpy().tobytes())
     return outer.hexdigest()
 
 
-def base_digest(model: Any) -> str:
-    """The weights in memory that no training may change."""
+def base_digest(model: Any, *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None) -> str:
+    """The weights in memory that no training may change, codes of quantised ones included."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     # An adapter wraps a layer and so lengthens its name; the weights are the same.
     return tensors_digest(
-        {n.replace(".base_layer", ""): p for n, p in model.named_parameters() if ".lora_" not in n}
+        {
+            name.replace(".base_layer", ""): tensor
+            for name, tensor in (*model.named_parameters(), *buffers.items())
+            if ".lora_" not in name
+        },
+        whole=whole,
     )
+
+
+def base_files_digest(folder: Path) -> str:
+    """The weights on disk: the proof where those in memory are what is trained."""
+    outer = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        outer.update(f"{path.name} {file_digest(path)}\n".encode())
+    return outer.hexdigest()

@@ -9,7 +9,9 @@ import platform
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from graftwork.records.plan import DeviceFacts
 
@@ -22,14 +24,56 @@ def describe_device(*, threads: int | None = None) -> DeviceFacts:
 
 
 def probe_device(*, threads: int | None = None) -> DeviceFacts:
-    """The same with a measured matrix rate; without it where torch is not installed."""
+    """The card where there is one, else the processor, with a measured matrix rate.
+
+    Without it where torch is not installed. `CUDA_VISIBLE_DEVICES=` hides a card from everybody.
+    """
     facts = describe_device(threads=threads)
-    command = [sys.executable, "-m", "graftwork.model.probe", str(facts.threads)]
+    found = _probe(facts.threads)
+    return facts if found is None else facts.model_copy(update={**found, "certainty": "probed"})
+
+
+@cache
+def _probe(threads: int) -> dict[str, Any] | None:
+    """Once a process: a project of seven models need not ask the same machine seven times."""
+    command = [sys.executable, "-m", "graftwork.model.probe", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return facts
-    gflops = float(json.loads(done.stdout.splitlines()[-1])["gflops"])
-    return facts.model_copy(update={"gflops": gflops, "certainty": "probed"})
+    found: dict[str, Any] | None = None if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(threads: int) -> dict[str, Any]:
+    """What this machine trains on, and how fast that multiplies."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"gflops": measure_gflops(threads)}
+    card = torch.cuda.get_device_properties(0)
+    # Several cards share one run: the oldest decides.
+    ages = [torch.cuda.get_device_capability(at) for at in range(torch.cuda.device_count())]
+    return {
+        "kind": "cuda",
+        "name": card.name,
+        "memory_gib": card.total_memory / 2**30,
+        "capability": min(major + minor / 10 for major, minor in ages),
+        "gflops": _measure_card(),
+    }
+
+
+def _measure_card() -> float:
+    """Median rate of products of half precision as large as those of a decoder's layers."""
+    import torch
+
+    x, w = (torch.randn(4096, 4096, device="cuda", dtype=torch.float16) for _ in range(2))
+    rates: list[float] = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(8):
+            torch.mm(x, w)
+        torch.cuda.synchronize()
+        rates.append(8 * 2 * 4096**3 / (time.perf_counter() - begun) / 1e9)
+    return sorted(rates)[len(rates) // 2]
 
 
 def measure_gflops(threads: int) -> float:
@@ -58,4 +102,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"gflops": measure_gflops(int(sys.argv[1]))}))
+    print(json.dumps(measure(int(sys.argv[1]))))

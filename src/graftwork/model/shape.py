@@ -1,19 +1,58 @@
 """The numbers of a decoder, read from its config.json; and how many parameters they make.
 
-Pure but for reading one small file. Needs no torch.
+What one family has otherwise than Llama is read from the headers of its weights. Pure but for reading
+these small pieces. Needs no torch.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape
 
-LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+OLD_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+}
+"""What GPT-2 and its kin call them."""
 
 
 def read_shape(folder: Path) -> ModelShape:
-    config = json.loads((folder / "config.json").read_text())
+    """The shape that the config states, and beside it what the weights say otherwise."""
+    config = _read_config(folder)
+    shape = _stated_shape(config, folder)
+    transposed = config.get("model_type") == "gpt2"
+    counted = count_tensors(read_sizes(folder), tied=shape.tied_embeddings, transposed=transposed)
+    if counted is None:
+        return shape
+    other = counted.linears != linear_sizes(shape)
+    return shape.model_copy(
+        update={
+            "linears": counted.linears if other else {},
+            "parameters": counted.parameters if counted.parameters != total_parameters(shape) else None,
+            "block_parameters": counted.block if counted.block != layer_parameters(shape) else None,
+        }
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """config.json with the names of today."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    for name, old in OLD_NAMES.items():
+        if name not in config and config.get(old) is not None:
+            config[name] = config[old]
+    if "n_embd" in config and "intermediate_size" not in config:
+        config["intermediate_size"] = 4 * config["n_embd"]
+    return config
+
+
+def _stated_shape(config: dict[str, Any], folder: Path) -> ModelShape:
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
@@ -25,7 +64,7 @@ def read_shape(folder: Path) -> ModelShape:
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
-            tied_embeddings=config.get("tie_word_embeddings", False),
+            tied_embeddings=config.get("tie_word_embeddings", "n_embd" in config),
             max_positions=config.get("max_position_embeddings", 2048),
         )
     except KeyError as missing:
@@ -37,8 +76,10 @@ def read_shape(folder: Path) -> ModelShape:
         ) from missing
 
 
-def linear_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each linear layer of a block."""
+def linear_sizes(shape: ModelShape) -> Mapping[str, tuple[int, int]]:
+    """(inputs, outputs) of each linear layer of a block, by the end of its path."""
+    if shape.linears:
+        return shape.linears
     h, i = shape.hidden_size, shape.intermediate_size
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     return {
@@ -52,15 +93,40 @@ def linear_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
     }
 
 
+def linear_names(shape: ModelShape) -> tuple[str, ...]:
+    """The names that adapters are targeted by; two layers of a block can share one."""
+    return tuple(dict.fromkeys(path.rsplit(".", 1)[-1] for path in linear_sizes(shape)))
+
+
 def layer_parameters(shape: ModelShape) -> int:
+    if shape.block_parameters is not None:
+        return shape.block_parameters
     return sum(a * b for a, b in linear_sizes(shape).values()) + 2 * shape.hidden_size
 
 
 def total_parameters(shape: ModelShape) -> int:
+    if shape.parameters is not None:
+        return shape.parameters
     embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
     return embeddings + shape.layers * layer_parameters(shape) + shape.hidden_size
 
 
-def adapter_parameters(shape: ModelShape, *, rank: int, targets: tuple[str, ...], layers: int) -> int:
-    sizes = linear_sizes(shape)
-    return layers * sum(rank * (sizes[t][0] + sizes[t][1]) for t in targets)
+def adapter_parameters(
+    shape: ModelShape,
+    *,
+    rank: int,
+    targets: tuple[str, ...],
+    layers: int,
+    ranks: Mapping[str, int] | None = None,
+    method: str = "lora",
+) -> int:
+    """What is trained: the adapters of `layers` layers, or with `full` their weights themselves."""
+    if method == "full":
+        return total_parameters(shape) if layers == shape.layers else layers * layer_parameters(shape)
+    count = 0
+    for path, (inputs, outputs) in linear_sizes(shape).items():
+        name = path.rsplit(".", 1)[-1]
+        if name in targets:
+            count += (ranks or {}).get(name, rank) * (inputs + outputs)
+            count += outputs if method == "dora" else 0
+    return layers * count

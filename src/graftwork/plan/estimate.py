@@ -12,7 +12,7 @@ from graftwork.plan.memory import MemoryParts, training_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second
 from graftwork.records.figure import Figure
-from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, Plan, Workload
+from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, Plan, Tuning, Workload
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB = 2**30
@@ -30,15 +30,26 @@ def make_plan(
     train: dict[str, Any],
     dtype: str = "float32",
     learned: tuple[float, ...] = (),
+    tuning: Tuning | None = None,
 ) -> Plan:
-    """Say what will happen."""
+    """Say what will happen. With a tuning, memory is what it was tuned to."""
     parameters = total_parameters(shape)
-    trainable = adapter_parameters(shape, rank=work.rank, targets=work.targets, layers=work.adapted_layers)
+    trainable = adapter_parameters(
+        shape,
+        rank=work.rank,
+        targets=work.targets,
+        layers=work.adapted_layers,
+        ranks=work.ranks,
+        method=work.method,
+    )
     steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
     tokens = sum(work.lengths) * work.epochs
-    speed = tokens_per_second(shape, work, device, learned=learned)
+    speed = tokens_per_second(shape, work, device, learned=learned, tuning=tuning)
     parts = training_memory(shape, work, parameters=parameters, trainable=trainable, width=BYTES[dtype])
     memory = Figure.about(parts.total / GIB, down=0.85, up=1.2, unit="GiB")
+    if tuning is not None:
+        # The engine measures, and keeps less where that was too much.
+        memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
     minutes = _minutes(work, tokens, speed)
     limit = settings.memory_limit_gib or device.memory_gib
     fits = memory.high <= limit and minutes.value <= (settings.time_limit_minutes or math.inf)
@@ -46,7 +57,7 @@ def make_plan(
         base=base,
         base_fingerprint=base_fingerprint,
         dataset_hash=dataset_hash,
-        method="lora",
+        method=work.method,
         dtype=dtype,
         device=device,
         certainty=_certainty(device, learned),
@@ -60,6 +71,7 @@ def make_plan(
         tokens_per_second=speed,
         minutes=minutes,
         fits=fits,
+        tuning=tuning,
         train=train,
         notes=_notes(parts, memory, minutes, limit=limit, settings=settings),
     )

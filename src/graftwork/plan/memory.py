@@ -4,10 +4,14 @@ The formulas are those of a decoder with RMSNorm and a gated MLP, trained in one
 bytes: what the backward pass needs of each layer, counted tensor by tensor.
 """
 
+from graftwork.model.shape import linear_sizes
 from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape, Workload
 
 ADAM_STATES = 2
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Codes, a byte for the scale of 64, and the scale of 256 of these."""
+
 RUNTIME_GIB = 0.50
 """Interpreter, torch and transformers, resident, before the model is loaded (measured on CPU)."""
 
@@ -40,12 +44,23 @@ def training_memory(
     replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     return MemoryParts(
         runtime=RUNTIME_GIB * 2**30,
-        weights=parameters * width,
-        adapter=2 * trainable * width,
-        optimizer=ADAM_STATES * trainable * width,
+        weights=weight_bytes(shape, work, parameters=parameters, width=width),
+        # What is trained is kept in float32, with its gradient; full weights were counted already.
+        adapter=(1 if work.method == "full" else 2) * trainable * 4,
+        optimizer=ADAM_STATES * trainable * 4,
         activations=FRAGMENTATION * padded * work.adapted_layers * layer_bytes(shape, work, width=width),
         logits=3 * replies * shape.vocab_size * 4,
     )
+
+
+def weight_bytes(shape: ModelShape, work: Workload, *, parameters: int, width: int) -> float:
+    """The base as it is held: in `width` bytes, in 4 bits but for embeddings, or in float32 to be learned."""
+    if work.method == "full":
+        return parameters * 4
+    if work.method != "qlora":
+        return parameters * width
+    small = shape.layers * sum(a * b for a, b in linear_sizes(shape).values() if a % 64 == 0)
+    return (parameters - small) * width + small * NF4_BYTES
 
 
 def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:

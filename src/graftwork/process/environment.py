@@ -5,4 +5,6 @@ WORKER_ENVIRONMENT = {
     # whole cores on a shared machine (the same generation took three times as long); without any
     # spinning training on a quiet one loses a tenth.
     "GOMP_SPINCOUNT": "30000",
+    # What a card's allocator holds is then what it needs, and not what its fixed pieces leave over.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }

@@ -1,35 +1,43 @@
 """The heartbeat file: written by the worker inside its work, read by whoever asks.
 
 `Heart` also beats from a thread, so that a long single operation (a model that loads, a step that
-takes a minute) does not look like death; `done` moves only when the work itself moves.
+takes a minute) does not look like death; `done` moves only when the work itself moves. `move` says
+what is being done inside a step, and with `vitals` the thread takes those of the machine too.
 """
 
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from graftwork.files.whole import write_whole
-from graftwork.records.job import Beat, Health
+from graftwork.process.vitals import Sampler
+from graftwork.records.errors import GraftError
+from graftwork.records.job import Beat
 
 HEARTBEAT_FILE = "heartbeat.json"
-SLOW_FACTOR = 3.0
-STUCK_FACTOR = 10.0
-DEAD_AFTER_SECONDS = 30.0
+WAITING_FOR_DATA = "data"
+LEAST_SECONDS = 0.2
+"""Between two writes of quick beats: steps of milliseconds must not wait for the file."""
 
 
 class Heart:
     """Use as a context manager around the work; call `beat` whenever the work moves."""
 
-    def __init__(self, folder: Path, *, interval: float = 2.0) -> None:
+    def __init__(self, folder: Path, *, interval: float = 2.0, vitals: bool = False) -> None:
         self._path = folder / HEARTBEAT_FILE
         self._interval = interval
         self._started = time.time()
         self._moved = self._started
+        self._doing, self._doing_since = "", self._started
+        self._spent: dict[str, float] = {}
+        self._written = 0.0
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._sampler = Sampler(folder) if vitals else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
         self._beat = Beat(
             pid=os.getpid(), phase="starting", done=0, total=0, at=self._started, started=self._started
@@ -45,7 +53,8 @@ class Heart:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        self._write()
+        with suppress(GraftError):
+            self._write()
 
     def beat(
         self,
@@ -59,7 +68,10 @@ class Heart:
         """The work moved."""
         now = time.time()
         with self._lock:
-            self._moved = now
+            self._enter("", now)
+            due = phase != self._beat.phase or done == total or now - self._written >= LEAST_SECONDS
+            if self._sampler is not None and phase != self._beat.phase:
+                self._sampler.begin_phase()
             self._beat = Beat(
                 pid=os.getpid(),
                 phase=phase,
@@ -70,43 +82,57 @@ class Heart:
                 seconds_left=seconds_left,
                 detail=detail,
             )
-        self._write()
+        if due:
+            # Work that stands on a full disk goes on; it will say so itself where that matters.
+            with suppress(GraftError):
+                self._write()
 
-    def move(self) -> None:
+    def move(self, doing: str = "") -> None:
         """The work moves, within what the last beat named: nothing is written, the thread will."""
         with self._lock:
-            self._moved = time.time()
+            self._enter(doing, time.time())
+
+    def _enter(self, doing: str, now: float) -> None:
+        """Add what was done until now to its account, and open that of what comes."""
+        if self._doing:
+            self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._doing_since
+        self._moved, self._doing, self._doing_since = now, doing, now
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            self._write()
+            self._sample()
+            try:
+                self._write()
+            except GraftError:
+                # The disk may have room again the next time; the work itself will say it if not.
+                continue
+
+    def _sample(self) -> None:
+        if self._sampler is None or not self._sampler.due():
+            return
+        with self._lock:
+            spent, self._spent = self._spent, {}
+        inside = sum(spent.values())
+        share = spent.get(WAITING_FOR_DATA, 0.0) / inside if inside else None
+        self._sampler.sample(data_share=share)
 
     def _write(self) -> None:
         with self._lock:
-            still = time.time() - self._moved
+            now = self._written = time.time()
             beat = self._beat.model_copy(
-                update={"at": time.time(), "detail": {**self._beat.detail, "seconds_since_move": still}}
+                update={
+                    "at": now,
+                    "doing": self._doing,
+                    "detail": {**self._beat.detail, "seconds_since_move": now - self._moved},
+                    "vitals": self._sampler.latest if self._sampler else None,
+                }
             )
         write_whole(self._path, beat.to_json(), durable=False)
 
 
 def read_beat(folder: Path) -> Beat | None:
-    path = folder / HEARTBEAT_FILE
-    return Beat.from_json(path.read_bytes()) if path.exists() else None
-
-
-def judge(beat: Beat | None, *, alive: bool, now: float, expected_seconds: float) -> tuple[Health, str]:
-    """Working, slow, stuck or gone, with the reason. Pure: the caller brings the clock."""
-    if beat is None:
-        return ("starting", "no heartbeat yet") if alive else ("gone", "it left no heartbeat")
-    if not alive:
-        return "gone", f"process {beat.pid} is not running; it last did: {beat.phase}"
-    silent = now - beat.at
-    if silent > DEAD_AFTER_SECONDS:
-        return "stuck", f"no heartbeat for {silent:.0f} s: the process is frozen or starved"
-    still = float(beat.detail.get("seconds_since_move", 0.0))
-    if still > STUCK_FACTOR * expected_seconds:
-        return "stuck", f"{beat.phase} has not moved for {still:.0f} s (expected {expected_seconds:.1f} s)"
-    if still > SLOW_FACTOR * expected_seconds:
-        return "slow", f"{beat.phase} has not moved for {still:.0f} s (expected {expected_seconds:.1f} s)"
-    return "working", f"{beat.phase} {beat.done:.0f} of {beat.total:.0f}"
+    """The last beat; None where there is none, or one that this version cannot read."""
+    try:
+        return Beat.from_json((folder / HEARTBEAT_FILE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None

@@ -1,11 +1,111 @@
-"""How much memory this process took at most."""
+"""Memory of this process and of the machine, or the container, that it runs in.
 
+Out: figures in GiB, None where the system does not tell. Reads /proc and the control groups of both
+versions; elsewhere only the high-water mark is known.
+"""
+
+import re
 import resource
 import sys
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+GIB = 2**30
+_NO_LIMIT = 2**60
+"""Control groups of version 1 say a number near 2^63 where they mean none."""
 
 
 def peak_memory_gib() -> float:
     """The high-water mark of resident memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     bytes_ = peak if sys.platform == "darwin" else peak * 1024
-    return float(bytes_ / 2**30)
+    return float(bytes_ / GIB)
+
+
+def resident_gib() -> float:
+    """What this process holds now; the high-water mark where the system does not tell."""
+    pages = _read(PROC / "self" / "statm").split()
+    return int(pages[1]) * resource.getpagesize() / GIB if len(pages) > 1 else peak_memory_gib()
+
+
+def machine_memory() -> dict[str, float]:
+    """`limit`, `free` and `swap_used` as far as they are known; a container's limit where it is lower."""
+    found = parse_meminfo(_read(PROC / "meminfo"))
+    limit, used = _container()
+    if limit is not None and limit < found.get("limit", _NO_LIMIT):
+        found["limit"] = limit
+        if used is not None:
+            found["free"] = min(found.get("free", limit), max(limit - used, 0.0))
+    return found
+
+
+def parse_meminfo(text: str) -> dict[str, float]:
+    """The lines of /proc/meminfo that matter, in GiB."""
+    lines = {name: int(number) * 1024 / GIB for name, number in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
+    found = {}
+    if "MemTotal" in lines:
+        found["limit"] = lines["MemTotal"]
+    if "MemAvailable" in lines:
+        found["free"] = lines["MemAvailable"]
+    if "SwapTotal" in lines and "SwapFree" in lines:
+        found["swap_used"] = lines["SwapTotal"] - lines["SwapFree"]
+    return found
+
+
+def swapped_pages() -> int | None:
+    """Pages that the machine has moved in and out of swap since it started."""
+    counts = parse_counts(_read(PROC / "vmstat"))
+    return counts["pswpin"] + counts["pswpout"] if {"pswpin", "pswpout"} <= counts.keys() else None
+
+
+def kernel_kills() -> int:
+    """How often the kernel has killed for want of memory, here and in this container."""
+    host = parse_counts(_read(PROC / "vmstat")).get("oom_kill", 0)
+    group = _own_group()
+    inside = parse_counts(_read(group / "memory.events")).get("oom_kill", 0) if group else 0
+    return max(host, inside)
+
+
+def parse_counts(text: str) -> dict[str, int]:
+    """Lines of a name and a number."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _container() -> tuple[float | None, float | None]:
+    """Limit and use of the control group, without the file cache that the kernel would give back."""
+    group = _own_group()
+    if group is not None:
+        limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        cache = parse_counts(_read(group / "memory.stat")).get("inactive_file", 0)
+    else:
+        old = CGROUPS / "memory"
+        limit, used = _number(old / "memory.limit_in_bytes"), _number(old / "memory.usage_in_bytes")
+        cache = parse_counts(_read(old / "memory.stat")).get("total_inactive_file", 0)
+    if limit is None or limit >= _NO_LIMIT:
+        return None, None
+    return limit / GIB, max(used - cache, 0) / GIB if used is not None else None
+
+
+def _own_group() -> Path | None:
+    """The folder of this process's control group of version 2."""
+    match = re.search(r"^0::(/.*)$", _read(PROC / "self" / "cgroup"), re.M)
+    if match is None:
+        return None
+    for folder in (CGROUPS / match.group(1).lstrip("/"), CGROUPS):
+        if (folder / "memory.max").exists():
+            return folder
+    return None
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -8,13 +8,16 @@ import json
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
 from graftwork.files.whole import write_whole
 from graftwork.process import lock
+from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
 from graftwork.process.parent import stop_with_parent
 from graftwork.records.base import Record
 from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvironmentLacks, GraftError
@@ -27,21 +30,33 @@ stop_asked = threading.Event()
 """Set by SIGTERM: the worker ends at its next safe point and asks to be resumed."""
 
 
-def run_worker(kind: type[J], folder_of: Callable[[J], Path], work: Callable[[J], None]) -> int:
-    """Read the job, hold its folder, work; turn expected errors into `error.json`."""
+def run_worker(
+    kind: type[J], folder_of: Callable[[J], Path], work: Callable[[J], None], *, first: bool = True
+) -> int:
+    """Read the job, hold its folder, work; turn expected errors into `error.json`.
+
+    Of several processes that do one job together, the `first` holds the folder for all.
+    """
     job = kind.from_json(Path(sys.argv[1]).read_bytes())
     folder = folder_of(job)
     signal.signal(signal.SIGTERM, _ask_to_stop)
     stop_with_parent()
     try:
-        with lock.hold(folder):
-            (folder / ERROR_FILE).unlink(missing_ok=True)
+        with lock.hold(folder) if first else nullcontext():
+            if first:
+                (folder / ERROR_FILE).unlink(missing_ok=True)
             try:
                 work(job)
             except ModuleNotFoundError as missing:
                 return _leave(folder, _lacks(missing))
             except GraftError as error:
                 return _leave(folder, error)
+            except Exception as error:
+                if not is_exhaustion(error):
+                    raise
+                # The log gets the whole story, whoever watches the figures.
+                traceback.print_exc()
+                return _leave(folder, explain_exhaustion(error))
     except GraftError as error:
         print(json.dumps(error.as_json()), file=sys.stderr)
         return error.exit_code

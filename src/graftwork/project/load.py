@@ -57,9 +57,8 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         line = next((lines[told_at[:n]] for n in range(len(told_at), 0, -1) if told_at[:n] in lines), 1)
         where = f"{path}:{line}"
         if concerned:
-            raise UserMistake(
-                f"{name}: {_plain(first['msg'])}", why=why, fix=_say_change(concerned, lines), where=where
-            ) from error
+            told = f"{name}: {_plain(first['msg'])}" if name else _plain(first["msg"])
+            raise UserMistake(told, why=why, fix=_say_change(concerned, lines), where=where) from error
         if first["type"] == "extra_forbidden":
             raise UserMistake(f"unknown key {name!r}", why=why, fix=_nearest(key), where=where) from error
         if first["type"] == "missing":

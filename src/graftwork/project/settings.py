@@ -1,16 +1,18 @@
 """The whole of graft.yaml: each stage's settings stand in that stage; here they are put together."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.evaluate.settings import EvaluateSettings, GateSettings
+from graftwork.evaluate.metrics import OF_ANSWERS
+from graftwork.evaluate.settings import EvaluateSettings, GateSettings, require_known
 from graftwork.plan.settings import PlanSettings
+from graftwork.project.partial import merge, part_of
 from graftwork.records.base import Record
 from graftwork.registry.settings import ReleaseSettings
 from graftwork.serve.settings import ServeSettings
-from graftwork.train.settings import TrainSettings
+from graftwork.train.settings import LOSS, TrainSettings
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """Names become parts of folders, releases and addresses."""
@@ -19,13 +21,31 @@ ModelName = Annotated[str, Field(pattern=NAME)]
 THE_ONLY_MODEL = "main"
 
 
+FROM_MAIN = "main"
+"""Of `train.start_from`: the adapter of the main model."""
+
+if TYPE_CHECKING:
+    PartOfTraining = TrainSettings
+else:
+    PartOfTraining = part_of(TrainSettings)
+
+
+class OneModel(ModelSettings):
+    """One of the project's models: its rows, and what of its base and training differs from the rest."""
+
+    base: str | None = Field(None, description="Another base model than the project's.")
+    train: PartOfTraining = Field(
+        default_factory=PartOfTraining, description="What is trained otherwise than under `train:`."
+    )
+
+
 class ProjectSettings(Record):
     """One project: its logs, its base model, and what each stage does with them."""
 
     project: str = Field(pattern=NAME, description="Name of the project; releases carry it.")
     base: str = Field("smollm2-135m-instruct", description="The base model: the embedded one or a folder.")
     data: DataSettings = Field(description="From logs to a dataset.")
-    models: dict[ModelName, ModelSettings] = Field(
+    models: dict[ModelName, OneModel] = Field(
         {},
         description="The models made from the same logs, by name, the main one first; "
         "one model with every row if none is named.",
@@ -47,5 +67,52 @@ class ProjectSettings(Record):
 
     @property
     def all_models(self) -> dict[str, ModelSettings]:
-        """Every model that is prepared, the main one first."""
-        return dict(self.models) or {THE_ONLY_MODEL: ModelSettings()}
+        """Every model that is prepared, the main one first: what its dataset depends on."""
+        fields = set(ModelSettings.model_fields)
+        return {
+            name: ModelSettings.model_validate(model.model_dump(include=fields))
+            for name, model in self.models.items()
+        } or {THE_ONLY_MODEL: ModelSettings()}
+
+    def of_model(self, name: str) -> Self:
+        """The settings as this model has them: its own base and training in the project's place."""
+        model = self.models.get(name, OneModel())
+        train = merge(self.train, model.train)
+        if name == self.main_model and train.start_from == FROM_MAIN and model.train.start_from != FROM_MAIN:
+            # Said for all under `train:`, it is meant for the specialists.
+            train = train.model_copy(update={"start_from": None})
+        return self.model_copy(update={"base": model.base or self.base, "train": train})
+
+    @field_validator("train")
+    @classmethod
+    def _looks_are_by_a_known_metric(cls, train: TrainSettings) -> TrainSettings:
+        """Training does not know the metrics of evaluation; the project knows both."""
+        require_examinable(train, where="examine.metric")
+        return train
+
+    @model_validator(mode="after")
+    def _each_model_can_be_trained(self) -> Self:
+        for name in self.models:
+            try:
+                own = self.of_model(name)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                raise ValueError(f"models.{name}.train: {first['msg']}") from error
+            require_examinable(own.train, where=f"models.{name}.train.examine.metric")
+            if own.train.start_from != FROM_MAIN:
+                continue
+            if name == self.main_model:
+                raise ValueError(f"models.{name}.train: the main model cannot start from itself")
+            if own.base != self.of_model(self.main_model).base:
+                raise ValueError(
+                    f"models.{name} starts from the main model's adapter, but its base is another one"
+                )
+        return self
+
+
+def require_examinable(train: TrainSettings, *, where: str) -> None:
+    """A look during training is by the loss, or by a metric that evaluation offers."""
+    try:
+        require_known(train.examine.metric, (LOSS, *OF_ANSWERS))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error

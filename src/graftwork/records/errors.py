@@ -70,6 +70,25 @@ class WorkerFailed(EnvironmentLacks):
     """A child process ended without a result."""
 
 
+class OutOfMemory(EnvironmentLacks):
+    """The device or the machine had less memory than the work took. `figures` are measured, in GiB."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        why: str = "",
+        fix: str = "",
+        where: str = "",
+        figures: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__(what, why=why, fix=fix, where=where)
+        self.figures = figures or {}
+
+    def as_json(self) -> dict[str, object]:
+        return {**super().as_json(), "figures": self.figures}
+
+
 class StoppedInOrder(GraftError):
     """The work was stopped at a safe point and can be resumed."""
 

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from graftwork.records.base import Record
+from graftwork.records.vitals import Vitals
 
 Health = Literal["starting", "working", "slow", "stuck", "gone"]
 
@@ -15,6 +16,8 @@ class Job(Record):
     job_file: str
     folder: str
     environment: dict[str, str] = {}
+    arguments: tuple[str, ...] = ()
+    """What the module is told instead of the job's file alone, where it starts others."""
 
 
 class Place(Record):
@@ -35,3 +38,6 @@ class Beat(Record):
     started: float
     seconds_left: float | None = None
     detail: dict[str, float | str] = {}
+    doing: str = ""
+    """What is being done inside a step: data, forward, backward, update, checkpoint; empty between."""
+    vitals: Vitals | None = None

@@ -21,6 +21,11 @@ class ModelShape(Record):
     vocab_size: int
     tied_embeddings: bool
     max_positions: int
+    linears: dict[str, tuple[int, int]] = {}
+    """(inputs, outputs) of a block's linear layers by the end of their path, where they are not Llama's."""
+    parameters: int | None = None
+    """Counted, where they are not what a Llama of these sizes has."""
+    block_parameters: int | None = None
 
 
 class DeviceFacts(Record):
@@ -31,7 +36,40 @@ class DeviceFacts(Record):
     memory_gib: float
     threads: int
     gflops: float | None = None
+    capability: float | None = None
+    """Compute capability of the oldest card: 8.0 has bfloat16, 8.9 and later 8-bit products."""
     certainty: Certainty = "computed"
+
+
+class Tuning(Record):
+    """How a step on a card spends its memory. Nothing here changes what is learned, but for `form`."""
+
+    form: Literal["whole", "eight", "four"]
+    """Frozen weights in the model's type, in 8 bits with 8-bit products, or in NF4."""
+    head: Literal["whole", "eight"]
+    micro_tokens: int
+    """Tokens of one forward and backward pass."""
+    longest: int
+    """Tokens of the longest row."""
+    keep: int
+    """Blocks, from the top, that keep all that their backward pass needs."""
+    lean: int
+    """Blocks below them that compute the widest tensor of their MLP again; the rest keep only their input."""
+    chunk_tokens: int
+    """Tokens of one go through a block that computes again."""
+    head_tokens: int
+    """Places whose logits are there at once."""
+    turned: bool
+    """8-bit weights are held in both directions, which saves turning them over in every step."""
+    host_embedding: bool
+    """The embedding table stays in host memory; only the rows of a batch travel."""
+    compiled: bool = True
+    """Layers compiled and passes recorded: pays where a run is longer than compiling takes."""
+    limit_gib: float
+    peak_gib: float
+    """What it is reckoned to take of the limit."""
+    seconds_a_token: float
+    """Reckoned for a card like the one it was measured on: it ranks settings, it is no promise."""
 
 
 class Workload(Record):
@@ -44,6 +82,9 @@ class Workload(Record):
     rank: int
     targets: tuple[str, ...]
     adapted_layers: int
+    method: str = "lora"
+    ranks: dict[str, int] = {}
+    """Other ranks, by the names of layers."""
     shared_tokens: int = 0
     """First tokens that all rows have in common, read once a batch."""
     validation_tokens: int = 0
@@ -70,6 +111,8 @@ class Plan(Record):
     tokens_per_second: Figure
     minutes: Figure
     fits: bool
+    tuning: Tuning | None = None
+    """How a card's memory is spent; None where the plain step or a processor's is used."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
 

@@ -18,10 +18,23 @@ class TrainJob(Record):
     plan: Plan
     run: dict[str, Any] = {}
     """How the run is watched and kept: the `run` of the training settings."""
+    crew: dict[str, Any] = {}
+    """Who shares the work: strategy, processes, offload."""
     start_adapter: str | None = None
     """A PEFT folder that training goes on from."""
     deadline: float | None = None
     """When the place is gone, as seconds since 1970."""
+
+
+class TrainBatch(Record):
+    """Several runs for one worker, in order: those on the same base share it once it is loaded."""
+
+    folder: str
+    begun: float
+    """Seconds since 1970: attempts at a run before that were another command's."""
+    jobs: tuple[TrainJob, ...]
+    side_by_side: tuple[tuple[int, ...], ...] = ()
+    """Places in `jobs` of those that are trained in one batch of rows."""
 
 
 class TrainStep(Record):
@@ -35,6 +48,24 @@ class TrainStep(Record):
     trained_tokens: int
     seconds: float
     weights: str = ""
+    at: float = 0.0
+    """When it was done, as seconds since 1970."""
+
+
+class Look(Record):
+    """The model looked at during training. `value` is the mean over `cases` cases.
+
+    `compared` is False where time allowed fewer cases than in the looks before; `better` says that
+    none before it was as good.
+    """
+
+    step: int
+    metric: str
+    value: float
+    cases: int
+    seconds: float
+    compared: bool = True
+    better: bool = False
 
 
 class TrainOutcome(Record):
@@ -45,6 +76,8 @@ class TrainOutcome(Record):
     adapter_hash: str
     base_hash_before: str
     base_hash_after: str
+    base_proof: Literal["memory", "files"] = "memory"
+    """What was hashed: the weights in memory; or, where those are learned themselves, the base's files."""
     steps: int
     epochs: float
     first_loss: float
@@ -61,6 +94,11 @@ class TrainOutcome(Record):
     replay_identical: bool | None
     rows: int = 0
     """Rows that were trained on; fewer than the split holds where the settings give a budget."""
+    started_from: str | None = None
+    """The hash of the adapter that training went on from."""
+    looks: tuple[Look, ...] = ()
+    best_step: int | None = None
+    """The step of the best look."""
     residuals: tuple[Residual, ...] = ()
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""The two files of a PEFT adapter, and the proof that they are what they are called.
+"""The two files of a PEFT adapter or of full weights, and the proof that they are what they are called.
 
-In: an adapter folder. Out: its files with their hashes, or an error. Nothing is unpickled: the
+In: the folder that training left. Out: its files with their hashes, or an error. Nothing is unpickled: the
 weights must be safetensors by their content, not only by their name.
 """
 
@@ -15,6 +15,8 @@ from graftwork.records.release import ReleaseFile
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 ADAPTER_FILES = (CONFIG, WEIGHTS)
+FULL_FILES = ("config.json", "model.safetensors")
+"""What `method: full` leaves: the weights of the whole model."""
 
 _LARGEST_HEADER = 100_000_000  # the limit of the safetensors format
 
@@ -25,7 +27,8 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise explain_os_error(error, folder) from error
-    if names != list(ADAPTER_FILES):
+    files = learned_files(folder)
+    if names != list(files):
         raise Damaged(
             "the adapter folder does not hold an adapter and nothing else",
             why=f"it holds {', '.join(names) or 'nothing'}; a release takes {' and '.join(ADAPTER_FILES)}",
@@ -39,12 +42,19 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
             fix="train again (`graft train`)",
             where=str(folder),
         )
-    require_safetensors(folder / WEIGHTS)
-    _require_config(folder / CONFIG)
+    config, weights = files
+    require_safetensors(folder / weights)
+    _require_config(folder / config, key="peft_type" if files == ADAPTER_FILES else "model_type")
     return tuple(
         ReleaseFile(path=name, sha256=file_digest(folder / name), size=(folder / name).stat().st_size)
-        for name in ADAPTER_FILES
+        for name in files
     )
+
+
+def learned_files(folder: Path) -> tuple[str, str]:
+    """The names of config and weights, by what training left: an adapter unless it is full weights."""
+    full = all((folder / name).is_file() for name in FULL_FILES)
+    return FULL_FILES if full and not (folder / CONFIG).exists() else ADAPTER_FILES
 
 
 def require_safetensors(path: Path) -> None:
@@ -65,17 +75,17 @@ def require_safetensors(path: Path) -> None:
         )
 
 
-def _require_config(path: Path) -> None:
+def _require_config(path: Path, *, key: str) -> None:
     try:
         config = json.loads(path.read_bytes())
     except ValueError as error:
         raise Damaged(
             f"{path.name} is not JSON", why=str(error), fix="train again (`graft train`)", where=str(path)
         ) from error
-    if not isinstance(config, dict) or "peft_type" not in config:
+    if not isinstance(config, dict) or key not in config:
         raise Damaged(
-            f"{path.name} does not describe a PEFT adapter",
-            why="it has no peft_type",
+            f"{path.name} does not describe {'a PEFT adapter' if key == 'peft_type' else 'a model'}",
+            why=f"it has no {key}",
             fix="train again (`graft train`)",
             where=str(path),
         )

@@ -1,7 +1,8 @@
 """A release as a folder: written once, read-only, every byte accounted for by its manifest.
 
 In: a manifest, the adapter's files and the texts beside them. Out: `<root>/<id>/`, whole or not at
-all. The folder is a plain PEFT adapter: PEFT, vLLM and the Hugging Face Hub take it as it is.
+all. The folder is a plain PEFT adapter, or a model's own weights where those were learned: PEFT, vLLM
+and the Hugging Face Hub take it as it is.
 """
 
 import shutil
@@ -14,7 +15,7 @@ from graftwork.files.digest import require_digest
 from graftwork.files.whole import folder_made_whole, write_whole
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release
-from graftwork.registry.adapter import ADAPTER_FILES, WEIGHTS, require_safetensors
+from graftwork.registry.adapter import learned_files, require_safetensors
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.release import name_by_content
 
@@ -35,7 +36,7 @@ def write_release(root: Path, *, release: Release, adapter_folder: Path, texts: 
     target = release_folder(root, release.id)
     if not target.exists():
         with folder_made_whole(target) as folder:
-            for name in ADAPTER_FILES:
+            for name in learned_files(adapter_folder):
                 # A copy, not a link: nothing that is done to the run can reach the release.
                 shutil.copyfile(adapter_folder / name, folder / name)
             for name, text in texts.items():
@@ -73,7 +74,7 @@ def verify_release(folder: Path) -> Release:
     strangers = sorted(path.name for path in folder.iterdir() if path.name not in named)
     if strangers:
         raise _damaged(f"{strangers[0]} does not belong here", "the manifest does not name it", folder)
-    require_safetensors(folder / WEIGHTS)
+    require_safetensors(folder / learned_files(folder)[1])
     return release
 
 

@@ -8,6 +8,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import Verdict
+from graftwork.records.vitals import Vitals
 
 
 class SideBySide(Record):
@@ -30,6 +31,7 @@ class ReportPage(Record):
     plan: Plan
     steps: tuple[TrainStep, ...]
     outcome: TrainOutcome
+    vitals: tuple[Vitals, ...] = ()
     report: Report
     verdict: Verdict
     release: Release | None = None

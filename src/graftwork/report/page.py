@@ -5,21 +5,18 @@ the page itself forbids both. Whatever came from logs or models is escaped by th
 """
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
 
-from graftwork.records.plan import Residual
 from graftwork.records.report import Comparison, Metric
-from graftwork.records.run import TrainStep
 from graftwork.records.verdict import Decision
 from graftwork.report import plots, row_plots, wording
 from graftwork.report.differences import make_pretty, show_answer
 from graftwork.report.inputs import ReportPage
 from graftwork.report.templates import open_templates
+from graftwork.report.training import BOTH, NARROW, WIDE, show_training
 
-WIDE, NARROW = 760.0, 340.0
 HEADLINES: dict[Decision, str] = {
     "deploy": "Deploy",
     "iterate": "Iterate",
@@ -31,17 +28,7 @@ SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
 
 def render_report(page: ReportPage) -> str:
     """The same records give the same bytes."""
-    environment = open_templates(
-        name=wording.name_of,
-        percent=wording.percent,
-        number=wording.number,
-        duration=wording.duration,
-        short=wording.short,
-        points=wording.points,
-        p_value=wording.p_value,
-        plural=wording.plural,
-        unbroken=wording.unbroken,
-    )
+    environment = open_templates(**wording.FILTERS)
     template = environment.get_template("page.html.jinja")
     return template.render(
         page=page,
@@ -50,41 +37,28 @@ def render_report(page: ReportPage) -> str:
         stages=_stages(page),
         metrics=_metric_rows(page),
         answers=_answers(page),
-        residuals=_residual_rows(page),
         findings=sorted(page.audit.findings, key=lambda f: (SEVERITIES[f.severity], -f.count)),
         funnel=_funnel(page),
         lineage=_lineage(page),
-        restarts=find_restarts(page.steps),
+        training=show_training(page.plan, page.outcome, page.steps, page.vitals),
         figure=_figures(page),
     )
 
 
-def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
-    """Where the journal goes back in steps, the run had been killed and went on."""
-    return [plots.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
-
-
 def _figures(page: ReportPage) -> dict[str, Markup]:
     """Each plot twice, for a desk and for a phone; the style shows the one that fits."""
-    outcome, metrics = page.outcome, page.report.candidate.metrics
-    steps = [(step.step, step.loss) for step in page.steps]
-    restarts = find_restarts(page.steps)
-    held_out = (outcome.validation_loss_before, outcome.validation_loss_after)
+    metrics = page.report.candidate.metrics
     limits = {rule.metric: rule.limit for rule in page.verdict.rules if rule.limit and rule.limit <= 1}
     rates = [m for m in metrics.values() if m.kind == "rate" and m.name in page.report.baseline.metrics]
     before_after = [_before_after(page, metric, limits.get(metric.name)) for metric in rates if metric.n]
-    against = [_against(residual) for residual in page.outcome.residuals]
     lengths: dict[str, Sequence[int]] = {
         str(split): summary.spread_lengths() for split, summary in page.dataset.splits.items()
     }
     draws: dict[str, Callable[[float], Markup]] = {
-        "loss": lambda w: plots.draw_loss(steps, restarts=restarts, held_out=held_out, width=w),
         "lengths": lambda w: plots.draw_lengths(lengths, width=w),
         "metrics": lambda w: row_plots.draw_before_after(before_after, width=w),
-        "plan": lambda w: row_plots.draw_plan(against, width=w),
     }
-    both = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
-    return {name: both.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()}
+    return {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()}
 
 
 def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> row_plots.BeforeAfter:
@@ -95,18 +69,6 @@ def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> row_
         after=row_plots.Span(metric.value, metric.low, metric.high),
         limit=limit,
         note=f"{wording.percent(base.value)} → {wording.percent(metric.value)}",
-    )
-
-
-def _against(residual: Residual) -> row_plots.Against:
-    planned = residual.planned
-    scale = planned.value or 1.0
-    return row_plots.Against(
-        name=wording.name_of(residual.name),
-        low=planned.low / scale,
-        high=planned.high / scale,
-        actual=residual.actual / scale,
-        note=wording.change(residual.off),
     )
 
 
@@ -222,20 +184,6 @@ def _answers(page: ReportPage) -> list[dict[str, Any]]:
             "release": pair.release,
         }
         for pair in page.side_by_side
-    ]
-
-
-def _residual_rows(page: ReportPage) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": wording.name_of(residual.name),
-            "planned": wording.number(residual.planned.value, residual.planned.unit),
-            "range": f"{wording.number(residual.planned.low)} to {wording.number(residual.planned.high)}",
-            "actual": wording.number(residual.actual, residual.planned.unit),
-            "off": wording.change(residual.off),
-            "inside": residual.inside,
-        }
-        for residual in page.outcome.residuals
     ]
 
 

@@ -23,6 +23,7 @@ from graftwork.report.svg import (
     smooth,
     tick_text,
 )
+from graftwork.report.training_plots import Spot, mark_spots
 from graftwork.report.wording import number
 
 MOST_POINTS = 1000
@@ -41,9 +42,10 @@ def draw_loss(
     *,
     restarts: Sequence[Restart] = (),
     held_out: tuple[float | None, float | None] = (None, None),
+    looks: Sequence[Spot] = (),
     width: float = 760,
 ) -> Markup:
-    """Loss by step: each step thin, the trend thick, held-out loss as dots before and after."""
+    """Loss by step: each step thin, the trend thick, held-out loss as dots before, after and between."""
     # A replayed step was logged twice; a loss that is no number has no place on a plot.
     ordered = sorted((step, loss) for step, loss in dict(steps).items() if math.isfinite(loss))
     ordered = ordered[:: max(len(ordered) // MOST_POINTS, 1)]
@@ -52,6 +54,8 @@ def draw_loss(
     height, left, right, top, bottom = 310.0, 36.0, 8.0, 34.0, 38.0
     seen = [loss for _, loss in ordered]
     seen += [loss for loss in held_out if loss is not None]
+    looks = [look for look in looks if math.isfinite(look.value)]
+    seen += [look.value for look in looks]
     marks = round_ticks(min([0.0, *seen]), max(seen), count=5)
     last = max(step for step, _ in steps)
     x = Scale(0, max(last, 1), left, width - right)
@@ -67,6 +71,7 @@ def draw_loss(
     trend = smooth([v for _, v in ordered], reach=max(len(ordered) // 16, 1))
     parts.append(path([(x(s), y(v)) for (s, _), v in zip(ordered, trend, strict=True)], class_="trend"))
     parts += _restart_marks(restarts, x=x, top=top, floor=height - bottom, width=width)
+    parts += mark_spots(looks, x, y, width=width)
     for place, loss, name in ((0, held_out[0], "before"), (last, held_out[1], "after")):
         if loss is not None:
             anchor = "start" if name == "before" else "end"
@@ -87,6 +92,7 @@ def draw_loss(
         height=height,
         title="Training loss",
         description=f"{last} steps, from {number(ordered[0][1])} to {number(ordered[-1][1])}"
+        + "".join(f"; best look {number(s.value)} at step {s.step}" for s in looks if s.best)
         + "".join(f"; killed after step {r.killed_after}, resumed at {r.resumed_at}" for r in restarts),
     )
 

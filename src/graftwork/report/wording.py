@@ -1,6 +1,7 @@
 """Numbers as people write them."""
 
 import re
+from collections.abc import Callable
 
 from graftwork.records.report import Metric
 
@@ -83,3 +84,17 @@ def short(digest: str) -> str:
 def unbroken(text: str) -> str:
     """A number and its unit stay on one line."""
     return re.sub(r"(\d) (?=(%|s|min|GiB|points)\b|%)", "\\1\u00a0", text)
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "name": name_of,
+    "percent": percent,
+    "number": number,
+    "duration": duration,
+    "short": short,
+    "points": points,
+    "p_value": p_value,
+    "plural": plural,
+    "unbroken": unbroken,
+}
+"""What templates call them."""

@@ -1,18 +1,20 @@
 """Checkpoints: written whole, hashed, read back before they count; a damaged one is passed over.
 
-In: named tensors and a small state. Out: a folder `step-000040/` with a manifest of hashes. The
-last good checkpoint is never removed before the next one has been verified.
+In: named tensors, a small state and the run's journal so far. Out: a folder `step-000040/` with a
+manifest of hashes. The last good checkpoint is never removed before the next one has been verified.
 """
 
 import json
 import shutil
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.files.digest import file_digest
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files.whole import folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged
+from graftwork.train.keep import Saved, is_score, steps_to_keep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,72 +22,191 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
+JOURNAL = "steps.jsonl"
+CONTENT = (TENSORS, STATE, JOURNAL)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """All that a run needs to go on. `score` is that of the look at this step, if there was one."""
+
     step: int
     tensors: "dict[str, Tensor]"
     state: dict[str, Any]
+    score: float | None = None
+    journal: bytes = b""
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int) -> Path:
-    """Write, verify, and only then let old ones go."""
-    from safetensors.torch import save
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint's folder promises about its files."""
 
-    path = folder / f"step-{checkpoint.step:06d}"
-    if path.exists():
+    step: int
+    sha256: dict[str, str]
+    sizes: dict[str, int]
+    score: float | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(vars(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes, *, where: str) -> "Manifest":
         try:
-            verify(path)
-        except Damaged:
-            # Its bytes failed the check, so it is of no use to anyone.
-            shutil.rmtree(path)
-        else:
-            # Stopped right after a resume: this step is safe already, and a good one is never removed.
-            return path
-    with folder_made_whole(path) as temporary:
-        write_whole(temporary / TENSORS, save(checkpoint.tensors))
-        write_whole(temporary / STATE, json.dumps(checkpoint.state))
-        hashes = {name: file_digest(temporary / name) for name in (TENSORS, STATE)}
-        write_whole(temporary / MANIFEST, json.dumps({"step": checkpoint.step, "sha256": hashes}))
-    verify(path)
-    for old in _folders(folder)[:-keep]:
-        shutil.rmtree(old)
+            held = json.loads(text)
+            score = held.get("score")
+            found = cls(
+                step=int(held["step"]),
+                sha256={name: str(held["sha256"][name]) for name in CONTENT},
+                sizes={name: int(held["sizes"][name]) for name in CONTENT},
+                score=None if score is None else float(score),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged("its manifest cannot be read", why=str(error), where=where) from error
+        return found
+
+    @property
+    def saved(self) -> Saved:
+        return Saved(self.step, self.score)
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def write_checkpoint(
+    folder: Path, checkpoint: Checkpoint, *, keep: int, spare: Set[int] = frozenset()
+) -> Path:
+    """Write, verify, and only then let old ones go, save those that somebody still reads (`spare`)."""
+    path = folder / step_name(checkpoint.step)
+    if not _is_there(path):
+        make_folder(folder)
+        with folder_made_whole(path) as temporary:
+            write_whole(temporary / MANIFEST, _write_content(temporary, checkpoint).to_json())
+        verify(path)
+    remove_others(folder, verified=checkpoint.step, keep=keep, spare=spare)
     return path
 
 
 def latest_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """The newest checkpoint that is whole, and a word about each newer one that is not."""
-    from safetensors.torch import load_file
+    return first_good(reversed(_folders(folder)))
 
+
+def best_good(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint with the best score that is whole, and a word about each better one that is not."""
+    looked = [(saved.score, path) for saved, path in _manifests(folder) if is_score(saved.score)]
+    return first_good(path for _, path in sorted(looked))
+
+
+def first_good(paths: Iterable[Path]) -> tuple[Checkpoint | None, tuple[str, ...]]:
     complaints: list[str] = []
-    for path in reversed(_folders(folder)):
+    for path in paths:
         try:
-            step = verify(path)
+            return read_checkpoint(path), tuple(complaints)
         except Damaged as damage:
             complaints.append(f"checkpoint {path.name} is passed over: {damage.what}")
-            continue
-        state = json.loads((path / STATE).read_text())
-        return Checkpoint(step=step, tensors=load_file(path / TENSORS), state=state), tuple(complaints)
     return None, tuple(complaints)
 
 
-def verify(path: Path) -> int:
-    """Read every byte; the step if all is as the manifest says."""
+def read_checkpoint(path: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
+    manifest = verify(path)
+    return Checkpoint(
+        step=manifest.step,
+        tensors=load_file(path / TENSORS),
+        state=json.loads((path / STATE).read_text()),
+        score=manifest.score,
+        journal=(path / JOURNAL).read_bytes(),
+    )
+
+
+def verify(path: Path) -> Manifest:
+    """Read every byte; the manifest if all is as it says."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        step, hashes = int(manifest["step"]), manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        text = (path / MANIFEST).read_bytes()
+    except OSError as error:
         raise Damaged("its manifest cannot be read", why=str(error), where=str(path)) from error
-    for name in (TENSORS, STATE):
+    manifest = Manifest.from_json(text, where=str(path))
+    if path.name.startswith("step-") and path.name != step_name(manifest.step):
+        raise Damaged(f"its manifest is that of step {manifest.step}", where=str(path))
+    for name in CONTENT:
         try:
             actual = file_digest(path / name)
         except OSError as error:
             raise Damaged(f"{name} cannot be read", why=str(error), where=str(path)) from error
-        if actual != hashes.get(name):
+        if actual != manifest.sha256[name]:
             raise Damaged(f"{name} has other bytes than were written", where=str(path))
-    return step
+    return manifest
+
+
+def saved_in(folder: Path) -> list[Saved]:
+    """Step and score of each checkpoint with a readable manifest; nothing else of it is read."""
+    return [saved for saved, _ in _manifests(folder)]
+
+
+def remove_others(folder: Path, *, verified: int, keep: int, spare: Set[int] = frozenset()) -> None:
+    """Let go what the policy does not keep, now that `verified` is known to be good."""
+    stay = {step_name(step) for step in steps_to_keep(saved_in(folder), verified=verified, newest=keep)}
+    stay |= {step_name(step) for step in spare}
+    for path in _folders(folder):
+        if path.name not in stay:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed writers left half-made. Only for the one process that holds the run."""
+    for part in folder.glob(".step-*.part"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder so that it, too, survives a power cut."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in missing:
+        sync_folder(one.parent)
+
+
+def _write_content(folder: Path, checkpoint: Checkpoint) -> Manifest:
+    """Every file but the manifest. The hashes are of what memory holds, not of what the disk has."""
+    import hashlib
+
+    from graftwork.train.tensors import write_tensors
+
+    digest, length = write_tensors(folder / TENSORS, checkpoint.tensors)
+    hashes, lengths = {TENSORS: digest}, {TENSORS: length}
+    for name, data in ((STATE, json.dumps(checkpoint.state).encode()), (JOURNAL, checkpoint.journal)):
+        write_whole(folder / name, data)
+        hashes[name], lengths[name] = hashlib.sha256(data).hexdigest(), len(data)
+    return Manifest(step=checkpoint.step, sha256=hashes, sizes=lengths, score=checkpoint.score)
+
+
+def _is_there(path: Path) -> bool:
+    """Whether a good one has the name already; a damaged one is of no use to anyone and goes."""
+    if not path.exists():
+        return False
+    try:
+        verify(path)
+    except Damaged:
+        shutil.rmtree(path)
+        return False
+    # Stopped right after a resume: this step is safe already, and a good one is never removed.
+    return True
+
+
+def _manifests(folder: Path) -> list[tuple[Saved, Path]]:
+    found = []
+    for path in _folders(folder):
+        try:
+            manifest = Manifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
+        except (OSError, Damaged):
+            continue
+        found.append((manifest.saved, path))
+    return found
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*")) if folder.exists() else []
+    return (
+        sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name)) if folder.exists() else []
+    )

@@ -4,6 +4,7 @@ In: rows and a rate. Out: what was measured, and the state by names. The loop kn
 torch beyond this. Between `backward` and `apply` the gradient can still be refused.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.adapter import adapter_tensors
+from graftwork.model.learn import learned_digest, learned_tensors
 from graftwork.model.load import tensors_digest
+from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
+from graftwork.train.chance import random_states, restore_random
 from graftwork.train.crew import Alone, Crew
-from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.loss import Batch, mean_loss, summed_loss
+from graftwork.train.scaler import Scaler
 from graftwork.train.settings import TrainSettings
 
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq", "step")
@@ -29,6 +33,8 @@ class Measured:
     gradient_norm: float
     tokens: int
     trained_tokens: int
+    overflowed: bool = False
+    """Too large for float16: the step is passed over, and the next loss is scaled less."""
 
 
 class Engine:
@@ -39,78 +45,140 @@ class Engine:
         *,
         settings: TrainSettings,
         crew: Crew | None = None,
-        pulse: Callable[[], None] = lambda: None,
+        pulse: Callable[..., None] = lambda *_: None,
+        micro_rows: int | None = None,
+        loss: Callable[[Batch], Tensor] | None = None,
     ) -> None:
         self.model = model
-        self.parameters = list(parameters)
+        self.crew = crew or Alone()
         self._settings = settings
-        self._crew = crew or Alone()
         self._pulse = pulse
-        self._device = str(next(model.parameters()).device)
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        self._micro_rows = micro_rows
+        self._given_loss = loss
+        self._scaler = Scaler(on=getattr(model, "dtype", None) == torch.float16)
+        self._overflowed = False
+        self._device = self.crew.device or str(next(model.parameters()).device)
+        self._names = _places(learned_tensors(model), parameters)
+        self.trainable = sum(parameter.numel() for parameter in parameters)
+        optimizer = torch.optim.AdamW(
+            parameters,
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            # One pass over memory instead of ten.
+            fused=True if not self.crew.shards else None,
         )
+        self.parameters = self.crew.join(model, parameters, optimizer, self._loss)
 
-    @property
-    def trainable(self) -> int:
-        return sum(parameter.numel() for parameter in self.parameters)
+    def _loss(self, batch: Batch) -> Tensor:
+        return summed_loss(self.model, batch) if self._given_loss is None else self._given_loss(batch)
 
     def backward(self, rows: Sequence[Row]) -> Measured:
         """The gradient of the mean loss a trained token over `rows`, shortened where it is too long."""
         trained = sum(len(row.tokens) - row.trained_from for row in rows)
         total = 0.0
-        for some in self._crew.share(rows):
-            batch = Batch(some, device=self._device)
-            loss = summed_loss(self.model, batch) / trained
-            loss.backward()  # type: ignore[no-untyped-call]
+        for portion in self.crew.share(rows, self._micro_rows):
+            self._pulse("data")
+            # Where no process holds the whole model, all must call it equally often: no extra reading.
+            batch = Batch(portion.rows, device=self._device, share_beginning=not self.crew.shards)
+            self._pulse("forward")
+            loss = self.crew.loss(batch) / trained * portion.counts
+            self._pulse("backward")
+            self.crew.backward(loss * self._scaler.factor, last=portion.last)
             total += float(loss.detach())
-            self._pulse()
-        total = self._crew.sum_up(total, self.parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self._settings.max_gradient_norm))
-        return Measured(total, norm, sum(len(row.tokens) for row in rows), trained)
+        self._pulse("update")
+        total = self.crew.sum_up(total)
+        self._lower(1 / self._scaler.factor)
+        norm = self.crew.shorten(self._settings.max_gradient_norm)
+        self._overflowed = self._scaler.can_fall and math.isfinite(total) and not math.isfinite(norm)
+        if self._overflowed:
+            self._scaler.overflowed()
+            norm = 0.0
+        tokens = sum(len(row.tokens) for row in rows)
+        return Measured(total, norm, tokens, trained, overflowed=self._overflowed)
+
+    @torch.no_grad()
+    def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
+        """The loss a trained token over `rows`, shared by the crew; None where there are none."""
+        if not rows or self.crew.size == 1:
+            return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
+        ordered = sorted(rows, key=lambda row: len(row.tokens))
+        total, trained = 0.0, sum(len(row.tokens) - row.trained_from for row in rows)
+        for portion in self.crew.share(ordered, batch_rows):
+            batch = Batch(portion.rows, device=self._device, share_beginning=not self.crew.shards)
+            total += float(self.crew.loss(batch)) * portion.counts
+        return self.crew.sum_up(total) / trained
+
+    def _lower(self, factor: float) -> None:
+        """Take the scale of the loss out of the gradient."""
+        if factor != 1:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
 
     def apply(self, rate: float) -> None:
-        """Take the step that the last gradient points to."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-        self.forget()
+        """Take the step that the last gradient points to, if it points anywhere."""
+        if self._overflowed:
+            self.forget()
+            return
+        self.crew.step(rate)
+        self._scaler.went_well()
 
     def forget(self) -> None:
         """Drop the gradient."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.crew.forget()
 
     def learned(self) -> dict[str, Tensor]:
         """What training has changed, by the names that it is saved under."""
-        return adapter_tensors(self.model)
+        if not self.crew.shards:
+            return learned_tensors(self.model)
+        return {name: self.crew.whole(self.parameters[place]).detach() for name, place in self._names.items()}
 
     def digest(self) -> str:
-        return tensors_digest(self.learned())
+        return tensors_digest(self.learned()) if self.crew.shards else learned_digest(self.model)
 
     def state(self) -> dict[str, Tensor]:
         """All that a later process needs to go on to the same bytes."""
-        tensors = {f"adapter/{name}": tensor.clone() for name, tensor in self.learned().items()}
+        tensors = {f"adapter/{name}": copied(tensor) for name, tensor in self.learned().items()}
         for place, parameter in enumerate(self.parameters):
-            held = self.optimizer.state.get(parameter)
+            held = self.crew.held(parameter)
             if held:
                 for key in OPTIMIZER_STATES:
-                    tensors[f"optimizer/{place}/{key}"] = held[key].clone()
-        tensors["random/torch"] = torch.get_rng_state()
-        return tensors
+                    tensors[f"optimizer/{place}/{key}"] = copied(held[key])
+        found = {**tensors, **self._scaler.state(), **random_states()}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return found
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         self.restore_learned(tensors)
         for place, parameter in enumerate(self.parameters):
             keys = {key: f"optimizer/{place}/{key}" for key in OPTIMIZER_STATES}
             if keys["step"] in tensors:
-                self.optimizer.state[parameter] = {
-                    key: tensors[name].to(parameter.device if key != "step" else "cpu")
-                    for key, name in keys.items()
-                }
-        torch.set_rng_state(tensors["random/torch"])
+                self.crew.hold(parameter, {key: tensors[name] for key, name in keys.items()})
+        self._scaler.restore(tensors)
+        restore_random(tensors)
+
+    def peak_memory_gib(self) -> float:
+        """The most that this process took: of a card's memory where it works on one."""
+        return peak_memory_gib()
 
     @torch.no_grad()
     def restore_learned(self, tensors: dict[str, Tensor]) -> None:
         """The weights alone: for the best model at the end of a run."""
-        for name, tensor in self.learned().items():
-            tensor.copy_(tensors[f"adapter/{name}"])
+        for name, place in self._names.items():
+            self.crew.put(self.parameters[place], tensors[f"adapter/{name}"])
+
+
+def _places(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+    """Which parameter stands behind each name: a crew may hold them as something else later."""
+    places = {parameter.data_ptr(): place for place, parameter in enumerate(parameters)}
+    return {name: places[tensor.data_ptr()] for name, tensor in learned.items()}
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """A copy on the host that later steps do not change: a checkpoint is written while they go on."""
+    if tensor.device.type != "cuda":
+        return tensor.detach().to("cpu", copy=True)
+    # Pages that cannot be swapped take what a card sends ten times as fast, and nobody need wait for it.
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor.detach(), non_blocking=True)

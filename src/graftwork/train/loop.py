@@ -5,36 +5,35 @@ Killed anywhere, it goes on from the last good checkpoint and does the same step
 bytes. Does not know torch, where the rows came from or what becomes of the adapter.
 """
 
-import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
-from graftwork.files.journal import Journal
 from graftwork.records.dataset import Row
-from graftwork.records.errors import AnswerIsNo, StoppedInOrder
+from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
 from graftwork.train.attend.attendant import Attendant, FinishEarly
-from graftwork.train.checkpoint import Checkpoint, latest_good, write_checkpoint
+from graftwork.train.chance import random_states, restore_random
+from graftwork.train.checkpoint import Checkpoint
 from graftwork.train.engine import Engine, Measured
-from graftwork.train.files import CHECKPOINTS, STEPS
-from graftwork.train.log import read_journal
+from graftwork.train.files import CHECKPOINTS
+from graftwork.train.keep import is_better
+from graftwork.train.log import Replay, StepLog, copy_beside, find_replay, read_journal, restore_beside
 from graftwork.train.order import plan_steps
+from graftwork.train.origin import identify, require_same
 from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
+from graftwork.train.vault import Vault
+
+DIGEST_SHARE = 0.01
+"""The weights are hashed at every step only where that takes less of a step than this."""
+LAST_LOSSES = 32
 
 
-class Diverged(AnswerIsNo):
-    """The loss or the gradient is not a number any more."""
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Steps that were done twice because of a crash, and whether both times gave the same bytes."""
-
-    steps: int
-    identical: bool
+class StepGivenUp(Exception):
+    """Raised by the engine's pulse: the step is not to be finished. No weight has changed yet."""
 
 
 class Loop:
@@ -48,8 +47,12 @@ class Loop:
         attendants: Sequence[Attendant] = (),
         on_word: Callable[[str], None] = lambda _word: None,
         stop_asked: Callable[[], bool] = lambda: False,
+        vault: Vault | None = None,
+        made_for: Mapping[str, str] | None = None,
+        versions: Mapping[str, str] | None = None,
     ) -> None:
         self._engine = engine
+        self._crew = engine.crew
         self._rows = rows
         self._settings = settings
         self._folder = folder
@@ -57,59 +60,65 @@ class Loop:
         self._on_word = on_word
         self._stop_asked = stop_asked
         self._batches = plan_steps(rows, settings=settings)
-        self._journal = Journal(folder / STEPS)
+        self._log = StepLog(folder)
+        self._vault = vault or Vault(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
+        self._made_for = identify(rows, self._batches, settings=settings, more=made_for or {})
+        self._versions = dict(versions or {})
+        self._losses: deque[float] = deque(maxlen=LAST_LOSSES)
+        self._safe = 0
+        self._digest_is_cheap = True
+        self.finished = ""
+        """Why the run ended before its last step, if it did so well."""
+        self.kept_step: int | None = None
+        """The step of the best look, where the weights are those and not the last ones."""
 
     @property
     def steps(self) -> int:
         return len(self._batches)
 
     def run(self) -> Replay | None:
-        """Go on from the last good checkpoint to the last step."""
+        """Go on from the last good checkpoint to the last step; what was done again, over all attempts."""
         done = self._resume()
-        earlier = {s.step: s for s in read_journal(self._folder) if s.step > done}
-        same: list[bool] = []
         for attendant in self._attendants:
             attendant.begins(self._engine, done=done, steps=self.steps)
         try:
             for number in range(done + 1, self.steps + 1):
+                if self.finished:
+                    break
                 self._stop_if_asked(number)
-                step = self._step(number)
-                if number in earlier:
-                    same.append(step.weights == earlier[number].weights and step.loss == earlier[number].loss)
-                self._finish_step(step)
-        except FinishEarly as finish:
-            self._on_word(finish.reason)
+                self._finish_step(self._step(number))
         finally:
-            for attendant in self._attendants:
-                attendant.ends()
-        return Replay(steps=len(same), identical=all(same)) if same else None
+            try:
+                self._vault.settle()
+                self._tell()
+            finally:
+                for attendant in self._attendants:
+                    attendant.ends()
+        self._take_best()
+        return find_replay(read_journal(self._folder))
 
     def _stop_if_asked(self, number: int) -> None:
-        if self._stop_asked():
-            self._save(number - 1)
-            raise StoppedInOrder(
-                f"stopped in good order after step {number - 1} of {self.steps}",
-                fix="run the same command again: it goes on from here",
-            )
+        wish = self._stopped_after(number - 1) if self._stop_asked() else None
         for attendant in self._attendants:
-            attendant.before_step(number, self.steps)
+            try:
+                attendant.before_step(number, self.steps)
+            except StoppedInOrder as stopped:
+                wish = wish or stopped
+        # Who works together stops together, after the same step.
+        if self._crew.any(wish is not None):
+            self._leave(number - 1, wish or self._stopped_after(number - 1))
 
     def _step(self, number: int) -> TrainStep:
         started = time.perf_counter()
         rows = [self._rows[at] for at in self._batches[number - 1]]
-        measured = self._engine.backward(rows)
-        self._require_finite(number, measured, rows)
-        rate = learning_rate(
-            number,
-            steps=self.steps,
-            highest=self._settings.learning_rate,
-            warmup_share=self._settings.warmup_share,
-        )
+        measured = self._measure(number, rows)
+        rate = self._rate(number)
         verdicts = [attendant.judge(number, measured, rows) for attendant in self._attendants]
-        if all(verdicts):
+        if not self._crew.any(not all(verdicts)):
             self._engine.apply(rate)
         else:
             self._engine.forget()
+        weights = self._digest(number, time.perf_counter() - started)
         return TrainStep(
             step=number,
             loss=measured.loss,
@@ -118,59 +127,171 @@ class Loop:
             tokens=measured.tokens,
             trained_tokens=measured.trained_tokens,
             seconds=time.perf_counter() - started,
-            weights=self._engine.digest(),
+            weights=weights,
+            at=time.time(),
+        )
+
+    def _measure(self, number: int, rows: Sequence[Row]) -> Measured:
+        """The gradient; if the step is given up on the way, everything is as it was before it."""
+        before = random_states()
+        try:
+            return self._engine.backward(rows)
+        except StepGivenUp:
+            self._engine.forget()
+            restore_random(before)
+            self._leave(number - 1, self._stopped_after(number - 1))
+
+    def _digest(self, number: int, step_seconds: float) -> str:
+        """A digest of the weights where a checkpoint or a look is due; elsewhere if it costs nothing."""
+        every = self._settings.examine.every
+        looked_at = every is not None and number % every == 0
+        if not (self._digest_is_cheap or self._is_due(number) or looked_at):
+            return ""
+        begun = time.perf_counter()
+        digest = self._engine.digest()
+        self._digest_is_cheap = self._crew.tell(time.perf_counter() - begun < DIGEST_SHARE * step_seconds)
+        return digest
+
+    def _rate(self, number: int) -> float:
+        return learning_rate(
+            number,
+            steps=self.steps,
+            highest=self._settings.learning_rate,
+            warmup_share=self._settings.warmup_share,
         )
 
     def _finish_step(self, step: TrainStep) -> None:
         """The journal first, then whoever looks, then the checkpoint that holds what they saw."""
-        self._journal.append(step.model_dump())
-        finish: FinishEarly | None = None
+        word = self._log.append(step) if self._crew.rank == 0 else None
+        if word:
+            self._on_word(word)
+        self._losses.append(step.loss)
         for attendant in self._attendants:
             try:
                 attendant.after_step(step, self.steps)
             except FinishEarly as early:
-                finish = early
-        last = finish is not None or step.step == self.steps
-        if last or step.step % self._settings.checkpoint_every == 0:
-            self._save(step.step)
-        if finish is not None:
-            raise finish
+                self.finished = early.reason
+        score = next((s for one in self._attendants if (s := one.score()) is not None), None)
+        wanted = [attendant.wants_checkpoint(step) for attendant in self._attendants]
+        self.finished = self._crew.tell(self.finished)
+        due = self.finished or self._is_due(step.step) or any(wanted) or self._is_best(score)
+        if self._crew.tell(bool(due)):
+            self._save(step.step, score)
+        if self.finished:
+            self._on_word(self.finished)
+        self._tell()
 
-    def _require_finite(self, number: int, measured: Measured, rows: Sequence[Row]) -> None:
-        if math.isfinite(measured.loss) and math.isfinite(measured.gradient_norm):
-            return
-        raise Diverged(
-            f"the loss of step {number} is {measured.loss}, its gradient {measured.gradient_norm}",
-            why="training on would destroy the adapter; the last good checkpoint is kept",
-            fix="lower `train.learning_rate`, or look at the rows of this batch",
-            where=", ".join(str(row.origin) for row in rows),
-        )
+    def _is_due(self, number: int) -> bool:
+        return number == self.steps or number % self._settings.checkpoint_every == 0
 
-    def _save(self, step: int) -> None:
-        state = {
-            "step": step,
-            "steps": self.steps,
-            "settings": self._settings.what_is_learned(),
-            "attendants": {attendant.name: attendant.state() for attendant in self._attendants},
-        }
-        folder = write_checkpoint(
-            self._folder / CHECKPOINTS,
-            Checkpoint(step=step, tensors=self._engine.state(), state=state),
-            keep=self._settings.keep_checkpoints,
-        )
+    def _is_best(self, score: float | None) -> bool:
+        """The model of the best look must be there at the end, so it is saved at once."""
+        if score is None or not self._settings.examine.keep_best:
+            return False
+        return is_better(score, self._vault.saved)
+
+    def _save(self, step: int, score: float | None = None) -> None:
+        """Hand the state over to be written; the loop goes on meanwhile."""
         for attendant in self._attendants:
-            attendant.after_checkpoint(folder, step)
+            attendant.before_checkpoint(step)
+        state: dict[str, Any] = {
+            "step": step,
+            "made_for": self._made_for,
+            "versions": self._versions,
+            "rate": self._rate(step),
+            "rows_seen": sum(len(batch) for batch in self._batches[:step]),
+            "finished": self.finished,
+            "metrics": {"score": score, "losses": list(self._losses)},
+            "attendants": {attendant.name: attendant.state() for attendant in self._attendants},
+            "beside": copy_beside(self._folder),
+        }
+        self._vault.save(Checkpoint(step, self._engine.state(), state, score, self._log.copy()))
+
+    def _stopped_after(self, step: int) -> StoppedInOrder:
+        return StoppedInOrder(
+            f"stopped in good order after step {step} of {self.steps}",
+            fix="run the same command again: it goes on from here",
+        )
+
+    def _leave(self, step: int, stopped: StoppedInOrder) -> NoReturn:
+        """Save what is not safe yet, see that it is, and only then go."""
+        if self._crew.tell(step > self._safe):
+            self._save(step)
+            self._vault.settle()
+            self._tell()
+        if step > self._safe:
+            raise StoppedInOrder(
+                f"{stopped.what}, but that checkpoint could not be written",
+                why=f"the last good one is that of step {self._safe}",
+                fix=stopped.fix,
+                where=str(self._folder),
+            ) from stopped
+        raise stopped
+
+    def _tell(self) -> None:
+        """Pass on what the vault did and said since the last step."""
+        for word in self._vault.words():
+            self._on_word(word)
+        for path, step in self._vault.written():
+            self._safe = max(self._safe, step)
+            for attendant in self._attendants:
+                attendant.after_checkpoint(path, step)
 
     def _resume(self) -> int:
         """The step that the last good checkpoint was made after; 0 where there is none."""
-        checkpoint, complaints = latest_good(self._folder / CHECKPOINTS)
-        for complaint in complaints:
-            self._on_word(complaint)
+        checkpoint = self._seen_by_all(self._vault.open)
+        self._tell()
         if checkpoint is None:
             return 0
+        state = checkpoint.state
+        require_same(self._made_for, state.get("made_for", {}), step=checkpoint.step, where=str(self._folder))
         self._engine.restore(checkpoint.tensors)
-        kept = checkpoint.state.get("attendants", {})
+        if self._crew.rank == 0:
+            self._log.restore(checkpoint.journal)
+            restore_beside(self._folder, state.get("beside", {}))
+        kept = state.get("attendants", {})
         for attendant in self._attendants:
             attendant.restore(kept.get(attendant.name, {}))
+        self._losses.extend(state.get("metrics", {}).get("losses", ()))
+        self.finished = state.get("finished", "")
+        self._safe = checkpoint.step
         self._on_word(f"resuming after step {checkpoint.step} of {self.steps}")
+        self._compare_versions(state.get("versions", {}))
         return checkpoint.step
+
+    def _seen_by_all(self, find: Callable[[], Checkpoint | None]) -> Checkpoint | None:
+        """A checkpoint that every process of the crew has found: the first looks, then the others."""
+        mine = find() if self._crew.rank == 0 else None
+        named = self._crew.tell(mine.step if mine else None)
+        if self._crew.rank:
+            mine = find()
+        if self._crew.any((mine.step if mine else None) != named):
+            raise EnvironmentLacks(
+                "the processes of this run see different checkpoints",
+                why="they work in folders that are not the same",
+                fix="put the project on a file system that all machines share, under the same path",
+                where=str(self._folder),
+            )
+        return mine
+
+    def _compare_versions(self, held: dict[str, str]) -> None:
+        mine = self._versions
+        other = [f"{name} {held[name]}" for name in mine if held.get(name, mine[name]) != mine[name]]
+        if other:
+            self._on_word(
+                f"the checkpoint was made with {', '.join(other)}: the last bits may differ from here on"
+            )
+
+    def _take_best(self) -> None:
+        """The weights of the best look, where the last step is not the best."""
+        if not self._settings.examine.keep_best:
+            return
+        best = self._seen_by_all(self._vault.best)
+        self._tell()
+        last = max((saved.step for saved in self._vault.saved), default=0)
+        if best is not None and best.step != last:
+            self._engine.restore_learned(best.tensors)
+            self.kept_step = best.step
+            self._on_word(
+                f"the adapter is that of step {best.step}, whose look was the best ({best.score:.4g})"
+            )

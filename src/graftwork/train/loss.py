@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graftwork.model.parts import reader_of
 from graftwork.records.dataset import Row
 from graftwork.train.order import shared_tokens
 
@@ -19,8 +20,9 @@ from graftwork.train.order import shared_tokens
 class Batch:
     """Rows padded on the right, without their common beginning, and where reply tokens are predicted."""
 
-    def __init__(self, rows: Sequence[Row], *, device: str) -> None:
-        shared = shared_tokens(rows)
+    def __init__(self, rows: Sequence[Row], *, device: str, share_beginning: bool = True) -> None:
+        self.rows = rows
+        shared = shared_tokens(rows) if share_beginning else 0
         width = max(len(row.tokens) for row in rows)
         tokens = torch.zeros(len(rows), width, dtype=torch.long)
         attended = torch.zeros(len(rows), width, dtype=torch.long)
@@ -42,8 +44,9 @@ class Batch:
 
 def summed_loss(model: Any, batch: Batch) -> Tensor:
     """Cross entropy over the trained tokens, summed."""
-    hidden = _hidden_states(model.model, batch)
-    logits = model.lm_head(hidden[batch.predicts])
+    reader = reader_of(model)
+    hidden = _hidden_states(reader.decoder, batch)
+    logits = reader.logits(hidden[batch.predicts])
     return nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
 
 

@@ -1,8 +1,8 @@
 """The settings of training: what changes the result, and apart from it how a run is watched and kept."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 
@@ -12,6 +12,10 @@ Method = Literal["lora", "qlora", "dora", "full"]
 Strategy = Literal["single", "ddp", "fsdp", "zero2", "zero3"]
 Switch = Literal["auto", "on", "off"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+
+CREW = ("strategy", "processes", "offload")
+LOSS = "loss"
+"""The metric of a look that needs no answers."""
 
 
 class ModuleSettings(Record):
@@ -25,11 +29,17 @@ class ExamineSettings(Record):
     """A look at the model during training, and what follows from it."""
 
     every: int | None = Field(None, ge=1, description="Steps between two looks; without it none is taken.")
-    metric: str = Field("loss", description="`loss` on validation rows, or a metric of generated answers.")
+    metric: str = Field(LOSS, description="`loss` on validation rows, or a metric of generated answers.")
     cases: int = Field(8, ge=1, description="Validation rows that are looked at.")
-    seconds: float = Field(60, gt=0, description="Most time for one look; what is not asked by then is not.")
+    seconds: float = Field(60, gt=0, description="Most time for the answers of one look.")
     patience: int | None = Field(None, ge=1, description="Stop after so many looks without a better one.")
     keep_best: bool = Field(True, description="The adapter is that of the best look, not of the last step.")
+
+    @model_validator(mode="after")
+    def _patience_needs_looks(self) -> Self:
+        if self.patience is not None and self.every is None:
+            raise ValueError("patience counts looks, and without every none is taken")
+        return self
 
 
 class WatchSettings(Record):
@@ -46,6 +56,9 @@ class AlertSettings(Record):
 
     command: str | None = Field(None, description="A command that gets the alert as JSON on its input.")
     webhook: str | None = Field(None, description="An http(s) address that gets the alert as JSON.")
+    patience_seconds: float = Field(
+        60, gt=0, description="A run is not called stuck before it has stood still for so long."
+    )
 
 
 class RunSettings(Record):
@@ -57,9 +70,16 @@ class RunSettings(Record):
     deadline_minutes: float | None = Field(
         None, gt=0, description="The place is gone then: the last checkpoint is made in time."
     )
+    nodes: int = Field(1, ge=1, description="Machines that train one run together, `processes` on each.")
+    main_address: str | None = Field(
+        None, description="HOST:PORT of the first of several machines, as the others reach it."
+    )
     max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")
     alerts: AlertSettings = Field(default_factory=AlertSettings, description="Who is told of a stall.")
     trackers: tuple[Tracker, ...] = Field((), description="Where the figures of each step go too.")
+    side_by_side: Switch = Field(
+        "auto", description="Runs of `--all` on one base in one batch of rows; `auto` where that was faster."
+    )
     rehearse_crash: bool = Field(
         False, description="Kill the worker once with -9 halfway, in the open, to show that nothing is lost."
     )
@@ -113,6 +133,19 @@ class TrainSettings(Record):
     seed: int = Field(17, ge=0, description="Order of the rows and first weights.")
     run: RunSettings = Field(default_factory=RunSettings, description="How the run is watched and kept.")
 
+    @model_validator(mode="after")
+    def _answers_need_a_whole_model(self) -> Self:
+        if self.examine.every and self.examine.metric != LOSS and self.strategy in ("fsdp", "zero3"):
+            raise ValueError(
+                f"examine by {self.examine.metric} needs the whole model on one device, and the strategy "
+                f"{self.strategy} cuts it up; examine by {LOSS} instead"
+            )
+        return self
+
     def what_is_learned(self) -> dict[str, Any]:
         """All that changes the result: two runs that agree here are the same run."""
-        return self.model_dump(mode="json", exclude={"run"})
+        return self.model_dump(mode="json", exclude={"run", *CREW})
+
+    def crew(self) -> dict[str, Any]:
+        """Who shares the work. It changes no loss, so a run may go on with another crew."""
+        return self.model_dump(mode="json", include=set(CREW))

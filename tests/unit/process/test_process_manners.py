@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.process import lock
-from graftwork.process.heartbeat import DEAD_AFTER_SECONDS, Heart, judge, read_beat
+from graftwork.files.journal import Journal
+from graftwork.process import heartbeat, lock
+from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.parent import PARENT_VARIABLE
 from graftwork.records.errors import Busy
-from graftwork.records.job import Beat
+from graftwork.records.vitals import Vitals
 
 WORKER = """
 import sys
@@ -30,6 +31,9 @@ def work(job):
         raise StoppedInOrder("stopped")
     if job.name == "missing":
         import a_package_that_nobody_has
+    if job.name == "memory":
+        import torch
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has …")
     if job.name == "mistake":
         raise UserMistake("what", why="why", fix="fix", where="where")
 
@@ -68,6 +72,17 @@ def test_a_missing_package_is_said_with_the_command_that_installs_it(tmp_path):
     said = json.loads((folder / "error.json").read_text())
     assert "a_package_that_nobody_has" in said["what"]
     assert "pip install" in said["fix"]
+
+
+def test_out_of_memory_is_an_error_of_its_own_kind_with_what_was_measured(tmp_path):
+    child, folder = start(tmp_path, "memory")
+    assert child.wait() == 3
+    said = json.loads((folder / "error.json").read_text())
+    assert said["error"] == "OutOfMemory"
+    assert said["figures"]["asked_gib"] == 2.5
+    assert said["figures"]["peak_memory_gib"] > 0
+    assert "2.50 GiB" in said["why"]
+    assert b"OutOfMemoryError" in child.stderr.read()
 
 
 def test_a_second_worker_on_the_same_folder_is_refused(tmp_path):
@@ -117,30 +132,6 @@ def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):
     assert json.loads((tmp_path / "work" / "error.json").read_text())["error"] == "StoppedInOrder"
 
 
-def beat(*, at=100.0, still=0.0):
-    return Beat(
-        pid=1, phase="training", done=3, total=9, at=at, started=0, detail={"seconds_since_move": still}
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "alive", "health"),
-    [
-        (None, True, "starting"),
-        (None, False, "gone"),
-        (beat(), True, "working"),
-        (beat(), False, "gone"),
-        (beat(still=4.0), True, "slow"),
-        (beat(still=11.0), True, "stuck"),
-        (beat(at=100.0 - DEAD_AFTER_SECONDS - 1), True, "stuck"),
-    ],
-)
-def test_health_is_judged_with_a_reason(given, alive, health):
-    found, reason = judge(given, alive=alive, now=100.0, expected_seconds=1.0)
-    assert found == health
-    assert reason
-
-
 def test_a_heart_beats_while_a_long_operation_does_not_move(tmp_path):
     with Heart(tmp_path, interval=0.01) as heart:
         heart.beat("training", 1, 2, loss=0.5)
@@ -150,3 +141,35 @@ def test_a_heart_beats_while_a_long_operation_does_not_move(tmp_path):
         later = read_beat(tmp_path)
     assert (later.phase, later.done, later.detail["loss"]) == ("training", 1, 0.5)
     assert float(later.detail["seconds_since_move"]) > 0
+
+
+def test_a_heart_says_what_is_done_inside_a_step_and_writes_the_vitals(tmp_path):
+    with Heart(tmp_path, interval=0.01, vitals=True) as heart:
+        heart.beat("training", 1, 2)
+        heart.move("forward")
+        while (seen := read_beat(tmp_path)).vitals is None or seen.doing != "forward":
+            pass
+        heart.beat("training", 2, 2)
+        assert read_beat(tmp_path).doing == ""
+    assert seen.vitals.memory_gib > 0
+    (line,) = Journal(tmp_path / "vitals.jsonl").read()
+    assert Vitals.model_validate(line) == seen.vitals
+
+
+def test_a_heart_without_vitals_writes_none(tmp_path):
+    with Heart(tmp_path, interval=0.01) as heart:
+        heart.beat("serving", 1, 1)
+    assert read_beat(tmp_path).vitals is None
+    assert not (tmp_path / "vitals.jsonl").exists()
+
+
+def test_quick_beats_do_not_all_write_but_the_last_one_is_never_lost(tmp_path, monkeypatch):
+    writes = []
+    whole = heartbeat.write_whole
+    monkeypatch.setattr(heartbeat, "write_whole", lambda *a, **k: (writes.append(1), whole(*a, **k)))
+    monkeypatch.setattr(heartbeat, "LEAST_SECONDS", 3600.0)
+    with Heart(tmp_path, interval=3600.0) as heart:
+        for step in range(50):
+            heart.beat("training", step, 100)
+        assert len(writes) == 2
+    assert read_beat(tmp_path).done == 49

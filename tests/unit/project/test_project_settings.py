@@ -4,7 +4,7 @@ import pytest
 
 from graftwork.data.settings import ModelSettings
 from graftwork.project.load import load_settings
-from graftwork.project.settings import ProjectSettings
+from graftwork.project.settings import OneModel, ProjectSettings
 from graftwork.records.errors import UserMistake
 
 START = "project: p\ndata:\n  logs: [log.jsonl]\n"
@@ -77,8 +77,8 @@ def test_the_schema_shows_models_and_what_they_take():
     assert models["additionalProperties"] is False
     [(pattern, value)] = models["patternProperties"].items()
     assert pattern == schema["properties"]["project"]["pattern"]
-    assert value == {"$ref": "#/$defs/ModelSettings"}
-    assert set(schema["$defs"]["ModelSettings"]["properties"]) == set(ModelSettings.model_fields)
+    assert value == {"$ref": "#/$defs/OneModel"}
+    assert set(schema["$defs"]["OneModel"]["properties"]) == set(OneModel.model_fields)
 
 
 def test_one_text_stands_for_a_list_of_one(tmp_path):

@@ -1,15 +1,33 @@
 """A checkpoint is whole or is passed over; the last good one is never lost."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from graftwork.train.checkpoint import MANIFEST, STATE, TENSORS, Checkpoint, latest_good, write_checkpoint
+from graftwork.files.digest import file_digest
+from graftwork.records.errors import Damaged
+from graftwork.train import checkpoint as checkpoints
+from graftwork.train import tensors
+from graftwork.train.checkpoint import (
+    JOURNAL,
+    MANIFEST,
+    STATE,
+    TENSORS,
+    Checkpoint,
+    best_good,
+    latest_good,
+    sweep,
+    write_checkpoint,
+)
 
 
 def checkpoint(step):
-    return Checkpoint(step=step, tensors={"w": torch.full((64,), float(step))}, state={"step": step})
+    return Checkpoint(
+        step=step, tensors={"w": torch.full((64,), float(step))}, state={"step": step}, journal=b"{}\n"
+    )
 
 
 def test_the_newest_good_one_is_found(tmp_path):
@@ -26,7 +44,7 @@ def test_no_checkpoint_is_no_error(tmp_path):
     assert latest_good(tmp_path / "nothing") == (None, ())
 
 
-@pytest.mark.parametrize("name", [TENSORS, STATE, MANIFEST])
+@pytest.mark.parametrize("name", [TENSORS, STATE, JOURNAL, MANIFEST])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "empty"])
 def test_a_damaged_one_is_passed_over_with_a_word(tmp_path, name, damage):
     for step in (10, 20):
@@ -70,3 +88,70 @@ def test_what_a_kill_left_half_written_does_not_count(tmp_path):
     (half / TENSORS).write_bytes(b"half")
     found, complaints = latest_good(tmp_path)
     assert (found.step, complaints) == (10, ())
+
+
+def test_a_damaged_one_beyond_never_takes_the_place_of_a_good_one(tmp_path):
+    for step in (10, 20):
+        write_checkpoint(tmp_path, checkpoint(step), keep=2)
+    (tmp_path / "step-000020" / TENSORS).write_bytes(b"broken")
+    # Resumed after step 10, asked to stop after 12: what was just verified stays, the ruin goes.
+    write_checkpoint(tmp_path, checkpoint(12), keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000012"]
+
+
+def test_old_ones_stay_until_the_new_one_was_read_back(tmp_path, monkeypatch):
+    write_checkpoint(tmp_path, checkpoint(10), keep=1)
+
+    def lying_digest(path):
+        """The disk has other bytes than memory meant."""
+        return "0" * 64 if path.name == TENSORS and "20" in path.parent.name else file_digest(path)
+
+    monkeypatch.setattr(checkpoints, "file_digest", lying_digest)
+    with pytest.raises(Damaged, match="other bytes"):
+        write_checkpoint(tmp_path, checkpoint(20), keep=1)
+    monkeypatch.undo()
+    (tmp_path / "step-000020" / STATE).write_bytes(b"")
+    assert latest_good(tmp_path)[0].step == 10
+
+
+def test_what_somebody_still_reads_stays(tmp_path):
+    for step in (10, 20):
+        write_checkpoint(tmp_path, checkpoint(step), keep=1, spare={10})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000010", "step-000020"]
+
+
+def test_the_best_is_found_and_a_damaged_best_gives_way_to_the_next(tmp_path):
+    for step, score in ((10, 0.5), (20, 0.2), (30, 0.9)):
+        write_checkpoint(tmp_path, replace(checkpoint(step), score=score), keep=3)
+    assert best_good(tmp_path)[0].step == 20
+    (tmp_path / "step-000020" / TENSORS).unlink()
+    found, complaints = best_good(tmp_path)
+    assert found.step == 10
+    assert "step-000020 is passed over" in complaints[0]
+
+
+def test_leftovers_of_killed_writers_are_swept(tmp_path):
+    write_checkpoint(tmp_path, checkpoint(10), keep=1)
+    (tmp_path / ".step-000020.abcd1234.part").mkdir()
+    sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
+
+
+@pytest.mark.parametrize("dtype", list(tensors.NAMES))
+def test_every_type_is_read_back_by_safetensors_as_it_was(tmp_path, dtype):
+    named = {
+        "wide": torch.arange(6, dtype=torch.float64).reshape(2, 3),
+        "ours": torch.tensor([[1, 0, 1], [0, 1, 1]]).to(dtype),
+        "turned": torch.arange(6).reshape(2, 3).to(torch.int32).t(),
+        "one": torch.tensor(3.5),
+        "none": torch.empty(0, 4),
+    }
+    digest, length = tensors.write_tensors(tmp_path / "t.safetensors", named)
+    assert digest == file_digest(tmp_path / "t.safetensors")
+    assert length == (tmp_path / "t.safetensors").stat().st_size
+    back = load_file(tmp_path / "t.safetensors")
+    assert back.keys() == named.keys()
+    for name, tensor in named.items():
+        assert back[name].dtype == tensor.dtype
+        assert back[name].shape == tensor.shape
+        assert torch.equal(back[name].float(), tensor.float())

@@ -1,50 +1,33 @@
 """The loop learns, resumes to the same bytes, and stops at the first sign of nonsense."""
 
-import random
+import errno
+import json
+import shutil
+import time
 
 import pytest
 import torch
+from train_samples import SETTINGS, SHAPE, make_engine, make_rows
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.files.journal import Journal
+from graftwork.model.adapter import attach
 from graftwork.model.load import base_digest, load_base
-from graftwork.records.dataset import Row
-from graftwork.records.errors import StoppedInOrder
-from graftwork.records.interaction import Message, Origin
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.engine import Engine
-from graftwork.train.log import read_journal, read_steps
-from graftwork.train.loop import Diverged, Loop
+from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
+from graftwork.records.run import TrainStep
+from graftwork.train import tensors as checkpoint_tensors
+from graftwork.train.attend.attendant import Attendant, FinishEarly
+from graftwork.train.attend.watch import Diverged, Watch
+from graftwork.train.checkpoint import latest_good
+from graftwork.train.log import Replay, StepLog, read_journal, read_steps
+from graftwork.train.loop import Loop, StepGivenUp
 from graftwork.train.loss import Batch, summed_loss
 from graftwork.train.order import shared_tokens
-from graftwork.train.settings import TrainSettings
-
-SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
-SETTINGS = TrainSettings(
-    rank=4, alpha=8, epochs=2, batch_rows=4, learning_rate=5e-2, checkpoint_every=3, threads=1
-)
+from graftwork.train.origin import AnotherRun
+from graftwork.train.settings import ExamineSettings
 
 
 class Killed(BaseException):
     """Stands in for kill -9: nothing in the program catches it."""
-
-
-def make_rows(count=16):
-    chance = random.Random(1)
-    rows = []
-    for number in range(count):
-        prompt = [chance.randrange(100, 400) for _ in range(chance.randrange(5, 12))]
-        reply = [7, 8, 9, 10 + number % 3, 2]
-        rows.append(
-            Row(
-                id=str(number),
-                origin=Origin(file="log.jsonl", line=number + 1),
-                messages=(Message(role="user", content="x"),),
-                reply="y",
-                tokens=(*prompt, *reply),
-                trained_from=len(prompt),
-            )
-        )
-    return rows
 
 
 class Before(Attendant):
@@ -57,18 +40,18 @@ class Before(Attendant):
         self._call(number, steps)
 
 
-def make_loop(tiny_base, folder, *, rows=None, before=None, words=None, **more):
-    torch.set_num_threads(1)
-    model = load_base(tiny_base)
-    engine = Engine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
-    attendants = [Before(before)] if before else []
+def make_loop(
+    tiny_base, folder, *, rows=None, before=None, words=None, attendants=(), settings=SETTINGS, **more
+):
+    pulse = more.pop("pulse", lambda *_: None)
+    engine = make_engine(tiny_base, settings, pulse=pulse)
     on_word = words.append if words is not None else lambda word: None
     return Loop(
         engine,
         rows or make_rows(),
-        settings=SETTINGS,
+        settings=settings,
         folder=folder,
-        attendants=attendants,
+        attendants=[*attendants, *([Before(before)] if before else [])],
         on_word=on_word,
         **more,
     )
@@ -153,7 +136,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
-    loop = make_loop(tiny_base, tmp_path)
+    loop = make_loop(tiny_base, tmp_path, attendants=[Watch(SETTINGS.watch)])
     with torch.no_grad():
         loop._engine.parameters[0].fill_(float("nan"))
     with pytest.raises(Diverged) as caught:
@@ -205,3 +188,260 @@ def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
     assert together[0] == pytest.approx(alone[0], rel=1e-5)
     for ours, theirs in zip(together[1], alone[1], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+class Looks(Attendant):
+    """Looks at some steps, and sees what it was told to."""
+
+    name = "looks"
+
+    def __init__(self, scores, *, finish_at=None):
+        self._scores, self._finish_at = scores, finish_at
+        self._score = None
+
+    def after_step(self, step, steps):
+        self._score = self._scores.get(step.step)
+        if step.step == self._finish_at:
+            raise FinishEarly("no better any more")
+
+    def score(self):
+        return self._score
+
+
+def weights_after(folder):
+    return {step.step: step.weights for step in read_steps(folder)}
+
+
+@pytest.mark.parametrize("best", [1, 4, 6, 8])
+def test_the_adapter_is_that_of_the_best_look(tiny_base, tmp_path, best):
+    always = make_loop(tiny_base, tmp_path / "plain")
+    always._digest_is_cheap = True
+    digests = {}
+    always._attendants = [After(lambda step: digests.update({step.step: always._engine.digest()}))]
+    always.run()
+    words: list[str] = []
+    scores = {1: 0.8, 4: 0.7, 6: 0.7, 8: 0.75} | {best: 0.5}
+    loop = make_loop(tiny_base, tmp_path / "best", attendants=[Looks(scores)], words=words)
+    loop.run()
+    assert final(loop) == digests[best]
+    assert loop.kept_step == (None if best == 8 else best)
+    assert any(f"that of step {best}" in word for word in words) == (best != 8)
+
+
+class After(Attendant):
+    def __init__(self, call):
+        self._call = call
+
+    def after_step(self, step, steps):
+        self._call(step)
+
+
+def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
+    plain = make_loop(tiny_base, tmp_path / "plain")
+    plain.run()
+    settings = SETTINGS.model_copy(update={"examine": ExamineSettings(keep_best=False)})
+    loop = make_loop(tiny_base, tmp_path / "best", attendants=[Looks({2: 0.1})], settings=settings)
+    loop.run()
+    assert final(loop) == final(plain)
+
+
+@pytest.mark.parametrize("killed_before", [5, 7, 8])
+def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
+    scores = {2: 0.9, 4: 0.1, 6: 0.5}
+    whole = make_loop(tiny_base, tmp_path / "whole", attendants=[Looks(scores)])
+    whole.run()
+
+    def die(step, _steps):
+        if step == killed_before:
+            raise Killed
+
+    with pytest.raises(Killed):
+        make_loop(tiny_base, tmp_path / "cut", before=die, attendants=[Looks(scores)]).run()
+    resumed = make_loop(tiny_base, tmp_path / "cut", attendants=[Looks(scores)])
+    resumed.run()
+    assert final(resumed) == final(whole)
+    assert resumed.kept_step == 4
+
+
+def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_path):
+    first = make_loop(tiny_base, tmp_path, attendants=[Looks({2: 0.1}, finish_at=5)])
+    first.run()
+    again = make_loop(tiny_base, tmp_path)
+    again.run()
+    assert [step.step for step in read_steps(tmp_path)] == [1, 2, 3, 4, 5]
+    assert again.finished == first.finished == "no better any more"
+    assert final(again) == final(first)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"settings": SETTINGS.model_copy(update={"learning_rate": 1e-3})},
+            "settings.learning_rate was 0.05",
+        ),
+        ({"rows": make_rows(20)}, "steps was 8 and is 10"),
+        ({"rows": list(reversed(make_rows()))}, "order was"),
+        ({"made_for": {"dataset": "other"}}, "dataset was one and is other"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, said):
+    stop = iter([False] * 4 + [True])
+    made_for = {"made_for": {"dataset": "one"}}
+    with pytest.raises(StoppedInOrder):
+        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop), **made_for).run()
+    with pytest.raises(AnotherRun) as caught:
+        make_loop(tiny_base, tmp_path, **(made_for | change)).run()
+    assert said in caught.value.why
+    assert "the checkpoint of step 4" in caught.value.what
+
+
+def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
+    stop = iter([False] * 4 + [True])
+    with pytest.raises(StoppedInOrder):
+        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop)).run()
+    run = SETTINGS.run.model_copy(update={"max_restarts": 9})
+    make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update={"run": run})).run()
+
+
+def test_other_versions_are_a_word(tiny_base, tmp_path):
+    stop = iter([False] * 4 + [True])
+    with pytest.raises(StoppedInOrder):
+        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop), versions={"torch": "2.11"}).run()
+    words: list[str] = []
+    make_loop(tiny_base, tmp_path, versions={"torch": "2.13"}, words=words).run()
+    assert any("made with torch 2.11" in word for word in words)
+
+
+@pytest.mark.parametrize("part", [1, 2, 3, 4])
+def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_changed(tiny_base, tmp_path, part):
+    whole = make_loop(tiny_base, tmp_path / "whole")
+    whole.run()
+    beats: list[str] = []
+    torch.set_rng_state(drawn_by(tmp_path / "whole"))
+
+    def pulse(*doing):
+        if len(beats) >= 4 * 4:
+            torch.rand(3)  # whatever the step that is given up has drawn by then
+        beats.append("")
+        if len(beats) == 4 * 4 + part:
+            raise StepGivenUp
+
+    with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
+        make_loop(tiny_base, tmp_path / "cut", pulse=pulse).run()
+    resumed = make_loop(tiny_base, tmp_path / "cut")
+    assert resumed.run() is None
+    assert final(resumed) == final(whole)
+    assert torch.equal(drawn_by(tmp_path / "cut"), drawn_by(tmp_path / "whole"))
+
+
+def drawn_by(folder):
+    return latest_good(folder / "checkpoints")[0].tensors["random/torch"]
+
+
+def fill_the_disk(monkeypatch, *, full):
+    """Checkpoints meet a full disk while `full` says so; half of the bytes still fit."""
+
+    def parts(tensors):
+        whole = parts_of(tensors)
+        yield next(whole)
+        if full():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        yield from whole
+
+    parts_of = checkpoint_tensors._parts
+    monkeypatch.setattr(checkpoint_tensors, "_parts", parts)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tiny_base, tmp_path, monkeypatch):
+    plain = make_loop(tiny_base, tmp_path / "plain")
+    plain.run()
+    writes: list[int] = []
+    fill_the_disk(monkeypatch, full=lambda: writes.append(1) or len(writes) == 2)
+    words: list[str] = []
+    loop = make_loop(tiny_base, tmp_path / "full", words=words)
+    loop.run()
+    assert final(loop) == final(plain)
+    (word,) = words
+    assert "the checkpoint of step 6 could not be written: the disk is full" in word
+    assert "that of step 3 still stands" in word
+    assert sorted(p.name for p in (tmp_path / "full" / "checkpoints").iterdir()) == [
+        "step-000003",
+        "step-000008",
+    ]
+
+
+def test_asked_to_stop_with_a_full_disk_it_says_where_it_will_go_on(tiny_base, tmp_path, monkeypatch):
+    writes: list[int] = []
+    fill_the_disk(monkeypatch, full=lambda: writes.append(1) or len(writes) > 1)
+    stop = iter([False] * 5 + [True])
+    with pytest.raises(StoppedInOrder, match="after step 5 of 8, but") as caught:
+        make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop)).run()
+    assert "step 3" in caught.value.why
+
+
+def test_lines_that_the_disk_refused_are_written_later(tmp_path, monkeypatch):
+    log = StepLog(tmp_path)
+    figures = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "trained_tokens": 1}
+    steps = [TrainStep(step=number, seconds=1.0, **figures) for number in (1, 2, 3)]
+    log.append(steps[0])
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "append", refuse)
+        assert "the journal takes no lines" in log.append(steps[1])
+    assert log.append(steps[2]) is None
+    assert [step.step for step in read_journal(tmp_path)] == [1, 2, 3]
+
+
+def refuse(*_arguments, **_named):
+    raise EnvironmentLacks("the disk is full")
+
+
+def test_in_a_new_place_the_run_has_its_journal_and_looks_again(tiny_base, tmp_path):
+    def die(step, _steps):
+        if step == 8:
+            raise Killed
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "looks.jsonl").write_text("{}\n")
+    with pytest.raises(Killed):
+        make_loop(tiny_base, tmp_path / "here", before=die).run()
+    shutil.copytree(tmp_path / "here" / "checkpoints", tmp_path / "there" / "checkpoints")
+    make_loop(tiny_base, tmp_path / "there").run()
+    assert [step.step for step in read_journal(tmp_path / "there")] == list(range(1, 9))
+    assert (tmp_path / "there" / "looks.jsonl").read_text() == "{}\n"
+
+
+def test_every_attempt_is_in_the_account_of_what_was_done_again(tiny_base, tmp_path):
+    def dies_at(number):
+        def die(step, _steps):
+            if step == number:
+                raise Killed
+
+        return die
+
+    for number in (3, 6, 8):
+        with pytest.raises(Killed):
+            make_loop(tiny_base, tmp_path, before=dies_at(number)).run()
+    replay = make_loop(tiny_base, tmp_path).run()
+    assert replay == Replay(steps=2 + 2 + 1, identical=True)
+    # A step that came out otherwise long before the last attempt is still found.
+    path = tmp_path / "steps.jsonl"
+    lines = path.read_text().splitlines()
+    first = json.loads(lines[0])
+    path.write_text("\n".join([json.dumps(first | {"loss": first["loss"] + 1e-9}), *lines[1:]]) + "\n")
+    assert make_loop(tiny_base, tmp_path).run() == Replay(steps=5, identical=False)
+
+
+def test_weights_are_hashed_only_where_it_costs_nothing_or_is_due(tiny_base, tmp_path):
+    settings = SETTINGS.model_copy(update={"examine": ExamineSettings(every=4)})
+    loop = make_loop(tiny_base, tmp_path, settings=settings)
+    digest = loop._engine.digest
+
+    def slow():
+        time.sleep(0.1)
+        return digest()
+
+    loop._engine.digest = slow
+    loop._digest_is_cheap = False
+    loop.run()
+    assert [step.step for step in read_steps(tmp_path) if step.weights] == [3, 4, 6, 8]

@@ -1,11 +1,14 @@
 """Plans and runs as tables."""
 
+from pathlib import Path
+
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import TrainOutcome
+from graftwork.train.files import PAGE
 
 NAMES = {
     "total_parameters": "parameters of the base",
@@ -50,9 +53,25 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
             f"restarted {outcome.restarts} time(s); {outcome.replayed_steps} steps were done again, "
             f"{same[outcome.replay_identical]}",
         )
+    for line in tell_looks(outcome):
+        print_line(console, line)
     print_line(console, "base weights unchanged (hash before and after are the same)")
     show_residuals(console, outcome.residuals)
     print_line(console, f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {quote(outcome.adapter_folder)}")
+    page = Path(outcome.adapter_folder).parent / PAGE
+    if page.exists():
+        print_line(console, f"the course of the run: {quote(str(page))}")
+
+
+def tell_looks(outcome: TrainOutcome) -> list[str]:
+    """How often the model was looked at on the way, and when it was best."""
+    best = next((look for look in outcome.looks if look.step == outcome.best_step), None)
+    if best is None:
+        return []
+    return [
+        f"looked at {len(outcome.looks)} time(s): {best.metric} was best after step {best.step}, "
+        f"{best.value:.3f} over {best.cases} case(s)"
+    ]
 
 
 def show_residuals(console: Console, residuals: tuple[Residual, ...]) -> None:

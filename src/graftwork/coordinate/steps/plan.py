@@ -1,23 +1,34 @@
 """Step: say what training will take, before anything is loaded."""
 
+import json
 import math
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.coordinate.lineage import identity_of, start_of
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace
 from graftwork.files.dataset_folder import iterate_rows, read_rows
+from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.probe import probe_device
-from graftwork.model.shape import read_shape
+from graftwork.model.shape import adapter_parameters, linear_names, read_shape
 from graftwork.plan.estimate import make_plan
+from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.figure import Figure
-from graftwork.records.plan import ModelShape, Plan, Workload
+from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Tuning, Workload
+from graftwork.train.gpu.families import why_plain
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.settings import ALL_LINEARS, TrainSettings
+from graftwork.train.precision import precision_here
+from graftwork.train.settings import LOSS, TrainSettings
+
+COMPILING_PAYS_SECONDS = 120.0
+"""A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
+CARD_SHARE = 0.94
+"""Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
 
 
 def _do(work: Workplace, made: Made) -> Plan:
@@ -34,11 +45,15 @@ def _do(work: Workplace, made: Made) -> Plan:
         work=work_ahead.load,
         device=device,
         settings=work.settings.plan,
+        dtype=precision_here(settings.precision, kind=device.kind),
         train={
             "settings": settings.what_is_learned(),
             "adapter": _adapter(settings, shape),
+            **_started_from(work),
+            **_examination(work),
         },
         learned=_learned(work, device.name),
+        tuning=_tuning(work, device, shape, work_ahead.load),
     )
     # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
     plan = plan.model_copy(update={"steps": Figure.exact(work_ahead.steps, "steps")})
@@ -49,6 +64,36 @@ def _do(work: Workplace, made: Made) -> Plan:
             fix="change the settings that the reason names",
         )
     return plan
+
+
+def _tuning(work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload) -> Tuning | None:
+    """How a card's memory is spent; None where the run takes the plain step or a processor's."""
+    settings = work.settings.train
+    config = json.loads((Path(work.base.folder) / "config.json").read_text())
+    if device.kind != "cuda" or why_plain(settings, config, capability=device.capability) is not None:
+        return None
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    tuning = choose_tuning(
+        shape,
+        method=settings.method,
+        adapted=load.adapted_layers,
+        trainable=adapter_parameters(
+            shape, rank=load.rank, targets=load.targets, layers=load.adapted_layers, ranks=load.ranks
+        ),
+        limit_gib=limit,
+        step_tokens=sum(load.lengths) * load.batch_rows // len(load.lengths),
+        longest=max(load.lengths),
+        eight=settings.fp8 != "off" and (device.capability or 0) >= FIRST_WITH_EIGHT,
+    )
+    if tuning is None:
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB",
+            why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
+            fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
+        )
+    seconds = tuning.seconds_a_token * sum(load.lengths) * load.epochs
+    pays = settings.compile == "on" or (settings.compile == "auto" and seconds > COMPILING_PAYS_SECONDS)
+    return tuning.model_copy(update={"compiled": pays})
 
 
 class _WorkAhead(NamedTuple):
@@ -79,8 +124,10 @@ def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape
         batch_rows=settings.batch_rows,
         epochs=epochs,
         rank=settings.rank,
-        targets=_target_names(settings),
+        targets=_target_names(settings, shape),
         adapted_layers=len(_layers(settings, shape)),
+        method=settings.method,
+        ranks=_other_ranks(settings),
         validation_tokens=sum(len(row.tokens) for row in checks),
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
     )
@@ -88,16 +135,46 @@ def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape
 
 
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
-    return {
-        "rank": settings.rank,
-        "alpha": settings.alpha,
-        "targets": list(_target_names(settings)),
-        "layers": list(_layers(settings, shape)),
-    }
+    """The shape of what is learned: AdapterShape as JSON."""
+    adapter = AdapterShape(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=_target_names(settings, shape),
+        layers=tuple(_layers(settings, shape)),
+        ranks=_other_ranks(settings),
+        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
+        stabilised=settings.rank_stabilised,
+        kind="lora" if settings.method == "qlora" else settings.method,
+    )
+    return adapter.model_dump(mode="json")
 
 
-def _target_names(settings: TrainSettings) -> tuple[str, ...]:
-    return ALL_LINEARS if settings.targets == "all" else settings.targets
+def _started_from(work: Workplace) -> dict[str, dict[str, str]]:
+    """What the adapter goes on from: another start is another run."""
+    start = start_of(work)
+    return {} if start is None else {"started_from": start.named}
+
+
+def _examination(work: Workplace) -> dict[str, Any]:
+    """How answers are asked for and read during training: it decides when a run ends, and with what."""
+    examine, evaluate = work.settings.train.examine, work.settings.evaluate
+    if examine.every is None or examine.metric == LOSS:
+        return {}
+    read = evaluate.model_dump(mode="json", include={"max_new_tokens", "fields"})
+    return {"examination": {**read, "reasoning": work.settings.data.reasoning == "keep"}}
+
+
+def _target_names(settings: TrainSettings, shape: ModelShape) -> tuple[str, ...]:
+    """The layers with an adapter, as this base names them."""
+    known = linear_names(shape)
+    names = known if settings.targets == "all" else settings.targets
+    require_names(names, known, setting="train.targets")
+    require_names(settings.modules, names, setting="train.modules")
+    return names
+
+
+def _other_ranks(settings: TrainSettings) -> dict[str, int]:
+    return {name: other.rank for name, other in settings.modules.items() if other.rank is not None}
 
 
 def _layers(settings: TrainSettings, shape: ModelShape) -> range:
@@ -114,7 +191,7 @@ def _learned(work: Workplace, device: str) -> tuple[float, ...]:
 def kind_of_run(work: Workplace) -> str:
     """Runs of the same kind do the same work a token, so that their speeds can be compared."""
     same = work.settings.train.model_dump(
-        mode="json", include={"method", "rank", "targets", "upper_layers", "batch_rows", "threads"}
+        mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_rows", "threads"}
     )
     return fingerprint([work.base.revision, same])
 
@@ -127,8 +204,10 @@ STEP = Step(
     depends_on=lambda work, _made: [
         work.settings.train.what_is_learned(),
         work.settings.plan.model_dump(mode="json"),
+        _started_from(work),
+        _examination(work),
     ],
     do=_do,
     # Later steps care for what will be trained, not for how well it was foretold.
-    identity=lambda plan: fingerprint([plan.base_fingerprint, plan.dataset_hash, plan.dtype, plan.train]),
+    identity=identity_of,
 )

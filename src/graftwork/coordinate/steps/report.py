@@ -6,6 +6,7 @@ from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.steps.try_out import TryOut
+from graftwork.coordinate.training_page import read_vitals
 from graftwork.coordinate.workplace import Workplace
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
@@ -35,6 +36,7 @@ def _do(work: Workplace, made: Made) -> Written:
         plan=made.get("plan", Plan),
         steps=tuple(read_journal(work.project.runs / outcome.run_id)),
         outcome=outcome,
+        vitals=read_vitals(work.project.runs / outcome.run_id),
         report=made.get("evaluate", Evaluated).report,
         verdict=made.get("gate", Verdict),
         release=made.get("release", Release) if released else None,

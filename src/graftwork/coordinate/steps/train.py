@@ -1,39 +1,38 @@
 """Step: train the adapter in a child process that may die and be started again."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.coordinate.lineage import run_id_of, start_of
+from graftwork.coordinate.machines import launch_of
+from graftwork.coordinate.replan import as_replanned, replan
 from graftwork.coordinate.step import Made, Step
-from graftwork.coordinate.steps.plan import STEP as PLAN_STEP
 from graftwork.coordinate.steps.plan import kind_of_run
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.supervise import run_job
+from graftwork.coordinate.training_page import write_training_page
+from graftwork.coordinate.vigil import Vigil
 from graftwork.coordinate.workplace import Workplace, now
 from graftwork.files.digest import folder_digest
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
 from graftwork.plan import residuals
-from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
+from graftwork.process.alert import Alarm
+from graftwork.process.judge import Patience
+from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train.files import OUTCOME, WAITED, WORDS
 
 
 def _do(work: Workplace, made: Made) -> TrainOutcome:
-    plan, prepared = made.get("plan", Plan), made.get("prepare", Prepared)
-    run_id = run_id_of(plan)
-    folder = work.project.runs / run_id
-    if work.runs.get(run_id) is None:
-        work.runs.create(run_id, folder=str(folder), plan=plan.model_dump(mode="json"), when=now())
-    job = TrainJob(
-        run_id=run_id,
-        folder=str(folder),
-        base_folder=work.base.folder,
-        dataset_folder=prepared.folder,
-        plan=plan,
-        run=work.settings.train.run.model_dump(mode="json"),
-    )
+    plan = made.get("plan", Plan)
+    job = make_job(work, made)
+    run_id, folder = job.run_id, Path(job.folder)
+    enter_run(work, job)
     verify_base(work.base)
     work.runs.update(run_id, state="running", when=now())
     try:
@@ -51,12 +50,32 @@ def _do(work: Workplace, made: Made) -> TrainOutcome:
         run_id, device=plan.device.name, base=kind_of_run(work), found=outcome.residuals, when=now()
     )
     work.runs.update(run_id, state="done", when=now(), outcome=outcome.model_dump(mode="json"))
+    write_training_page(folder, plan, outcome)
     return outcome
 
 
-def run_id_of(plan: Plan) -> str:
-    """The same plan is the same run: asked for again, it is gone on with."""
-    return PLAN_STEP.identity(plan)[:12]
+def make_job(work: Workplace, made: Made) -> TrainJob:
+    """All that the worker is told about this model's run."""
+    plan, start = made.get("plan", Plan), start_of(work)
+    run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
+    return TrainJob(
+        run_id=run_id,
+        folder=str(work.project.runs / run_id),
+        base_folder=work.base.folder,
+        dataset_folder=made.get("prepare", Prepared).folder,
+        plan=plan,
+        run=work.settings.train.run.model_dump(mode="json"),
+        crew=work.settings.train.crew(),
+        start_adapter=str(start.folder) if start else None,
+        # Counted from here and not from the worker's start: a worker that is started again has less left.
+        deadline=time.time() + minutes * 60 if minutes else None,
+    )
+
+
+def enter_run(work: Workplace, job: TrainJob) -> None:
+    """Enter the run in the store, once."""
+    if work.runs.get(job.run_id) is None:
+        work.runs.create(job.run_id, folder=job.folder, plan=job.plan.model_dump(mode="json"), when=now())
 
 
 def _train(work: Workplace, job: TrainJob) -> float:
@@ -74,20 +93,59 @@ def _train(work: Workplace, job: TrainJob) -> float:
             heard = offset
             work.narrator.word(str(line["word"]))
 
+    if (folder / OUTCOME).exists():
+        # Trained with the others of its project, or just before a crash of this side.
+        return before / 60
+    job = as_replanned(job)
+
+    def take_less(exhausted: OutOfMemory) -> TrainJob | None:
+        nonlocal job
+        smaller = replan(work, job, exhausted, alarm)
+        job = smaller or job
+        return smaller
+
+    launch = launch_of(work, folder)
     try:
-        run_job(
-            name="training",
-            module="graftwork.train.worker",
-            job=job,
-            folder=folder,
-            narrator=work.narrator,
-            max_restarts=work.settings.train.run.max_restarts,
-            on_poll=listen,
-        )
+        with watch_over(work, job) as vigil:
+            alarm = vigil.alarm
+            run_job(
+                name="training",
+                module=launch.module,
+                arguments=launch.arguments,
+                on_start=launch.call,
+                job=job,
+                folder=folder,
+                narrator=work.narrator,
+                max_restarts=work.settings.train.run.max_restarts,
+                on_poll=listen,
+                vigil=vigil,
+                on_out_of_memory=take_less,
+            )
     finally:
+        launch.over()
         waited = before + time.perf_counter() - begun
         write_whole(waited_file, repr(waited))
     return waited / 60
+
+
+@contextmanager
+def watch_over(work: Workplace, job: TrainJob) -> Iterator[Vigil]:
+    """Whoever the settings name is told of stalls and failures; at the end, deliveries are waited for."""
+    alerts = work.settings.train.run.alerts
+    with Alarm(
+        Path(job.folder),
+        run=job.run_id,
+        project=work.settings.project,
+        command=alerts.command,
+        webhook=alerts.webhook,
+        on_word=work.narrator.word,
+    ) as alarm:
+        yield Vigil(
+            Path(job.folder),
+            alarm,
+            expected_seconds=job.plan.minutes.value * 60 / max(job.plan.steps.value, 1),
+            patience=Patience.of(alerts.patience_seconds),
+        )
 
 
 def _still_there(_work: Workplace, outcome: TrainOutcome) -> bool:

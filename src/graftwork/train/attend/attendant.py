@@ -46,6 +46,12 @@ class Attendant:
         """How good the model of this step is, smaller is better, if this attendant just looked."""
         return None
 
+    def wants_checkpoint(self, step: TrainStep) -> bool:
+        """Whether one is to be made after this step, though none is due."""
+        return False
+
+    def before_checkpoint(self, step: int) -> None: ...
+
     def after_checkpoint(self, folder: Path, step: int) -> None: ...
 
     def ends(self) -> None:

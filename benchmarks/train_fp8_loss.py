@@ -1,0 +1,118 @@
+"""Does training in fewer bits learn the same? Loss curves of a real model, form by form.
+
+Run: python benchmarks/train_fp8_loss.py [--rows 288] [--base FOLDER] [--dataset FOLDER]. By default
+SmolLM2-135M-Instruct and the demo's dataset (`graft data prepare -C examples/cited_answers` first). The
+same rows in the same order from the same first adapter: plain transformers; our step with frozen weights
+whole, in 8 bits with 8-bit products, and in NF4. Prints the loss along the way and the validation loss
+before and after. Without a GPU the 8-bit products are computed from the same codes and scales in float32,
+and everything else is float32 too: what is seen is then the effect of the 8 bits alone.
+"""
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+EPOCHS, BATCH, CHECKS, UPPER = 2, 8, 24, 15
+FORMS = ("plain", "whole", "eight", "four")
+
+
+def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
+    """One run; every loss of it."""
+    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.load import load_base
+    from graftwork.model.shape import read_shape
+    from graftwork.plan.tuning import choose_tuning
+    from graftwork.train.engine import Engine
+    from graftwork.train.gpu.engine import CardEngine
+    from graftwork.train.gpu.furnish import furnish
+    from graftwork.train.order import plan_steps
+    from graftwork.train.schedule import learning_rate
+    from graftwork.train.settings import ALL_LINEARS, TrainSettings
+
+    settings = TrainSettings(rank=16, alpha=32, epochs=EPOCHS, batch_rows=BATCH, learning_rate=2e-3)
+    shape = read_shape(base)
+    adapter = AdapterShape(
+        rank=16, alpha=32, targets=ALL_LINEARS, layers=tuple(range(shape.layers - UPPER, shape.layers))
+    )
+    dtype = "bfloat16" if device == "cuda" else "float32"
+    begun = time.perf_counter()
+    engine: Engine
+    if form == "plain":
+        model = load_base(base, dtype=dtype, device=device)
+        engine = Engine(model, attach(model, adapter, seed=17), settings=settings)
+    else:
+        model = load_base(base, dtype=dtype)
+        tuning = choose_tuning(
+            shape,
+            method="qlora" if form == "four" else "lora",
+            adapted=UPPER,
+            trainable=5_000_000,
+            limit_gib=16,
+            step_tokens=2048,
+            longest=max(len(row.tokens) for row in rows),
+            eight=form == "eight",
+        )
+        assert tuning is not None
+        tuning = tuning.model_copy(update={"compiled": False})
+        furnished = furnish(model, tuning, device=device)
+        parameters = attach(model, adapter, seed=17)
+        engine = CardEngine(
+            model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape
+        )
+        engine.settle(rows)
+    steps = plan_steps(rows, settings=settings)
+    before = engine.mean_loss(checks, batch_rows=8)
+    losses = []
+    for number, batch in enumerate(steps, 1):
+        losses.append(engine.backward([rows[at] for at in batch]).loss)
+        engine.apply(learning_rate(number, steps=len(steps), highest=2e-3, warmup_share=0.1))
+    after, seconds = engine.mean_loss(checks, batch_rows=8), time.perf_counter() - begun
+    return {"form": form, "before": before, "after": after, "seconds": seconds, "losses": losses}
+
+
+def main() -> None:
+    import torch
+
+    from graftwork.files.dataset_folder import read_rows
+    from graftwork.model.base import EMBEDDED, find_base
+    from graftwork.model.load import use_threads
+    from graftwork.train.order import choose_rows
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--dataset", type=Path)
+    asked = parser.parse_args()
+    use_threads(None)
+    base = asked.base or Path(find_base(EMBEDDED, project_folder=Path()).folder)
+    folders = Path(__file__).parents[1] / "examples" / "cited_answers" / ".graft" / "datasets"
+    dataset = asked.dataset or next(iter(folders.glob("[0-9a-f]*")))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    every = read_rows(dataset, "train")
+    rows = [every[at] for at in choose_rows(len(every), most=asked.rows, seed=17)]
+    checks = read_rows(dataset, "validation")[:CHECKS]
+    found = []
+    for form in FORMS:
+        found.append(train(form, base, rows, checks, device))
+        print(form, {key: value for key, value in found[-1].items() if key != "losses"}, flush=True)
+    show(found)
+    from results import save_results
+
+    name = torch.cuda.get_device_name() if device == "cuda" else None
+    print(save_results("train_fp8_loss", {"rows": len(rows), "runs": found}, device=name))
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    print(f"{'step':>10} " + " ".join(f"{run['form']:>9}" for run in found))
+    steps = len(found[0]["losses"])
+    for step in sorted({1, *range(4, steps, 4), steps}):
+        print(f"{step:>10} " + " ".join(f"{run['losses'][step - 1]:>9.4f}" for run in found))
+    for name in ("before", "after"):
+        print(f"{name:>10} " + " ".join(f"{run[name]:>9.4f}" for run in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""`graft train --all`: every model of the project in one go."""
+
+from pathlib import Path
+
+import typer
+
+from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+
+def run_all(*, project: Path | None, as_json: bool) -> None:
+    """Train what is not up to date, then one table; exit code 1 where a model failed."""
+    from graftwork.cli.narrate import RichNarrator
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show import show
+    from graftwork.coordinate.train_all import train_all
+    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.process.stopping import stoppable
+    from graftwork.project.folder import open_project
+
+    opened = open_project(project)
+    with stoppable(), RichNarrator(tables=False) as narrator, open_workplace(opened, narrator) as work:
+        trained = train_all(work)
+    if as_json:
+        print_json(trained)
+    else:
+        show(stdout, trained)
+    if trained.failed:
+        raise typer.Exit(EXIT_ANSWER_IS_NO)

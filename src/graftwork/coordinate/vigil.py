@@ -1,0 +1,71 @@
+"""Watch a running worker for stalls: one alert when it stands still, one when it goes on.
+
+In: the folder of the worker, what the plan expects, an alarm. Out: alerts. Does nothing else about
+it: a stalled run may still recover, and whoever is told decides.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from graftwork.process.alert import Alarm
+from graftwork.process.heartbeat import read_beat
+from graftwork.process.judge import Patience, judge
+from graftwork.process.state import process_state
+from graftwork.records.job import Health
+
+LOOK_SECONDS = 2.0
+
+
+class Vigil:
+    def __init__(
+        self,
+        folder: Path,
+        alarm: Alarm,
+        *,
+        expected_seconds: float,
+        patience: Patience,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.alarm = alarm
+        self.expected_seconds = expected_seconds
+        self._folder = folder
+        self._patience = patience
+        self._clock = clock
+        self._stalled_at: float | None = None
+        self._looked = float("-inf")
+
+    def look(self, pid: int) -> None:
+        """As often as wanted: it looks every other second, and tells each stall once."""
+        now = self._clock()
+        if now - self._looked < min(LOOK_SECONDS, self._patience.silent_seconds / 4):
+            return
+        self._looked = now
+        found = judge(
+            read_beat(self._folder),
+            alive=True,
+            now=now,
+            expected_seconds=self.expected_seconds,
+            process_state=process_state(pid),
+            patience=self._patience,
+        )
+        self.see(found.health, found.reason)
+
+    def see(self, health: Health, reason: str) -> None:
+        """A stall begins when it is stuck, and ends only when it works again: slow is not well."""
+        if health == "stuck" and self._stalled_at is None:
+            self._stalled_at = self._clock()
+            self.alarm.tell(
+                "stalled",
+                "the run is stuck",
+                why=reason,
+                fix="`graft status` says more; `graft stop` ends it",
+            )
+        elif health == "working" and self._stalled_at is not None:
+            still = self._clock() - self._stalled_at
+            self._stalled_at = None
+            self.alarm.tell("recovered", f"the run goes on after {still:.0f} s", why=reason)
+
+    def ended(self) -> None:
+        """The worker is gone: what comes next is another one's stall."""
+        self._stalled_at = None

@@ -1,0 +1,91 @@
+"""What the headers of safetensors files say of a model: the sizes of its tensors, without loading one.
+
+In: a folder. Out: sizes by name; of those, the linear layers of a block and how many parameters there
+are. Works for any decoder whose blocks are numbered. Needs no torch.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.records.errors import Damaged
+
+BLOCK = re.compile(r"^(?:.*?\.)?(\d+)\.(.+)$")
+LARGEST_HEADER = 100_000_000
+ROUTERS = ("gate", "router", "shared_expert_gate")
+"""Small linear layers that choose between experts: an adapter there unsettles the choice."""
+
+
+class Counted(NamedTuple):
+    """`linears` are those of the top block, by the end of their path; `block` its parameters."""
+
+    linears: dict[str, tuple[int, int]]
+    parameters: int
+    block: int
+
+
+def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of the folder."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            header = handle.read(length) if length <= LARGEST_HEADER else b""
+        try:
+            entries = json.loads(header)
+            found |= {name: tuple(entry["shape"]) for name, entry in entries.items() if "shape" in entry}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Damaged(
+                f"{path.name} is not a safetensors file",
+                why="its header cannot be read",
+                fix="fetch the model again",
+                where=str(path),
+            ) from error
+    return found
+
+
+def count_tensors(
+    sizes: Mapping[str, tuple[int, ...]], *, tied: bool, transposed: bool = False
+) -> Counted | None:
+    """The parts of a decoder among its tensors; None where no blocks are numbered.
+
+    `transposed`: its weights are kept as [in, out], as those of GPT-2.
+    """
+    blocks: dict[int, dict[str, tuple[int, ...]]] = {}
+    total = 0
+    for name, shape in sizes.items():
+        if len(shape) > 3 or (tied and name.startswith("lm_head.")):
+            continue  # Masks that old files carry, and a head that is the embedding again.
+        total += math.prod(shape)
+        match = BLOCK.match(name)
+        if match:
+            blocks.setdefault(int(match[1]), {})[match[2]] = shape
+    if not blocks:
+        return None
+    top = blocks[max(blocks)]
+    return Counted(
+        linears=_linears(top, transposed),
+        parameters=total,
+        block=sum(math.prod(shape) for shape in top.values()),
+    )
+
+
+def _linears(block: Mapping[str, tuple[int, ...]], transposed: bool) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) by the shortest end of the path that says which layer is meant."""
+    # Experts are one tensor in memory, and no linear layers.
+    weights = {
+        path.removesuffix(".weight"): shape
+        for path, shape in block.items()
+        if path.endswith(".weight") and len(shape) == 2 and "experts" not in path.split(".")
+    }
+    leaves = [path.rsplit(".", 1)[-1] for path in weights]
+    found: dict[str, tuple[int, int]] = {}
+    for path, shape in sorted(weights.items()):
+        leaf = path.rsplit(".", 1)[-1]
+        if leaf not in ROUTERS:
+            inputs, outputs = shape if transposed else (shape[1], shape[0])
+            found[leaf if leaves.count(leaf) == 1 else path] = (inputs, outputs)
+    return found

@@ -1,0 +1,182 @@
+"""The parts of any causal decoder of transformers: the decoder, its blocks, its head, their linear layers.
+
+In: a model. Out: its parts, found by what they are and not by what one family calls them; and a reader
+that gives the model's logits for chosen hidden states only. Some families change the logits behind
+their head (a cap, a scale). Those that are known are followed; whether a model does what we think is
+tried once; and what does something else is read by its own forward, whole. Knows no adapters.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from graftwork.model.headers import ROUTERS
+from graftwork.records.errors import UserMistake
+
+PLAIN = ("llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "phi3", "smollm3", "gpt_neox", "gpt2")
+"""Families whose logits are the head's output, as a test proves: nothing to try there."""
+
+_TRIED: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """`blocks_path` is the name of `blocks` within the model."""
+
+    decoder: Any
+    head: Any
+    blocks: nn.ModuleList
+    blocks_path: str
+
+
+@dataclass(frozen=True)
+class Reader:
+    """`decoder(...)` gives `last_hidden_state`; `logits` makes logits of any rows of it."""
+
+    decoder: Callable[..., Any]
+    logits: Callable[[Tensor], Tensor]
+
+
+def parts_of(model: Any) -> Parts:
+    """The parts, or a clear word where the model is no causal decoder."""
+    decoder, head = _decoder_and_head(model)
+    lists = [(path, part) for path, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    inside = {id(part) for part in decoder.modules()}
+    found = [(path, part) for path, part in lists if id(part) in inside and len(part)]
+    if not found:
+        raise _no_decoder(model, "it has no list of blocks")
+    # Of lists within lists (experts of a block), the outer one comes first and wins a tie.
+    path, blocks = max(found, key=lambda entry: len(entry[1]))
+    outer = next((entry for entry in found if path.startswith(f"{entry[0]}.")), (path, blocks))
+    return Parts(decoder=decoder, head=head, blocks=outer[1], blocks_path=outer[0])
+
+
+def block_linears(model: Any) -> Iterator[tuple[int, str, Any]]:
+    """(block, path, layer) of each linear layer of the blocks, without routers.
+
+    Looks inside nothing that an adapter or a quantised weight has put in a layer's place: whoever
+    has `in_features` counts as a linear layer.
+    """
+    parts = parts_of(model)
+    for number, block in enumerate(parts.blocks):
+        within: list[str] = []
+        for path, module in block.named_modules():
+            if any(path.startswith(f"{outer}.") for outer in within):
+                continue
+            if is_linear(module) and path.rsplit(".", 1)[-1] not in ROUTERS:
+                within.append(path)
+                yield number, f"{parts.blocks_path}.{number}.{path}", module
+
+
+def is_linear(module: Any) -> bool:
+    """nn.Linear, what stands in its place, or the transposed layer of GPT-2."""
+    return (hasattr(module, "in_features") and hasattr(module, "out_features")) or is_transposed(module)
+
+
+def is_transposed(module: Any) -> bool:
+    """GPT-2's Conv1D: a linear layer whose weight is kept as [in, out]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def sizes(module: Any) -> tuple[int, int]:
+    """(inputs, outputs)."""
+    if is_transposed(module):
+        return int(module.weight.shape[0]), int(module.weight.shape[1])
+    return int(module.in_features), int(module.out_features)
+
+
+def reader_of(model: Any) -> Reader:
+    """How hidden states and logits are read without building the logits of every token."""
+    decoder, head = _decoder_and_head(model)
+    ending = _ending(model.config)
+    plain = getattr(model.config, "model_type", "") in PLAIN and ending is None
+    if not plain:
+        if model not in _TRIED:
+            _TRIED[model] = head_is_followed(model)
+        if not _TRIED[model]:
+            return Reader(decoder=_Whole(model), logits=lambda logits: logits)
+    if ending is None:
+        return Reader(decoder=decoder, logits=head)
+    return Reader(decoder=decoder, logits=lambda hidden: ending(head(hidden)))
+
+
+class _Whole:
+    """A model whose ending we do not know: its own logits stand where hidden states do."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.config = model.config
+
+    def __call__(self, **arguments: Any) -> Any:
+        return SimpleNamespace(last_hidden_state=self._model(**arguments).logits)
+
+
+@torch.no_grad()
+def head_is_followed(model: Any) -> bool:
+    """Whether the model's own logits are what we make of its hidden states.
+
+    The head is made to answer a ramp from -100 to 100, once: what the model does behind its head then
+    shows, whatever its weights are. What it gives its head must be the decoder's last hidden state.
+    """
+    decoder, head = _decoder_and_head(model)
+    ending = _ending(model.config) or (lambda logits: logits)
+    tokens = torch.tensor([[1, 2, 3]], device=next(model.parameters()).device)
+    seen: list[Tensor] = []
+    ramps: list[Tensor] = []
+
+    def answer_a_ramp(_module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        seen.append(inputs[0])
+        ramp = torch.linspace(-100, 100, output.shape[-1], device=output.device).to(output.dtype)
+        ramps.append(ramp.expand_as(output))
+        return ramps[-1]
+
+    hook = head.register_forward_hook(answer_a_ramp)
+    try:
+        own = model(input_ids=tokens, use_cache=False).logits
+        hidden = decoder(input_ids=tokens, use_cache=False).last_hidden_state
+    finally:
+        hook.remove()
+    if len(seen) != 1 or seen[0].shape != hidden.shape or own.shape != ramps[0].shape:
+        return False
+    return _close(seen[0], hidden) and _close(own, ending(ramps[0]))
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2 * float(other.abs().max()))
+
+
+def _decoder_and_head(model: Any) -> tuple[Any, Any]:
+    decoder = getattr(model, "base_model", None)
+    get_head = getattr(model, "get_output_embeddings", None)
+    head = get_head() if get_head is not None else None
+    if decoder is None or decoder is model:
+        raise _no_decoder(model, "it has no decoder below its head")
+    if head is None:
+        raise _no_decoder(model, "it has no head that gives logits")
+    return decoder, head
+
+
+def _ending(config: Any) -> Callable[[Tensor], Tensor] | None:
+    """What a known family does to the logits behind its head."""
+    kind = getattr(config, "model_type", "")
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        return lambda logits: torch.tanh(logits / cap) * cap
+    if kind.startswith("granite"):
+        return lambda logits: logits / config.logits_scaling
+    if kind.startswith("cohere"):
+        return lambda logits: logits * config.logit_scale
+    return None
+
+
+def _no_decoder(model: Any, why: str) -> UserMistake:
+    return UserMistake(
+        f"{type(model).__name__} is no causal decoder",
+        why=why,
+        fix="use a model that transformers loads as AutoModelForCausalLM (Llama, Qwen, Mistral, …)",
+    )

@@ -1,0 +1,203 @@
+"""Tell somebody: the log always, a command and a webhook where they are named.
+
+In: alerts. Out: a line in `alerts.jsonl`, the alert as JSON on the command's input and as the body of
+a POST. Deliveries go on in a thread, one after the other: whoever watches a run must not wait for a
+server that does not answer. What could not be delivered is said in words that hold no secret: the
+address of a webhook is one.
+"""
+
+import os
+import queue
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPMessage
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from graftwork.files.journal import Journal
+from graftwork.records.alert import Alert, AlertKind
+from graftwork.records.errors import UserMistake
+
+ALERTS_FILE = "alerts.jsonl"
+COMMAND_SECONDS = 30.0
+WEBHOOK_SECONDS = 10.0
+WEBHOOK_PAUSES = (1.0, 4.0)
+"""Between three tries."""
+CLOSING_SECONDS = 30.0
+
+
+class Alarm:
+    """Use as a context manager around the watching: at its end it waits a moment for deliveries."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run: str,
+        project: str = "",
+        command: str | None = None,
+        webhook: str | None = None,
+        on_word: Callable[[str], None] = lambda _word: None,
+        pauses: tuple[float, ...] = WEBHOOK_PAUSES,
+    ) -> None:
+        self._log = Journal(folder / ALERTS_FILE)
+        self._run, self._project = run, project
+        self._command = split_command(command) if command else None
+        self._webhook = check_webhook(webhook) if webhook else None
+        self._on_word = on_word
+        self._pauses = pauses
+        self._left: queue.Queue[Alert | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self.undelivered: list[str] = []
+
+    def __enter__(self) -> "Alarm":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> Alert:
+        """Write it down and say it now; deliver it soon."""
+        alert = Alert(
+            kind=kind,
+            run=self._run,
+            project=self._project,
+            what=what,
+            why=why,
+            fix=fix,
+            at=time.time(),
+            host=socket.gethostname(),
+        )
+        self._log.append(alert.model_dump(mode="json"), durable=True)
+        self._on_word(f"{what}: {why}" if why else what)
+        if self._command or self._webhook:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._deliver_all, daemon=True, name="alerts")
+                self._thread.start()
+            self._left.put(alert)
+        return alert
+
+    def close(self, *, seconds: float = CLOSING_SECONDS) -> None:
+        """Wait for what is being delivered, and say what was not."""
+        if self._thread is not None:
+            self._left.put(None)
+            self._thread.join(seconds)
+            if self._thread.is_alive():
+                self.undelivered.append("an alert is not delivered yet and will not be")
+            self._thread = None
+        for words in self.undelivered:
+            self._on_word(words)
+        self.undelivered.clear()
+
+    def _deliver_all(self) -> None:
+        while (alert := self._left.get()) is not None:
+            body = alert.model_dump_json().encode()
+            if self._command and (failure := run_command(self._command, body)):
+                self.undelivered.append(f"the alert command {failure}")
+            if self._webhook and (failure := post(self._webhook, body, pauses=self._pauses)):
+                host = urlsplit(self._webhook).hostname
+                self.undelivered.append(f"the webhook at {host} {failure}")
+
+
+def split_command(command: str) -> list[str]:
+    """The words of the command. No shell sees it."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        words = []
+        reason = str(error)
+    else:
+        reason = "it is empty"
+    if not words:
+        raise UserMistake(
+            "the alert command cannot be read",
+            why=reason,
+            fix="write it as in a shell; quotes must be closed. It is run without a shell",
+            where="train.run.alerts.command",
+        )
+    return words
+
+
+def check_webhook(address: str) -> str:
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserMistake(
+            "the webhook is no http(s) address",
+            fix="write it whole: https://host/path",
+            where="train.run.alerts.webhook",
+        )
+    return address
+
+
+def run_command(words: list[str], body: bytes, *, seconds: float = COMMAND_SECONDS) -> str:
+    """Why it failed, or nothing. It gets the alert on its input; its output is not kept."""
+    try:
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"could not be started: {error.strerror}"
+    try:
+        child.communicate(body, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        return f"was ended: it took longer than {seconds:.0f} s"
+    return f"ended with exit code {child.returncode}" if child.returncode else ""
+
+
+def post(
+    address: str, body: bytes, *, pauses: tuple[float, ...] = WEBHOOK_PAUSES, seconds: float = WEBHOOK_SECONDS
+) -> str:
+    """Why it failed after all tries, or nothing. Refused for good (4xx) it is not tried again."""
+    failure = ""
+    for pause in (*pauses, None):
+        failure, again = _post_once(address, body, seconds)
+        if not failure or not again or pause is None:
+            break
+        threading.Event().wait(pause)
+    return failure
+
+
+def _post_once(address: str, body: bytes, seconds: float) -> tuple[str, bool]:
+    request = urllib.request.Request(
+        address, data=body, headers={"Content-Type": "application/json"}, method="POST"
+    )
+    opener = urllib.request.build_opener(_StayHere)
+    try:
+        with opener.open(request, timeout=seconds):
+            return "", False
+    except urllib.error.HTTPError as error:
+        error.close()
+        busy = error.code >= 500 or error.code in (408, 429)
+        return f"answered with status {error.code}", busy
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
+        return f"could not be reached: {reason or type(error).__name__}", True
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """What is meant for one host is not carried to another."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> None:
+        return None

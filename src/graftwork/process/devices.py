@@ -1,0 +1,167 @@
+"""How the accelerators feel: use, memory, temperature, power.
+
+In: nothing, or what `nvidia-smi` printed. Out: one DeviceVitals a device that this process may use.
+Asks NVML where its Python package is installed, the command `nvidia-smi` where not, and finds no
+device where neither is. Never fails and never waits long: a worker must not suffer from being watched.
+"""
+
+import csv
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graftwork.records.vitals import DeviceVitals
+
+Probe = Callable[[], tuple[DeviceVitals, ...]]
+
+QUERY = (
+    "index",
+    "uuid",
+    "name",
+    "utilization.gpu",
+    "memory.used",
+    "memory.total",
+    "temperature.gpu",
+    "power.draw",
+)
+PATIENCE_SECONDS = 5.0
+FAILURES_BEFORE_REST = 3
+
+
+def find_probe() -> Probe | None:
+    """How devices can be asked on this machine, or None where there are none to ask."""
+    nvml = _nvml_probe()
+    if nvml is not None:
+        return _resting(nvml)
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    return _resting(lambda: _ask_command(command))
+
+
+def parse_smi(printed: str, *, visible: str | None = None) -> tuple[DeviceVitals, ...]:
+    """What `nvidia-smi --query-gpu=… --format=csv,noheader,nounits` printed. A line it garbled is skipped."""
+    found = []
+    for fields in csv.reader(printed.splitlines(), skipinitialspace=True):
+        if len(fields) != len(QUERY) or not fields[0].strip().isdigit():
+            continue
+        index, uuid = int(fields[0]), fields[1].strip()
+        if not is_visible(index, uuid, visible):
+            continue
+        use, used, total, temperature, power = (_number(field) for field in fields[3:])
+        found.append(
+            DeviceVitals(
+                index=index,
+                name=fields[2].strip(),
+                use_percent=use,
+                memory_gib=used / 1024 if used is not None else None,
+                memory_total_gib=total / 1024 if total is not None else None,
+                temperature_c=temperature,
+                power_watts=power,
+            )
+        )
+    return tuple(found)
+
+
+def is_visible(index: int, uuid: str, visible: str | None) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES, as it was given, lets this process use the device."""
+    if visible is None:
+        return True
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    return any(str(index) == name or (name and uuid.startswith(name)) for name in names)
+
+
+def _number(field: str) -> float | None:
+    """Cards say `[N/A]` or `[Not Supported]` to what they do not know."""
+    try:
+        return float(field)
+    except ValueError:
+        return None
+
+
+def _ask_command(command: str) -> tuple[DeviceVitals, ...]:
+    done = subprocess.run(
+        [command, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return parse_smi(done.stdout, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _nvml_probe() -> Probe | None:
+    try:
+        import pynvml  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except Exception:
+        # No driver, or one that this package does not know: the command may still work.
+        return None
+    return lambda: ask_nvml(pynvml, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
+    """The same figures through NVML, which starts no process."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        if not is_visible(index, _text(nvml.nvmlDeviceGetUUID(handle)), visible):
+            continue
+        memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
+        use = _or_none(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power = _or_none(nvml.nvmlDeviceGetPowerUsage, handle)
+        found.append(
+            DeviceVitals(
+                index=index,
+                name=_text(_or_none(nvml.nvmlDeviceGetName, handle) or ""),
+                use_percent=use.gpu if use else None,
+                memory_gib=memory.used / 2**30 if memory else None,
+                memory_total_gib=memory.total / 2**30 if memory else None,
+                temperature_c=_or_none(nvml.nvmlDeviceGetTemperature, handle, 0),
+                power_watts=power / 1000 if power is not None else None,
+            )
+        )
+    return tuple(found)
+
+
+def _or_none(ask: Callable[..., Any], *arguments: Any) -> Any:
+    """Each card refuses other questions, with errors of the library's own making."""
+    try:
+        return ask(*arguments)
+    except Exception:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _resting(probe: Probe) -> Probe:
+    """Ask no more once the driver has failed a few times in a row: each failure may cost seconds."""
+    failures = 0
+
+    def ask() -> tuple[DeviceVitals, ...]:
+        nonlocal failures
+        if failures >= FAILURES_BEFORE_REST:
+            return ()
+        try:
+            found = probe()
+        except Exception:
+            failures += 1
+            return ()
+        failures = 0
+        return found
+
+    return ask
+
+
+def busiest(devices: Sequence[DeviceVitals]) -> DeviceVitals | None:
+    """The device that computes most, of those that say so."""
+    known = [device for device in devices if device.use_percent is not None]
+    return max(known, key=lambda device: device.use_percent or 0.0, default=None)

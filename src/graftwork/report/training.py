@@ -1,0 +1,167 @@
+"""The course of a run, as the report and the run's own page show it.
+
+In: the plan, the outcome, the journal of steps and the samples of the machine. Out: what the
+template `training.html.jinja` puts on a page.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from graftwork.records.plan import Plan, Residual
+from graftwork.records.run import Look, TrainOutcome, TrainStep
+from graftwork.records.vitals import DeviceVitals, Vitals
+from graftwork.report import plots, row_plots, wording
+from graftwork.report.templates import open_templates
+from graftwork.report.training_plots import Spot, draw_course, draw_looks
+
+WIDE, NARROW = 760.0, 340.0
+LOSS = "loss"
+BOTH = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
+
+
+class Course(NamedTuple):
+    """A small plot with its name."""
+
+    name: str
+    figure: Markup
+
+
+def show_training(
+    plan: Plan, outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals]
+) -> dict[str, Any]:
+    """All that the training section is told."""
+    restarts = find_restarts(steps)
+    by_loss = [look for look in outcome.looks if look.metric == LOSS]
+    others = [look for look in outcome.looks if look.metric != LOSS]
+    held_out = (outcome.validation_loss_before, outcome.validation_loss_after)
+    losses = [(step.step, step.loss) for step in steps]
+    draws: dict[str, Callable[[float], Markup]] = {
+        "loss": lambda w: plots.draw_loss(
+            losses, restarts=restarts, held_out=held_out, looks=_spots(by_loss, outcome.best_step), width=w
+        ),
+        "plan": lambda w: row_plots.draw_plan([_against(r) for r in outcome.residuals], width=w),
+    }
+    if others:
+        name, spots = wording.name_of(others[0].metric), _spots(others, outcome.best_step)
+        draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
+    return {
+        "figure": {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()},
+        "courses": [*_step_courses(steps, restarts), *_machine_courses(vitals, steps)],
+        "looks": _look_rows(outcome),
+        "metric": outcome.looks[0].metric if outcome.looks else "",
+        "residuals": _residual_rows(outcome),
+        "device": plan.device.name,
+    }
+
+
+def make_training_page(
+    plan: Plan, outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals]
+) -> str:
+    """The course of one run as a page of its own. The same records give the same bytes."""
+    environment = open_templates(**wording.FILTERS)
+    template = environment.get_template("training_page.html.jinja")
+    return template.render(plan=plan, outcome=outcome, training=show_training(plan, outcome, steps, vitals))
+
+
+def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
+    """Where the journal goes back in steps, the run had been killed and went on."""
+    return [plots.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
+
+
+def _spots(looks: Sequence[Look], best_step: int | None) -> list[Spot]:
+    return [Spot(look.step, look.value, look.step == best_step, look.compared) for look in looks]
+
+
+def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[Course]:
+    if not steps:
+        return []
+    breaks = [float(restart.killed_after) for restart in restarts]
+    figures: dict[str, tuple[str, Callable[[TrainStep], float]]] = {
+        "Learning rate": ("", lambda step: step.learning_rate),
+        "Gradient norm": ("", lambda step: step.gradient_norm),
+        "Tokens a second": ("tokens/s", lambda step: step.tokens / step.seconds if step.seconds else 0.0),
+    }
+    return [
+        Course(
+            name,
+            draw_course(
+                [(float(step.step), read(step)) for step in steps], title=name, unit=unit, breaks=breaks
+            ),
+        )
+        for name, (unit, read) in figures.items()
+    ]
+
+
+def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[Course]:
+    """The machine over the minutes of the run; what was never measured is left out."""
+    if not vitals:
+        return []
+    begun = vitals[0].at
+    breaks = [
+        (new.at - begun) / 60 for old, new in pairwise(steps) if new.step <= old.step and new.at > begun
+    ]
+    figures: dict[str, tuple[str, Callable[[Vitals], float | None]]] = {
+        "Memory of the worker": ("GiB", lambda one: one.memory_gib),
+        "Processor": ("cores", lambda one: one.processor_cores),
+        "GPU use": ("%", lambda one: _mean(one, lambda device: device.use_percent)),
+        "GPU memory": ("GiB", lambda one: _mean(one, lambda device: device.memory_gib)),
+        "GPU temperature": ("°C", lambda one: _mean(one, lambda device: device.temperature_c)),
+        "GPU power": ("W", lambda one: _mean(one, lambda device: device.power_watts)),
+    }
+    courses = []
+    for name, (unit, read) in figures.items():
+        points = [((one.at - begun) / 60, value) for one in vitals if (value := read(one)) is not None]
+        if points:
+            figure = draw_course(points, title=name, unit=unit, along="minute", breaks=breaks)
+            courses.append(Course(f"{name}, {unit}", figure))
+    return courses
+
+
+def _mean(sample: Vitals, read: Callable[[DeviceVitals], float | None]) -> float | None:
+    """Over the devices that say anything."""
+    found = [value for device in sample.devices if (value := read(device)) is not None]
+    return sum(found) / len(found) if found else None
+
+
+def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
+    return [
+        {
+            "step": look.step,
+            "value": wording.number(look.value) if look.metric == LOSS else wording.percent(look.value),
+            "cases": look.cases,
+            "time": wording.duration(look.seconds),
+            "note": "best"
+            if look.step == outcome.best_step
+            else ("" if look.compared else "fewer cases than the others: not compared"),
+        }
+        for look in outcome.looks
+    ]
+
+
+def _against(residual: Residual) -> row_plots.Against:
+    planned = residual.planned
+    scale = planned.value or 1.0
+    return row_plots.Against(
+        name=wording.name_of(residual.name),
+        low=planned.low / scale,
+        high=planned.high / scale,
+        actual=residual.actual / scale,
+        note=wording.change(residual.off),
+    )
+
+
+def _residual_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": wording.name_of(residual.name),
+            "planned": wording.number(residual.planned.value, residual.planned.unit),
+            "range": f"{wording.number(residual.planned.low)} to {wording.number(residual.planned.high)}",
+            "actual": wording.number(residual.actual, residual.planned.unit),
+            "off": wording.change(residual.off),
+            "inside": residual.inside,
+        }
+        for residual in outcome.residuals
+    ]

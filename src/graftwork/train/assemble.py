@@ -1,0 +1,102 @@
+"""Which engine trains a run: the card's, the processor's, or the plain one that knows every decoder.
+
+In: a job, a loaded base with what is to be learned, its rows. Out: an engine that is ready for its first
+step, and a word about how it will work. All of them come to the same loss.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from graftwork.model.shape import read_shape
+from graftwork.records.dataset import Row
+from graftwork.records.plan import Tuning
+from graftwork.records.run import TrainJob
+from graftwork.train.crew import Crew
+from graftwork.train.engine import Engine
+from graftwork.train.settings import TrainSettings
+
+
+def make_engine(
+    job: TrainJob,
+    model: Any,
+    learned: Sequence[nn.Parameter],
+    rows: Sequence[Row],
+    *,
+    settings: TrainSettings,
+    crew: Crew,
+    shares: bool,
+    pulse: Callable[..., None],
+    say: Callable[[str], None],
+) -> Engine:
+    """`shares` says that this run shares its steps with others: then only the plain way will do."""
+    if job.plan.tuning is not None and not shares:
+        return _on_card(job, job.plan.tuning, model, learned, rows, settings=settings, pulse=pulse, say=say)
+    return Engine(
+        model,
+        learned,
+        settings=settings,
+        loss=None if shares else _own_loss(job, model, rows, settings, say),
+        crew=crew,
+        pulse=pulse,
+        micro_rows=job.plan.train.get("micro_rows"),
+    )
+
+
+def _on_card(
+    job: TrainJob,
+    tuning: Tuning,
+    model: Any,
+    learned: Sequence[nn.Parameter],
+    rows: Sequence[Row],
+    *,
+    settings: TrainSettings,
+    pulse: Callable[..., None],
+    say: Callable[[str], None],
+) -> Engine:
+    from graftwork.train.gpu.engine import CardEngine
+    from graftwork.train.gpu.furnish import furnished_of
+
+    engine = CardEngine(
+        model,
+        learned,
+        settings=settings,
+        furnished=furnished_of(model),
+        tuning=tuning,
+        shape=read_shape(Path(job.base_folder)),
+        pulse=pulse,
+    )
+    say(_describe(engine.settle(rows)))
+    return engine
+
+
+def _describe(tuning: Tuning) -> str:
+    form = {"whole": "16 bits", "eight": "8 bits, products in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
+    return (
+        f"frozen weights in {form}; {tuning.micro_tokens:,} tokens at a time; {tuning.keep} blocks keep "
+        f"everything, {tuning.lean} all but the widest tensor; {tuning.peak_gib:.1f} of "
+        f"{tuning.limit_gib:.1f} GiB, measured"
+    )
+
+
+def _own_loss(
+    job: TrainJob,
+    model: Any,
+    rows: Sequence[Row],
+    settings: TrainSettings,
+    say: Callable[[str], None],
+) -> Any:
+    """A faster way to the same loss, where there is one for this model and device."""
+    from graftwork.train.cpu.choose import processor_way
+    from graftwork.train.mixed import mixed_loss
+
+    if settings.strategy != "single":
+        # The written-out ways read weights that a crew may hold in parts.
+        return None
+    way = processor_way(model, rows, settings=settings, folder=Path(job.folder))
+    if way is None:
+        return mixed_loss(model, settings, dtype=job.plan.dtype)
+    say(way[1])
+    return way[0].summed_loss

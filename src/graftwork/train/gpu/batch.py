@@ -1,0 +1,97 @@
+"""Rows packed behind each other, in few different shapes: each shape is compiled and recorded once.
+
+In: the rows of a step and how many tokens go at a time. Out: packed batches; a row is never cut, and
+what fills a batch up is a document of its own that nobody learns from. Pure but for making tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graftwork.records.dataset import Row
+from graftwork.train.gpu.attention import Documents
+from graftwork.train.gpu.decoder import Packed
+
+SHAPES = 4
+"""A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass."""
+
+SMALLEST = 256
+
+
+@dataclass(frozen=True)
+class Portion:
+    """One pass: its tokens, and what the decoder is told about them."""
+
+    tokens: Tensor
+    packed: Packed
+    count: int
+
+
+def deal_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
+    """Which rows go together: the longest first, each where it leaves the least room. Pure."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        fitting = [at for at, space in enumerate(left) if space >= lengths[row]]
+        if fitting:
+            best = min(fitting, key=lambda at: (left[at], at))
+            bins[best].append(row)
+            left[best] -= lengths[row]
+        else:
+            bins.append([row])
+            left.append(max(room - lengths[row], 0))
+    return bins
+
+
+def round_tokens(count: int, *, room: int) -> int:
+    """The next of the few sizes that batches have."""
+    step = max(room // SHAPES, SMALLEST)
+    return -(-count // step) * step
+
+
+def pack(rows: Sequence[Row], *, room: int, head_tokens: int, device: str) -> list[Portion]:
+    """The passes of a step."""
+    bins = deal_rows([len(row.tokens) for row in rows], room=room)
+    return [_pack([rows[at] for at in some], room, head_tokens, device) for some in bins]
+
+
+def _pack(rows: Sequence[Row], room: int, head_tokens: int, device: str) -> Portion:
+    count = sum(len(row.tokens) for row in rows)
+    fill = round_tokens(count, room=room) - count
+    lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
+    starts = [0, *np.cumsum(lengths).tolist()]
+    tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
+    for begin, row in zip(starts, rows, strict=False):
+        tokens[begin : begin + len(row.tokens)] = row.tokens
+    # The token before a trained one predicts it.
+    places = [
+        np.arange(begin + row.trained_from - 1, begin + len(row.tokens) - 1)
+        for begin, row in zip(starts, rows, strict=False)
+    ]
+    predicts = np.concatenate(places)
+    idle = -len(predicts) % head_tokens
+    packed = Packed(
+        positions=_tensor(np.concatenate([np.arange(length) for length in lengths]), device),
+        documents=_documents(starts, lengths, device),
+        predicts=_tensor(np.pad(predicts, (0, idle)), device),
+        targets=_tensor(np.pad(tokens[predicts + 1], (0, idle), constant_values=-1), device),
+    )
+    return Portion(_tensor(tokens[:-1], device), packed, count)
+
+
+def _tensor(numbers: "np.ndarray[Any, Any]", device: str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
+
+
+def _documents(starts: list[int], lengths: list[int], device: str) -> Documents:
+    """Documents of no length at the end make their number a round one."""
+    if min(lengths) == max(lengths):
+        return Documents(torch.tensor(starts, dtype=torch.int32).to(device), tuple(lengths))
+    number = 1 << (len(lengths) - 1).bit_length()
+    padded = starts + [starts[-1]] * (number - len(lengths))
+    at_most = 1 << (max(lengths) - 1).bit_length()
+    return Documents(torch.tensor(padded, dtype=torch.int32).to(device), tuple(lengths), at_most)

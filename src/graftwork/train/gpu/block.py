@@ -1,0 +1,192 @@
+"""One decoder block, forward and backward, written out: Llama, Qwen2, Qwen3, Mistral and their kin.
+
+In: hidden states [tokens, width] and the block's weights. Out: the next hidden states, and exactly
+those tensors that the plan keeps for the backward pass; or the gradient. Attention itself stands
+between the pieces, because it is a kernel of its own. Pure functions, compiled or not.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from graftwork.train.gpu.frozen import Eight, Frozen, turned_product_of_codes
+from graftwork.train.gpu.graft import (
+    Graft,
+    GraftGradient,
+    graft_gradient,
+    grafted_product,
+    input_gradient,
+    stacked_a,
+    thin_gradient,
+)
+
+
+class BlockShape(NamedTuple):
+    heads: int
+    groups: int
+    head_width: int
+    epsilon: float
+
+
+class BlockWeights(NamedTuple):
+    """What a block holds. Norms of queries and keys are absent where heads are not normed (all but Qwen3)."""
+
+    before_attention: Tensor
+    before_mlp: Tensor
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    qkv: Frozen
+    out: Frozen
+    gate_up: Frozen
+    down: Frozen
+    qkv_graft: Graft
+    out_graft: Graft
+    gate_up_graft: Graft
+    down_graft: Graft
+
+
+def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+
+
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    even = wide * inverse
+    d = dy.float() * weight.float()
+    return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions; x is [tokens, heads, width]."""
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
+def rotate_backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = dy.shape[-1] // 2
+    d = dy * sin[:, None]
+    return dy * cos[:, None] + torch.cat((d[..., half:], -d[..., :half]), dim=-1)
+
+
+def before_attention(
+    x: Tensor, cos: Tensor, sin: Tensor, w: BlockWeights, shape: BlockShape
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Queries, keys, values; the thin product; and what heads were before their norm, where they have one."""
+    qkv, low = grafted_product(w.qkv, w.qkv_graft, norm(x, w.before_attention, shape.epsilon))
+    q, k, v = _split(qkv, shape)
+    raw = None
+    if w.query_norm is not None and w.key_norm is not None:
+        raw = qkv[:, : (shape.heads + shape.groups) * shape.head_width].contiguous()
+        q, k = norm(q, w.query_norm, shape.epsilon), norm(k, w.key_norm, shape.epsilon)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous(), low, raw
+
+
+def before_attention_backward(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dx2: Tensor,
+    x: Tensor,
+    low: Tensor | None,
+    raw: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    w: BlockWeights,
+    shape: BlockShape,
+    wants_input: bool,
+) -> tuple[Tensor | None, GraftGradient]:
+    tokens = x.shape[0]
+    dq, dk = rotate_backward(dq, cos, sin), rotate_backward(dk, cos, sin)
+    if raw is not None and w.query_norm is not None and w.key_norm is not None:
+        heads = raw.view(tokens, -1, shape.head_width)
+        dq = norm_backward(dq, heads[:, : shape.heads], w.query_norm, shape.epsilon)
+        dk = norm_backward(dk, heads[:, shape.heads :], w.key_norm, shape.epsilon)
+    dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
+    normed = norm(x, w.before_attention, shape.epsilon)
+    if not wants_input:
+        return None, graft_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
+    dn, dlow = input_gradient(w.qkv, w.qkv_graft, dqkv)
+    dx = dx2 + norm_backward(dn, x, w.before_attention, shape.epsilon)
+    return dx, graft_gradient(w.qkv_graft, normed, low, dqkv, dlow)
+
+
+class Kept(NamedTuple):
+    """What the second half keeps for its backward pass; `gate_up` is absent where it is computed again."""
+
+    middle: Tensor
+    gate_up: Tensor | None
+    low_out: Tensor | None
+    low_gate_up: Tensor | None
+
+
+def after_attention(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tuple[Tensor, Kept]:
+    """The rest of the block: output product, norm, gated MLP, both residual sums."""
+    kept = kept_again(x, mixed, w, shape)
+    assert kept.gate_up is not None
+    gate, up = kept.gate_up.chunk(2, dim=1)
+    added, _ = grafted_product(w.down, w.down_graft, silu(gate) * up)
+    return kept.middle + added, kept
+
+
+def kept_again(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Kept:
+    """What the backward pass needs of the second half, without its last product, which nobody asks for."""
+    attended, low_out = grafted_product(w.out, w.out_graft, mixed)
+    middle = x + attended
+    gate_up, low = grafted_product(w.gate_up, w.gate_up_graft, norm(middle, w.before_mlp, shape.epsilon))
+    return Kept(middle, gate_up, low_out, low)
+
+
+class HalfGradient(NamedTuple):
+    out: GraftGradient
+    gate_up: GraftGradient
+    down: GraftGradient
+
+
+def after_attention_backward(
+    dy: Tensor, mixed: Tensor, kept: Kept, w: BlockWeights, shape: BlockShape
+) -> tuple[Tensor, Tensor, HalfGradient]:
+    """Gradients of the attention's output, of the residual stream, and of the adapters."""
+    normed = norm(kept.middle, w.before_mlp, shape.epsilon)
+    gate_up = kept.gate_up
+    if gate_up is None:
+        gate_up, _ = grafted_product(w.gate_up, w.gate_up_graft, normed)
+    d_lifted, d_low_down = input_gradient(w.down, w.down_graft, dy)
+    lifted, d_gate_up, dn = _gate_backward(gate_up, d_lifted, w.gate_up)
+    low_down = lifted @ stacked_a(w.down_graft, dy.dtype).t() if w.down_graft.a else None
+    dn, d_low = input_gradient(w.gate_up, w.gate_up_graft, d_gate_up, dn)
+    d_middle = dy + norm_backward(dn, kept.middle, w.before_mlp, shape.epsilon)
+    d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_middle)
+    gradient = HalfGradient(
+        out=graft_gradient(w.out_graft, mixed, kept.low_out, d_middle, d_low_out),
+        gate_up=graft_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
+        down=graft_gradient(w.down_graft, lifted, low_down, dy, d_low_down),
+    )
+    return d_mixed, d_middle, gradient
+
+
+def _gate_backward(gate_up: Tensor, d_lifted: Tensor, frozen: Frozen) -> tuple[Tensor, Tensor, Tensor | None]:
+    """silu(gate) · up again, the gradient of both, and what that gives through an 8-bit weight."""
+    if isinstance(frozen, Eight) and gate_up.device.type == "cuda" and gate_up.dtype == torch.bfloat16:
+        from graftwork.train.gpu.kernels import gate_backward_eight
+
+        lifted, d_gate_up, codes, scale = gate_backward_eight(gate_up, d_lifted, frozen.scale.view(-1))
+        return lifted, d_gate_up, turned_product_of_codes(frozen, codes, scale, gate_up.dtype)
+    gate, up = gate_up.chunk(2, dim=1)
+    # The activation is rounded as in the forward pass.
+    lit = silu(gate)
+    sigmoid = torch.sigmoid(gate.float())
+    slope = sigmoid * (1 + gate.float() * (1 - sigmoid))
+    d_gate = (d_lifted.float() * up.float() * slope).to(gate_up.dtype)
+    return lit * up, torch.cat((d_gate, d_lifted * lit), dim=1), None
+
+
+def _split(qkv: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor, Tensor]:
+    heads = qkv.view(qkv.shape[0], -1, shape.head_width)
+    q = heads[:, : shape.heads]
+    k = heads[:, shape.heads : shape.heads + shape.groups]
+    return q, k, heads[:, shape.heads + shape.groups :]

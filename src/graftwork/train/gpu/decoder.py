@@ -1,0 +1,267 @@
+"""A decoder that learns by its written-out blocks: one forward, one backward, no graph around them.
+
+In: the blocks' weights, how much each keeps, packed tokens. Out: the summed loss and gradients in the
+adapters' `.grad`. What a block keeps is a level: `keep` everything, `lean` without the MLP's widest
+tensor, `again` nothing but its input. Does not know where weights came from or what a step is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from graftwork.train.gpu import block as pieces
+from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
+from graftwork.train.gpu.block import BlockShape, BlockWeights, Kept
+from graftwork.train.gpu.frozen import Frozen
+from graftwork.train.gpu.graft import Graft, GraftGradient
+from graftwork.train.gpu.head import chunk_loss
+
+Level = Literal["keep", "lean", "again"]
+
+
+class Packed(NamedTuple):
+    """Documents behind each other in one sequence, and where a token is predicted."""
+
+    positions: Tensor
+    documents: Documents
+    predicts: Tensor
+    """Places whose next token is trained on."""
+    targets: Tensor
+
+
+class BlockMemory(NamedTuple):
+    """What one block holds between the passes."""
+
+    x: Tensor
+    island: Island | None
+    low: Tensor | None
+    raw: Tensor | None
+    kept: Kept | None
+
+
+@dataclass(frozen=True)
+class Thrift:
+    """How the decoder spends memory."""
+
+    levels: tuple[Level, ...]
+    chunk_tokens: int
+    """Tokens of one go through the second half of a block, and of one chunk of the head."""
+    head_tokens: int
+    compiled: bool
+
+
+@dataclass
+class Outside:
+    """What stands around the blocks."""
+
+    embed: Callable[[Tensor], Tensor]
+    rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    final_norm: Tensor
+    head: Frozen
+
+
+class Decoder:
+    def __init__(
+        self, blocks: Sequence[BlockWeights], outside: Outside, shape: BlockShape, thrift: Thrift
+    ) -> None:
+        self.blocks = list(blocks)
+        self.outside = outside
+        self.shape = shape
+        self.thrift = thrift
+        adapted = [at for at, block in enumerate(self.blocks) if _grafts(block)]
+        self._first = adapted[0] if adapted else len(self.blocks)
+        wrap: Callable[[Any], Any] = _compile if thrift.compiled else lambda function: function
+        self._before = wrap(pieces.before_attention)
+        self._before_backward = wrap(pieces.before_attention_backward)
+        self._after = wrap(pieces.after_attention)
+        self._after_again = wrap(pieces.kept_again)
+        self._after_backward = wrap(pieces.after_attention_backward)
+        self._chunk_loss = wrap(chunk_loss)
+        self._norm, self._norm_backward = wrap(pieces.norm), wrap(pieces.norm_backward)
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.outside.embed(tokens)
+
+    @torch.no_grad()
+    def learn(
+        self, x: Tensor, packed: Packed, scale: Tensor, pulse: Callable[[], None] = lambda: None
+    ) -> Tensor:
+        """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
+        found: Gradients = []
+        cos, sin = self._positions(x, packed)
+        memories: list[BlockMemory] = []
+        for at, block in enumerate(self.blocks):
+            x = self._forward(at, block, x, cos, sin, packed.documents, memories)
+        pulse()
+        loss, dx = self._lose(x, packed, scale)
+        del x
+        for at in reversed(range(self._first, len(self.blocks))):
+            dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
+        _add(found)
+        pulse()
+        return loss
+
+    @torch.no_grad()
+    def lose(self, x: Tensor, packed: Packed) -> Tensor:
+        """The summed loss alone."""
+        cos, sin = self._positions(x, packed)
+        for block in self.blocks:
+            x = self._pass(block, x, cos, sin, packed.documents)
+        return self._lose(x, packed, None)[0]
+
+    def _positions(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+        cos, sin = self.outside.rotary(x, packed.positions)
+        return cos.to(x.dtype), sin.to(x.dtype)
+
+    def _pass(self, w: BlockWeights, x: Tensor, cos: Tensor, sin: Tensor, documents: Documents) -> Tensor:
+        """Through a block, nothing kept."""
+        q, k, v, _, _ = self._before(x, cos, sin, w, self.shape)
+        mixed = attend(q, k, v, documents).reshape(x.shape[0], -1)
+        del q, k, v
+        parts = [self._after(*some, w, self.shape)[0] for some in self._chunks(x, mixed)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _forward(
+        self,
+        at: int,
+        w: BlockWeights,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        documents: Documents,
+        memories: list[BlockMemory],
+    ) -> Tensor:
+        level = self.thrift.levels[at]
+        if at < self._first or level == "again":
+            if at >= self._first:
+                memories.append(BlockMemory(x, None, None, None, None))
+            return self._pass(w, x, cos, sin, documents)
+        q, k, v, low, raw = self._before(x, cos, sin, w, self.shape)
+        island = attend_keeping(q, k, v, documents)
+        y, kept = self._after(x, island.mixed.detach().view(x.shape[0], -1), w, self.shape)
+        if level == "lean":
+            kept = kept._replace(gate_up=None)
+        memories.append(BlockMemory(x, island, low, raw, kept))
+        return y  # type: ignore[no-any-return]
+
+    def _backward(
+        self,
+        at: int,
+        memory: BlockMemory,
+        dy: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        documents: Documents,
+        found: "Gradients",
+    ) -> Tensor:
+        w, shape = self.blocks[at], self.shape
+        x, island, low, raw, kept = memory
+        if island is None:
+            q, k, v, low, raw = self._before(x, cos, sin, w, shape)
+            island = attend_keeping(q, k, v, documents)
+            del q, k, v
+        mixed = island.mixed.detach().view(x.shape[0], -1)
+        d_mixed, d_middle = self._second_half_backward(w, x, mixed, kept, dy, found)
+        del kept, dy, mixed
+        dq, dk, dv = island.backward(d_mixed)
+        del island, d_mixed
+        dx, gradient = self._before_backward(
+            dq, dk, dv, d_middle, x, low, raw, cos, sin, w, shape, at > self._first
+        )
+        found.append((w.qkv_graft, gradient))
+        return dx  # type: ignore[no-any-return]
+
+    def _second_half_backward(
+        self, w: BlockWeights, x: Tensor, mixed: Tensor, kept: Kept | None, dy: Tensor, found: "Gradients"
+    ) -> tuple[Tensor, Tensor]:
+        """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
+        if kept is not None and kept.gate_up is not None:
+            d_mixed, d_middle, gradient = self._after_backward(dy, mixed, kept, w, self.shape)
+            _collect(w, gradient, found)
+            return d_mixed, d_middle
+        parts: list[tuple[Tensor, Tensor]] = []
+        for begin in range(0, x.shape[0], self.thrift.chunk_tokens):
+            some = slice(begin, begin + self.thrift.chunk_tokens)
+            if kept is None:
+                part = self._after_again(x[some], mixed[some], w, self.shape)
+            else:
+                part = _part(kept, some)
+            d_mixed, d_middle, gradient = self._after_backward(dy[some], mixed[some], part, w, self.shape)
+            _collect(w, gradient, found)
+            parts.append((d_mixed, d_middle))
+        if len(parts) == 1:
+            return parts[0]
+        return torch.cat([pair[0] for pair in parts]), torch.cat([pair[1] for pair in parts])
+
+    def _lose(self, x: Tensor, packed: Packed, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The loss at the places that predict, and the gradient of the last block's output."""
+        weight, epsilon = self.outside.final_norm, self.shape.epsilon
+        total = torch.zeros((), dtype=torch.float32, device=x.device)
+        dx = torch.zeros_like(x)
+        size = self.thrift.head_tokens
+        for begin in range(0, packed.predicts.shape[0], size):
+            places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
+            short = size - places.shape[0]
+            if short and self.thrift.compiled:
+                # One shape, one compilation; the places that fill up count nothing.
+                places = torch.cat((places, places.new_zeros(short)))
+                targets = torch.cat((targets, targets.new_full((short,), -1)))
+            hidden = x[places]
+            loss, d = self._chunk_loss(self._norm(hidden, weight, epsilon), targets, self.outside.head)
+            total += loss
+            if scale is not None:
+                dx.index_add_(
+                    0, places, self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
+                )
+        return total, dx
+
+    def _chunks(self, x: Tensor, mixed: Tensor) -> list[tuple[Tensor, Tensor]]:
+        size = self.thrift.chunk_tokens
+        return list(zip(torch.split(x, size), torch.split(mixed, size), strict=True))
+
+
+def _compile(function: Any) -> Any:
+    # Four sizes of batches, three levels, kept or not: each is one compilation of the same function.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    return torch.compile(function, fullgraph=True, dynamic=False)
+
+
+def _grafts(block: BlockWeights) -> bool:
+    return any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
+
+
+def _part(kept: Kept, some: slice) -> Kept:
+    """What was kept of some tokens."""
+    out, gate_up = kept.low_out, kept.low_gate_up
+    return Kept(
+        middle=kept.middle[some],
+        gate_up=None,
+        low_out=None if out is None else out[some],
+        low_gate_up=None if gate_up is None else gate_up[some],
+    )
+
+
+Gradients = list[tuple[Graft, GraftGradient]]
+
+
+def _collect(w: BlockWeights, gradient: pieces.HalfGradient, found: Gradients) -> None:
+    found += [(w.out_graft, gradient.out), (w.gate_up_graft, gradient.gate_up), (w.down_graft, gradient.down)]
+
+
+def _add(found: Gradients) -> None:
+    """All in one go: hundreds of small sums would cost more than a block."""
+    sums: dict[int, tuple[Tensor, Tensor]] = {}
+    for graft, gradient in found:
+        for parameter, d in zip((*graft.a, *graft.b), (*gradient.a, *gradient.b), strict=True):
+            if parameter.grad is None:
+                parameter.grad = d
+            elif id(parameter) in sums:
+                parameter.grad += d
+            else:
+                sums[id(parameter)] = (parameter.grad, d)
+    if sums:
+        torch._foreach_add_([held for held, _ in sums.values()], [d for _, d in sums.values()])

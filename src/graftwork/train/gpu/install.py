@@ -1,0 +1,88 @@
+"""From a furnished model with adapters to the decoder that trains them.
+
+In: the model, its frozen weights side by side, how memory is spent. Out: a Decoder over the same
+tensors. Knows the names that transformers gives the parts of a block, and nothing of steps.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from graftwork.model.lora import LoraLinear
+from graftwork.records.plan import Tuning
+from graftwork.train.gpu.block import BlockShape, BlockWeights
+from graftwork.train.gpu.decoder import Decoder, Level, Outside, Thrift
+from graftwork.train.gpu.furnish import GROUPS, Furnished
+from graftwork.train.gpu.graft import Graft
+
+
+def build(model: Any, furnished: Furnished, thrift: Thrift) -> Decoder:
+    config, inner = model.config, model.model
+    shape = BlockShape(
+        heads=config.num_attention_heads,
+        groups=config.num_key_value_heads,
+        head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        epsilon=config.rms_norm_eps,
+    )
+    outside = Outside(
+        embed=inner.embed_tokens,
+        rotary=lambda x, positions: _first(inner.rotary_emb(x[None], positions[None])),
+        final_norm=inner.norm.weight,
+        head=furnished.head,
+    )
+    blocks = [_block(layer, frozen) for layer, frozen in zip(inner.layers, furnished.blocks, strict=True)]
+    return Decoder(blocks, outside, shape, thrift)
+
+
+def thrift_of(tuning: Tuning, *, layers: int, compiled: bool) -> Thrift:
+    """The levels of the blocks from the top down: keep, lean, again."""
+    again = max(layers - tuning.keep - tuning.lean, 0)
+    order: tuple[tuple[Level, int], ...] = (("again", again), ("lean", tuning.lean), ("keep", tuning.keep))
+    levels = [level for level, count in order for _ in range(count)]
+    return Thrift(
+        levels=tuple(levels[-layers:]),
+        chunk_tokens=tuning.chunk_tokens,
+        head_tokens=tuning.head_tokens,
+        compiled=compiled,
+    )
+
+
+def _first(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0][0], pair[1][0]
+
+
+def _block(layer: Any, frozen: dict[str, Any]) -> BlockWeights:
+    grafts = {name: _graft([layer.get_submodule(path) for path in paths]) for name, paths in GROUPS.items()}
+    attention = layer.self_attn
+    return BlockWeights(
+        before_attention=layer.input_layernorm.weight.detach(),
+        before_mlp=layer.post_attention_layernorm.weight.detach(),
+        query_norm=_weight(getattr(attention, "q_norm", None)),
+        key_norm=_weight(getattr(attention, "k_norm", None)),
+        **frozen,
+        qkv_graft=grafts["qkv"],
+        out_graft=grafts["out"],
+        gate_up_graft=grafts["gate_up"],
+        down_graft=grafts["down"],
+    )
+
+
+def _weight(norm: Any) -> Tensor | None:
+    weight: Tensor | None = None if norm is None else norm.weight.detach()
+    return weight
+
+
+def _graft(layers: list[Any]) -> Graft:
+    """The adapters that act beside one product."""
+    adapted = [
+        (place, layer)
+        for place, layer in enumerate(layers)
+        if isinstance(layer, LoraLinear) and layer.active in layer.scales
+    ]
+    return Graft(
+        a=tuple(layer.lora_A[str(layer.active)] for _, layer in adapted),
+        b=tuple(layer.lora_B[str(layer.active)] for _, layer in adapted),
+        scales=tuple(layer.scales[str(layer.active)] for _, layer in adapted),
+        outs=tuple(layer.out_features for layer in layers),
+        places=tuple(place for place, _ in adapted),
+    )

@@ -1,0 +1,27 @@
+"""The loss of a model whose own weights are learned: they stay in float32, their products are faster.
+
+In: the model, and the type that the plan computes in. Out: the loss in mixed precision, or None where
+there is nothing to mix. Only bfloat16, whose range is that of float32: no gradient is lost for being
+small.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.settings import TrainSettings
+
+
+def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> Callable[[Batch], Tensor] | None:
+    if settings.method != "full" or settings.strategy != "single" or dtype != "bfloat16":
+        return None
+    kind = next(model.parameters()).device.type
+
+    def loss(batch: Batch) -> Tensor:
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            return summed_loss(model, batch)
+
+    return loss

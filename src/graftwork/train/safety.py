@@ -1,0 +1,83 @@
+"""How the run of a job is kept: its vault and mirror, its watch, its deadline, its way to stop.
+
+In: a job and its settings. Out: the parts that the loop is given. Builds them and does nothing else.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from graftwork.records.run import TrainJob
+from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.deadline import Deadline
+from graftwork.train.attend.watch import Watch
+from graftwork.train.files import CHECKPOINTS
+from graftwork.train.settings import TrainSettings
+from graftwork.train.vault import Vault
+
+MIRROR_PATIENCE = 600.0
+
+
+def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
+    """When the place is gone: as the job says, or so many minutes from now."""
+    if job.deadline is not None or settings.run.deadline_minutes is None:
+        return job.deadline
+    return time.time() + settings.run.deadline_minutes * 60
+
+
+def open_vault(job: TrainJob, settings: TrainSettings, *, deadline: float | None) -> Vault:
+    """A mirror that cannot work at all is said now, before the hours."""
+    mirror = None
+    if settings.run.mirror:
+        from graftwork.train.mirror import Mirror
+
+        mirror = Mirror(settings.run.mirror, run_id=job.run_id, keep=settings.keep_checkpoints)
+
+    def patience() -> float:
+        return MIRROR_PATIENCE if deadline is None else max(deadline - time.time() - 1, 0.0)
+
+    return Vault(
+        Path(job.folder) / CHECKPOINTS, keep=settings.keep_checkpoints, mirror=mirror, patience=patience
+    )
+
+
+def guards(
+    settings: TrainSettings, vault: Vault, *, deadline: float | None, on_word: Callable[[str], None]
+) -> list[Attendant]:
+    """Those who refuse a step or end the run before it is harmed."""
+    found: list[Attendant] = [Watch(settings.watch, on_word=on_word)]
+    if deadline is not None:
+        every, seconds = settings.examine.every, settings.examine.seconds
+        found.append(
+            Deadline(
+                deadline,
+                save_seconds=lambda: vault.seconds,
+                look_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
+            )
+        )
+    return found
+
+
+def made_for(job: TrainJob) -> dict[str, str]:
+    """What a checkpoint of this job belongs to, besides its settings and the order of its rows."""
+    return {
+        "dataset": job.plan.dataset_hash,
+        "base": job.plan.base_fingerprint,
+        "adapter": json.dumps(job.plan.train["adapter"], sort_keys=True),
+    }
+
+
+def pulse_that_stops(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
+    """Moves the heart; asked to stop, it gives up the step between two of its parts.
+
+    Only for who works alone: of a crew, the others would wait for ever.
+    """
+    from graftwork.train.loop import StepGivenUp
+
+    def pulse(*doing: str) -> None:
+        move(*doing)
+        if stop_asked():
+            raise StepGivenUp
+
+    return pulse

@@ -1,0 +1,226 @@
+"""Several runs on one frozen base, each step of theirs in one batch: every row goes through its own adapter.
+
+In: jobs on the same base, and how a run is trained. Out: what each would leave alone, within the last
+bits of its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is
+trained by the same loop, in a thread of its own, of which only one works at any time. Where the loop
+asks for a loss, it waits for the others; the last to come computes for all.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graftwork.model.lora import LoraLinear
+from graftwork.model.parts import reader_of
+from graftwork.records.dataset import Row
+from graftwork.train.crew.alone import Alone
+from graftwork.train.crew.deal import Portion
+from graftwork.train.loss import Batch
+
+ADAPTER = "default"
+
+Work = Callable[[dict[int, Any]], dict[int, Any]]
+"""Takes what each run has brought, and gives each what is made of it."""
+
+
+def share_weights(model: Any) -> Any:
+    """The same model again, with modules of its own and the very same weights."""
+    shared = (*model.parameters(), *model.buffers())
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+class GroupedLinear(nn.Module):
+    """One product with the frozen weight for all rows, then each group's own adapter."""
+
+    def __init__(self, layers: dict[int, LoraLinear], groups: "list[Group]") -> None:
+        super().__init__()
+        # Outside the module tree: the weights belong to the runs.
+        object.__setattr__(self, "_layers", layers)
+        object.__setattr__(self, "_groups", groups)
+        first = next(iter(layers.values()))
+        self.base_layer = first.base_layer
+        self.in_features, self.out_features = first.in_features, first.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        layers: dict[int, LoraLinear] = self._layers  # type: ignore[assignment]
+        groups: list[Group] = self._groups  # type: ignore[assignment]
+        parts = []
+        for group in groups:
+            rows = slice(group.first, group.behind)
+            layer = layers.get(group.run)
+            parts.append(y[rows] if layer is None else layer.change(x[rows], y[rows], ADAPTER))
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one run within a common batch."""
+
+    run: int
+    first: int
+    behind: int
+
+
+@dataclass
+class _Meeting:
+    """What has been brought so far, and what was made of it for each."""
+
+    brought: dict[int, Any] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)
+
+
+class Party:
+    """The runs that share their steps. `turn` is held by whoever works."""
+
+    def __init__(self, base: Any, count: int) -> None:
+        self.turn = threading.Condition()
+        self._base = base
+        self._models: dict[int, Any] = {}
+        self._here = set(range(count))
+        self._lead: Any = None
+        self._groups: list[Group] = []
+        self._losses: dict[int, Tensor] = {}
+        self._meetings: dict[Work, _Meeting] = {self._forward: _Meeting(), self._backward: _Meeting()}
+        self.passes = 0
+        """Common batches so far."""
+
+    def model_for(self, run: int) -> Any:
+        self._models[run] = share_weights(self._base)
+        self._lead = None
+        return self._models[run]
+
+    def leave(self, run: int) -> None:
+        """The run is over, well or badly: nobody waits for it any more."""
+        self._here.discard(run)
+        for work, meeting in self._meetings.items():
+            if meeting.brought and set(meeting.brought) >= self._here:
+                self._hold(work, meeting)
+
+    def losses(self, run: int, rows: Sequence[Row]) -> Tensor:
+        """This run's summed loss, from a pass over the rows of all; a leaf whose gradient is its weight."""
+        loss: Tensor = self._meet(self._forward, run, rows)
+        return loss
+
+    def go_back(self, run: int, weight: Tensor) -> None:
+        """One backward pass for all, each loss with its own weight."""
+        self._meet(self._backward, run, weight)
+
+    def _meet(self, work: Work, run: int, brought: Any) -> Any:
+        meeting = self._meetings[work]
+        meeting.brought[run] = brought
+        if set(meeting.brought) >= self._here:
+            self._hold(work, meeting)
+        while run not in meeting.made:
+            self.turn.wait()
+        made = meeting.made.pop(run)
+        if isinstance(made, BaseException):
+            raise made
+        return made
+
+    def _hold(self, work: Work, meeting: _Meeting) -> None:
+        brought, meeting.brought = dict(sorted(meeting.brought.items())), {}
+        try:
+            meeting.made.update(work(brought))
+        except Exception as error:
+            # What went wrong in the common pass went wrong for each of them.
+            meeting.made.update(dict.fromkeys(brought, error))
+        self.turn.notify_all()
+
+    def _forward(self, brought: dict[int, Any]) -> dict[int, Any]:
+        rows = [row for own in brought.values() for row in own]
+        self._groups[:] = _groups_of({run: len(own) for run, own in brought.items()})
+        model = self._lead_model()
+        batch = Batch(rows, device=str(next(model.parameters()).device), share_beginning=False)
+        reader = reader_of(model)
+        hidden = reader.decoder(
+            input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False
+        ).last_hidden_state
+        each = nn.functional.cross_entropy(
+            reader.logits(hidden[batch.predicts]).float(), batch.targets, reduction="none"
+        )
+        trained = [sum(len(row.tokens) - row.trained_from for row in own) for own in brought.values()]
+        sums = [part.sum() for part in torch.split(each, trained)]
+        self._losses = dict(zip(brought, sums, strict=True))
+        self.passes += 1
+        return {run: loss.detach().requires_grad_() for run, loss in self._losses.items()}
+
+    def _backward(self, brought: dict[int, Any]) -> dict[int, Any]:
+        # A run that has left since the forward pass wants no gradient.
+        runs = [run for run in brought if run in self._losses]
+        torch.autograd.backward([self._losses[run] for run in runs], [brought[run] for run in runs])
+        self._losses = {}
+        return dict.fromkeys(brought)
+
+    def _lead_model(self) -> Any:
+        """A model whose adapted layers are those of all runs; made anew when a run has come."""
+        if self._lead is None:
+            self._lead = share_weights(self._base)
+            found: dict[str, dict[int, LoraLinear]] = {}
+            for run, model in self._models.items():
+                for path, module in model.named_modules():
+                    if isinstance(module, LoraLinear):
+                        found.setdefault(path, {})[run] = module
+            for path, layers in found.items():
+                parent, _, leaf = path.rpartition(".")
+                setattr(self._lead.get_submodule(parent), leaf, GroupedLinear(layers, self._groups))
+        return self._lead
+
+
+class Abreast(Alone):
+    """A crew of one process that shares its passes with other runs."""
+
+    def __init__(self, party: Party, run: int) -> None:
+        self._party = party
+        self._run = run
+
+    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[Portion]:
+        return (Portion(rows),)
+
+    def loss(self, batch: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().loss(batch)
+        self._leaf = self._party.losses(self._run, batch.rows)
+        return self._leaf
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        super().backward(loss, last=last)
+        assert self._leaf.grad is not None
+        self._party.go_back(self._run, self._leaf.grad)
+
+
+def train_abreast(base: Any, works: Sequence[Callable[[Any, Abreast], None]]) -> Party:
+    """Do each work in a thread of its own, with a model on `base` and a crew that knows the others."""
+    party = Party(base, len(works))
+    ended: list[BaseException] = []
+
+    def take_part(run: int, work: Callable[[Any, Abreast], None]) -> None:
+        with party.turn:
+            try:
+                work(lambda _job: party.model_for(run), Abreast(party, run))
+            except BaseException as error:
+                ended.append(error)
+            finally:
+                party.leave(run)
+
+    threads = [threading.Thread(target=take_part, args=entry, daemon=True) for entry in enumerate(works)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if ended:
+        raise ended[0]
+    return party
+
+
+def _groups_of(counts: dict[int, int]) -> list[Group]:
+    groups, at = [], 0
+    for run, count in counts.items():
+        groups.append(Group(run, at, at + count))
+        at += count
+    return groups

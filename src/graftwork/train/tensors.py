@@ -1,0 +1,67 @@
+"""Named tensors as one safetensors file, hashed from memory while it is written.
+
+In: tensors on the host. Out: the file, its length and its hash. The hash is of the bytes that were
+meant, so reading the file back proves that these are the bytes that arrived. Nothing is copied: a
+checkpoint may be as large as what memory has left.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""How the format calls each type."""
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[str, int]:
+    """Write and sync; the sha256 and the length of what was meant to be written."""
+    digest, length = hashlib.sha256(), 0
+    with path.open("wb") as handle:
+        for part in _parts(tensors):
+            handle.write(part)
+            digest.update(part)
+            length += len(part)
+        handle.flush()
+        os.fsync(handle.fileno())
+    return digest.hexdigest(), length
+
+
+def _parts(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The header, then the bytes of each tensor: wide types first, so that each lies aligned."""
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header: dict[str, object] = {}
+    at = 0
+    for name in ordered:
+        tensor = tensors[name]
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [at, end],
+        }
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            yield flat.view(torch.uint8).numpy().data

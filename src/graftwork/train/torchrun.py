@@ -1,0 +1,49 @@
+"""torchrun as a child of the supervisor: `python -m graftwork.train.torchrun` and torchrun's arguments.
+
+Two manners more than torchrun itself has: it is asked to stop when its parent dies, and it ends as its
+processes ended: with their exit code, or by the signal that killed one of them.
+"""
+
+import os
+import signal
+import sys
+
+from graftwork.process.parent import PARENT_VARIABLE, stop_with_parent
+from graftwork.records.errors import EXIT_RESUME_ME
+from graftwork.train.launch import end_of
+
+PATIENCE = 600
+"""Seconds for a step and its checkpoint to find their end; the supervisor loses patience earlier."""
+
+
+def main(arguments: list[str]) -> int:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import get_args_parser, run
+
+    stop_with_parent()
+    # The processes that it starts are tied to it in turn.
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
+    parser = get_args_parser()
+    if "--shutdown-timeout" in parser._option_string_actions:
+        arguments = ["--shutdown-timeout", str(PATIENCE), *arguments]
+    try:
+        run(parser.parse_args(arguments))  # type: ignore[no-untyped-call]
+    except ChildFailedError as failed:
+        return end_of({rank: failure.exitcode for rank, failure in failed.failures.items()})
+    except SignalException:
+        return EXIT_RESUME_ME
+    return 0
+
+
+def end_likewise(code: int) -> None:
+    """Die by the signal that killed a process, so that the supervisor sees what happened."""
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    end_likewise(main(sys.argv[1:]))

@@ -1,0 +1,64 @@
+"""MLflow: a store in the run's folder, or where MLFLOW_TRACKING_URI points.
+
+MLflow gives runs ids of its own; ours is the run's name and a tag by which a resumed run finds it.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from graftwork.train.trackers.tracker import PROJECT
+
+PACKAGE = "mlflow"
+TAG = "graftwork.run"
+LONGEST_VALUE = 500
+
+
+class _Run:
+    def __init__(self, client: Any, run: str) -> None:
+        self._client = client
+        self._run = run
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    where = os.environ.get("MLFLOW_TRACKING_URI")
+    if not where:
+        folder.mkdir(parents=True, exist_ok=True)
+        where = folder.absolute().as_uri()
+        # A folder needs no database library; MLflow wants to be told that this is meant.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=where)
+    experiment = _find_experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
+    found = client.search_runs([experiment], filter_string=f"tags.`{TAG}` = '{run_id}'", max_results=1)
+    if found:
+        run = str(found[0].info.run_id)
+        client.update_run(run, status="RUNNING")
+        return _Run(client, run)
+    run = str(client.create_run(experiment, run_name=run_id, tags={TAG: run_id}).info.run_id)
+    for name, value in _flatten(settings):
+        client.log_param(run, name, str(value)[:LONGEST_VALUE])
+    return _Run(client, run)
+
+
+def _find_experiment(client: Any, name: str) -> str:
+    known = client.get_experiment_by_name(name)
+    return str(known.experiment_id if known else client.create_experiment(name))
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,172 @@
+"""A run that outlives its terminal, is followed, stopped and gone on with; and one that ran out of memory."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from graftwork.coordinate import supervise
+from graftwork.coordinate.pipeline import run_pipeline
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.fleet import local
+from graftwork.process import lock
+from graftwork.project.folder import open_project
+from graftwork.records.run import TrainOutcome
+
+GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
+
+
+def graft(folder, *arguments):
+    return subprocess.run(
+        [*GRAFT, *arguments, "-C", str(folder)], capture_output=True, text=True, check=False
+    )
+
+
+def said(done):
+    assert done.returncode == 0, done.stderr + done.stdout
+    return json.loads(done.stdout)
+
+
+def pause():
+    threading.Event().wait(0.05)
+
+
+@pytest.fixture
+def detached(small_project, change_settings):
+    """A run in the background, started from a terminal that has hung up since."""
+    change_settings(small_project, train={"epochs": 2000, "checkpoint_every": 10})
+    terminal = subprocess.Popen(
+        [*GRAFT, "train", "--detach", "--json", "-C", str(small_project)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    told, _ = terminal.communicate()
+    assert terminal.returncode == 0, told
+    # Whoever still is in the terminal's session gets what a closed window sends.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(terminal.pid, signal.SIGHUP)
+    yield small_project, json.loads(told)
+    graft(small_project, "stop", "--now")
+
+
+def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order(detached):
+    folder, started = detached
+    assert started["state"] == "started"
+    assert lock.holder_of(folder / ".graft" / "pipeline") == started["pid"]
+    follower = subprocess.Popen(
+        [*GRAFT, "logs", "-f", "--json", "-C", str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    events = [json.loads(follower.stdout.readline())]
+    while sum(event["kind"] == "step" for event in events) < 3:
+        assert follower.poll() is None
+        events.append(json.loads(follower.stdout.readline()))
+
+    (run,) = said(graft(folder, "status", "--json"))["runs"]
+    assert (run["id"], run["state"]) == (started["run"], "running")
+    assert run["health"] in ("working", "slow")
+    assert run["reason"]
+    assert run["expected_step_seconds"] > 0
+    assert run["measured_step_seconds"] > 0
+    again = said(graft(folder, "train", "--detach", "--json"))
+    assert (again["state"], again["run"], again["pid"]) == ("already running", run["id"], started["pid"])
+
+    stopped = said(graft(folder, "stop", "--json"))
+    assert (stopped["state"], stopped["run_state"], stopped["run"]) == ("stopped", "stopped", run["id"])
+    assert stopped["done"] >= 3
+    rest, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 75
+    events += [json.loads(line) for line in rest.splitlines()]
+    assert {"step", "checkpoint"} <= {event["kind"] for event in events}
+    saved = max(event["step"] for event in events if event["kind"] == "checkpoint")
+    assert saved == max(event["step"] for event in events if event["kind"] == "step")
+    whole = graft(folder, "logs", "--json")
+    times = [json.loads(line)["at"] for line in whole.stdout.splitlines()]
+    assert times == sorted(times)
+
+    idle = graft(folder, "stop")
+    assert idle.returncode == 0
+    assert "nothing to stop" in idle.stdout
+    plain = graft(folder, "logs", "--run", run["id"][:6])
+    assert plain.returncode == 0
+    assert "loss" in plain.stdout
+    assert graft(folder, "logs", "--run", "nonsense").returncode == 2
+
+
+def test_a_run_is_killed_at_once_when_asked_so(detached):
+    folder, started = detached
+    run_folder = folder / ".graft" / "runs" / started["run"]
+    while lock.holder_of(run_folder) is None:
+        assert lock.holder_of(folder / ".graft" / "pipeline") is not None
+        pause()
+    assert said(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
+    assert lock.holder_of(run_folder) is None
+    assert lock.holder_of(folder / ".graft" / "pipeline") is None
+    assert said(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
+    follower = graft(folder, "logs", "-f")
+    assert follower.returncode == 75
+
+
+def test_without_a_run_logs_and_stop_say_so(small_project):
+    none = graft(small_project, "logs", "-f", "--json")
+    assert none.returncode == 2
+    assert "no run yet" in json.loads(none.stdout)["what"]
+    assert said(graft(small_project, "stop", "--json")) == {
+        "state": "not running",
+        "run": None,
+        "run_state": None,
+        "done": None,
+        "total": None,
+    }
+
+
+GREEDY_WORKER = """
+import runpy
+import torch
+from graftwork.train import engine
+
+class Greedy(engine.Batch):
+    seen = 0
+
+    def __init__(self, rows, **options):
+        Greedy.seen += 1
+        if len(rows) > 2 and Greedy.seen > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
+        super().__init__(rows, **options)
+
+engine.Batch = Greedy
+runpy.run_module("graftwork.coordinate.training_process", run_name="__main__")
+"""
+
+
+def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
+    small_project, listener, tmp_path, monkeypatch
+):
+    (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    start = local.start
+    monkeypatch.setattr(
+        supervise.local,
+        "start",
+        lambda order: start(order.model_copy(update={"module": "greedy_worker"})),
+    )
+    with open_workplace(open_project(small_project), listener) as work:
+        outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
+        (run,) = work.runs.list()
+    folder = Path(run.folder)
+    assert (run.id, run.state) == (outcome.run_id, "done")
+    assert outcome.settings["micro_rows"] == 2
+    assert outcome.restarts == 1
+    assert outcome.replay_identical is None
+    assert any("going on with 2 row(s) at a time" in word for word in listener.words)
+    kept = json.loads((folder / "replanned.json").read_text())
+    assert kept["measured"]["asked_gib"] == 1.0
+    assert [json.loads(line)["kind"] for line in (folder / "alerts.jsonl").read_text().splitlines()] == [
+        "out_of_memory"
+    ]

@@ -1,0 +1,178 @@
+"""Weights learned as a whole are a folder like any model's, and act like an adapter beside the base."""
+
+import pytest
+import torch
+
+from graftwork.model.adapter import AdapterShape, acting, activate, attach, load_adapter, save_adapter
+from graftwork.model.full_weights import free_weights
+from graftwork.model.learn import begin_learning, learned_digest, learned_tensors, save_learned
+from graftwork.model.load import base_digest, base_files_digest, load_base
+from graftwork.records.errors import UserMistake
+
+TOKENS = torch.arange(3, 40).reshape(1, -1)
+FULL = AdapterShape(rank=1, alpha=1, targets=(), layers=(0, 1), kind="full")
+LORA = AdapterShape(rank=4, alpha=8, targets=("q_proj", "up_proj"), layers=(0, 1))
+
+
+def logits(model):
+    with torch.inference_mode():
+        return model(TOKENS).logits
+
+
+def move(parameters, size=0.02):
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(torch.randn_like(parameter) * size)
+
+
+@pytest.fixture
+def learned(tiny_base, tmp_path):
+    """A folder of full weights, and the logits that they give."""
+    model = load_base(tiny_base)
+    move(begin_learning(model, FULL, seed=1))
+    save_learned(model, tmp_path / "full", shape=FULL, base="tiny")
+    return tmp_path / "full", logits(model)
+
+
+def test_transformers_loads_the_folder_as_a_model(learned):
+    from transformers import AutoModelForCausalLM
+
+    folder, right = learned
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder).eval()), right)
+
+
+def test_base_adapter_and_full_weights_take_turns(tiny_base, tmp_path, learned):
+    folder, right = learned
+    source = load_base(tiny_base)
+    move(attach(source, LORA, seed=1), 0.1)
+    save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
+    adapted = logits(source)
+    model = load_base(tiny_base)
+    plain, before = logits(model), base_digest(model)
+    assert load_adapter(model, folder, name="full") is None
+    assert torch.equal(logits(model), right)
+    assert load_adapter(model, tmp_path / "adapter", name="lora") == LORA
+    for name, expected in (("lora", adapted), ("full", right), (None, plain), ("full", right)):
+        with acting(model, name):
+            assert torch.equal(logits(model), expected)
+        assert torch.equal(logits(model), plain)
+    assert base_digest(model) == before
+
+
+def test_a_set_that_is_loaded_again_is_exchanged(tiny_base, tmp_path, learned):
+    folder, right = learned
+    other = load_base(tiny_base)
+    move(free_weights(other, (0, 1)), 0.05)
+    save_learned(other, tmp_path / "other", shape=FULL, base="tiny")
+    model = load_base(tiny_base)
+    load_adapter(model, folder, name="one")
+    assert torch.equal(logits(model), right)
+    load_adapter(model, tmp_path / "other", name="one")
+    assert torch.equal(logits(model), logits(other))
+    activate(model, None)
+    assert torch.equal(logits(model), logits(load_base(tiny_base)))
+
+
+def test_with_upper_layers_only_their_blocks_are_learned(tiny_base):
+    model = load_base(tiny_base)
+    parameters = begin_learning(model, FULL.model_copy(update={"layers": (1,)}), seed=1)
+    assert all(".layers.1." in name for name in learned_tensors(model))
+    assert sum(p.numel() for p in parameters) == sum(t.numel() for t in learned_tensors(model).values())
+
+
+def test_the_digest_sees_what_moved_and_what_changed_places(tiny_base):
+    model = load_base(tiny_base)
+    begin_learning(model, FULL, seed=1)
+    first = learned_digest(model)
+    weight = model.model.layers[1].mlp.up_proj.weight
+    with torch.no_grad():
+        weight[[0, 1]] = weight[[1, 0]].clone()
+    swapped = learned_digest(model)
+    with torch.no_grad():
+        weight[0, 0] += 1e-6
+    assert len({first, swapped, learned_digest(model)}) == 3
+
+
+def test_training_goes_on_from_full_weights(tiny_base, learned):
+    folder, right = learned
+    model = load_base(tiny_base)
+    begin_learning(model, FULL, seed=1, start=folder)
+    assert torch.equal(logits(model), right)
+
+
+def test_full_weights_do_not_start_from_an_adapter(tiny_base, tmp_path):
+    source = load_base(tiny_base)
+    attach(source, LORA, seed=1)
+    save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
+    with pytest.raises(UserMistake, match="no full weights"):
+        begin_learning(load_base(tiny_base), FULL, seed=1, start=tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_training_goes_on_from_an_adapter_of_the_same_shape(tiny_base, tmp_path, kind):
+    shape = LORA.model_copy(update={"kind": kind, "ranks": {"q_proj": 2}})
+    source = load_base(tiny_base)
+    move(attach(source, shape, seed=1), 0.1)
+    save_adapter(source, tmp_path / "adapter", shape=shape, base="tiny")
+    model = load_base(tiny_base)
+    parameters = begin_learning(model, shape, seed=9, start=tmp_path / "adapter")
+    assert torch.equal(logits(model), logits(source))
+    assert all(parameter.requires_grad for parameter in parameters)
+    assert learned_digest(model) == learned_digest(source)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rank": 8}, "train.rank"),
+        ({"alpha": 9.0}, "train.alpha"),
+        ({"targets": ("q_proj",)}, "train.targets"),
+        ({"layers": (1,)}, "train.upper_layers"),
+        ({"stabilised": True}, "train.rank_stabilised"),
+        ({"kind": "dora"}, "train.method"),
+        ({"ranks": {"q_proj": 2}}, "train.modules"),
+    ],
+)
+def test_an_adapter_of_another_shape_is_no_start_and_the_setting_is_named(tiny_base, tmp_path, change, named):
+    source = load_base(tiny_base)
+    attach(source, LORA, seed=1)
+    save_adapter(source, tmp_path / "adapter", shape=LORA, base="tiny")
+    with pytest.raises(UserMistake, match="another shape") as caught:
+        begin_learning(
+            load_base(tiny_base), LORA.model_copy(update=change), seed=1, start=tmp_path / "adapter"
+        )
+    assert named in caught.value.fix
+
+
+def test_a_folder_that_is_no_adapter_is_no_start(tiny_base, tmp_path):
+    with pytest.raises(UserMistake, match="no PEFT folder"):
+        begin_learning(load_base(tiny_base), LORA, seed=1, start=tmp_path)
+
+
+def test_weights_of_another_base_are_refused(tiny_base, learned):
+    from safetensors.torch import load_file, save_file
+
+    folder, _ = learned
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(3)
+    save_file(tensors, folder / "model.safetensors")
+    model = load_base(tiny_base)
+    with pytest.raises(UserMistake, match=r"do not fit model\.norm\.weight"):
+        load_adapter(model, folder)
+    with pytest.raises(UserMistake, match="do not fit"):
+        load_adapter(load_base(tiny_base, four_bits=True), folder)
+
+
+def test_the_files_of_the_base_are_proven_by_their_bytes(tiny_base, tmp_path):
+    import shutil
+
+    copy = tmp_path / "base"
+    shutil.copytree(tiny_base, copy)
+    assert base_files_digest(copy) == base_files_digest(tiny_base)
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert base_files_digest(copy) != base_files_digest(tiny_base)

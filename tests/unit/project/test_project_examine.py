@@ -1,0 +1,42 @@
+"""What cannot be looked at during training is refused when graft.yaml is read."""
+
+import pytest
+
+from graftwork.project.load import load_settings
+from graftwork.records.errors import UserMistake
+
+START = "project: x\ndata:\n  logs: [a.jsonl]\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "said", "line"),
+    [
+        ("train:\n  examine: {metric: json_vald}\n", "did you mean json_valid?", 5),
+        ("train:\n  examine: {metric: latency_seconds}\n", "there is no metric latency_seconds", 5),
+        ("train:\n  examine: {patience: 2}\n", "without every none is taken", 5),
+        (
+            "train:\n  examine: {every: 5, metric: json_valid}\n  strategy: fsdp\n",
+            "needs the whole model on one device",
+            5,
+        ),
+        (
+            "models:\n  a: {}\n  b:\n    train:\n      examine: {metric: answer_mach}\n",
+            "models.b.train.examine.metric: there is no metric answer_mach; did you mean answer_match?",
+            4,
+        ),
+    ],
+)
+def test_a_look_that_is_not_possible_is_refused_at_its_line(tmp_path, more, said, line):
+    path = tmp_path / "graft.yaml"
+    path.write_text(START + more)
+    with pytest.raises(UserMistake) as caught:
+        load_settings(path)
+    assert said in caught.value.what
+    assert caught.value.where == f"{path}:{line}"
+
+
+@pytest.mark.parametrize("metric", ["loss", "json_valid", "truncated"])
+def test_what_evaluation_offers_can_be_looked_at(tmp_path, metric):
+    path = tmp_path / "graft.yaml"
+    path.write_text(f"{START}train:\n  examine: {{every: 5, metric: {metric}, patience: 2}}\n")
+    assert load_settings(path).train.examine.metric == metric

@@ -1,0 +1,110 @@
+"""The course of a run can be drawn whatever it was, and its page is whole."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from page_reader import read
+from report_sample import make_page
+from test_report_page import EVIL, words
+from test_report_plots import check, widths
+
+from graftwork.records.run import Look
+from graftwork.records.vitals import DeviceVitals, Vitals
+from graftwork.report.page import render_report
+from graftwork.report.plots import draw_loss
+from graftwork.report.training import make_training_page
+from graftwork.report.training_plots import Spot, draw_course, draw_looks
+
+values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)
+spots = st.lists(
+    st.builds(
+        Spot, step=st.integers(1, 60), value=st.floats(0, 5), best=st.booleans(), compared=st.booleans()
+    ),
+    max_size=12,
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), values), max_size=40), st.lists(st.floats(0, 1e5), max_size=3))
+def test_any_course_can_be_drawn(points, breaks):
+    check(draw_course(points, title="Figure", unit="GiB", along="minute", breaks=breaks))
+
+
+@given(spots, widths)
+def test_any_looks_can_be_drawn(looks, width):
+    check(draw_looks(looks, name="JSON valid", last=60, width=width))
+    check(draw_loss([(1, 2.0), (60, 1.0)], looks=looks, width=width))
+
+
+def test_very_small_rates_are_told_by_their_power():
+    svg = str(draw_course([(1.0, 1e-5), (2.0, 5e-5)], title="Learning rate"))
+    assert "× 10⁻⁵" in svg
+
+
+def make_looked_at(metric="json_valid", **changes):
+    looks = tuple(
+        Look(step=step, metric=metric, value=value, cases=cases, seconds=2.0, compared=cases == 8)
+        for step, value, cases in ((16, 0.25, 8), (32, 0.75, 8), (48, 1.0, 5), (64, 0.5, 8))
+    )
+    page = make_page()
+    outcome = page.outcome.model_copy(update={"looks": looks, "best_step": 32, **changes})
+    vitals = tuple(
+        Vitals(
+            at=1000.0 + 10 * n,
+            memory_gib=1.5 + n / 100,
+            devices=(DeviceVitals(index=0, use_percent=90 + n % 5, power_watts=250),),
+        )
+        for n in range(24)
+    )
+    return page.model_copy(update={"outcome": outcome, "vitals": vitals})
+
+
+def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
+    page = make_looked_at()
+    html = make_training_page(page.plan, page.outcome, page.steps, page.vitals)
+    assert html == make_training_page(page.plan, page.outcome, page.steps, page.vitals)
+    reader = read(html)
+    assert reader.addresses == ["data:,"]
+    assert len(reader.ids) == len(set(reader.ids))
+    assert "script" not in reader.tags
+    assert "http" not in html.replace("http-equiv", "")
+    text = words(html)
+    for said in (
+        "Looks on the way",
+        "75 %",
+        "fewer cases than the others: not compared",
+        "best look 0.75",
+        "Learning rate",
+        "Gradient norm",
+        "Tokens a second",
+        "Memory of the worker, GiB",
+        "GPU use, %",
+        "GPU power, W",
+        "killed after step 27, resumed at 21",
+        "Plan against reality",
+    ):
+        assert said in text, said
+    assert "GPU temperature" not in text, "nobody measured it"
+
+
+def test_looks_by_the_loss_stand_on_the_plot_of_the_loss():
+    page = make_looked_at("loss")
+    html = render_report(page)
+    assert "best look 0.75 at step 32" in html
+    assert "Looks during training" not in html
+
+
+def test_nothing_from_a_run_becomes_markup():
+    page = make_looked_at(EVIL, run_id=EVIL)
+    for html in (
+        render_report(page),
+        make_training_page(page.plan.model_copy(update={"base": EVIL}), page.outcome, page.steps, ()),
+    ):
+        assert "<script" not in html
+        assert "img" not in read(html).tags
+
+
+def test_a_run_of_which_nothing_is_known_has_a_page_too():
+    page = make_page()
+    outcome = page.outcome.model_copy(update={"residuals": (), "restarts": 0})
+    text = words(make_training_page(page.plan, outcome, (), ()))
+    assert "nothing was recorded" in text
+    assert "Looks on the way" not in text

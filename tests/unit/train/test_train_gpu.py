@@ -1,0 +1,273 @@
+"""The written-out decoder: the gradients of transformers, and documents that never see each other."""
+
+import random
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.load import base_digest
+from graftwork.model.nf4 import dequantise as dequantise_nf4
+from graftwork.model.nf4 import quantise
+from graftwork.model.shape import linear_sizes
+from graftwork.model.step_memory import best_levels, extra_bytes, kept_bytes, weights_again
+from graftwork.records.dataset import Row
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.plan import ModelShape, Tuning
+from graftwork.train.engine import Engine
+from graftwork.train.gpu.batch import deal_rows, pack, round_tokens
+from graftwork.train.gpu.engine import CardEngine
+from graftwork.train.gpu.families import why_not, why_plain
+from graftwork.train.gpu.frozen import Four, FourPart, dequantise, product, to_eight, turned_product
+from graftwork.train.gpu.furnish import furnish
+from graftwork.train.settings import ALL_LINEARS, TrainSettings
+
+SETTINGS = TrainSettings(rank=4, alpha=8, max_gradient_norm=1e9)
+SHAPE = ModelShape(
+    name="tiny",
+    hidden_size=64,
+    layers=3,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate_size=192,
+    vocab_size=512,
+    tied_embeddings=False,
+    max_positions=128,
+)
+
+
+def make_model(config=LlamaConfig, *, tied=False):
+    torch.manual_seed(0)
+    settings = config(
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        vocab_size=512,
+        tie_word_embeddings=tied,
+    )
+    if config is MistralConfig:
+        settings.sliding_window = None
+    if config is LlamaConfig:
+        settings.attention_bias = True
+    return AutoModelForCausalLM.from_config(settings).eval().requires_grad_(False)
+
+
+def make_rows(lengths, *, seed=1):
+    chance = random.Random(seed)
+    return [
+        Row(
+            id=str(at),
+            origin=Origin(file="log.jsonl", line=at + 1),
+            messages=(Message(role="user", content="x"),),
+            reply="y",
+            tokens=tuple(chance.randrange(512) for _ in range(length)),
+            trained_from=max(1, length // 2),
+        )
+        for at, length in enumerate(lengths)
+    ]
+
+
+def make_tuning(**change):
+    plain = {
+        "form": "whole",
+        "head": "whole",
+        "micro_tokens": 64,
+        "longest": 32,
+        "keep": 3,
+        "lean": 0,
+        "chunk_tokens": 24,
+        "head_tokens": 16,
+        "turned": False,
+        "host_embedding": False,
+        "limit_gib": 1.0,
+        "peak_gib": 0.0,
+        "seconds_a_token": 0.0,
+    }
+    return Tuning(**{**plain, **change})
+
+
+def learn_something(parameters):
+    with torch.no_grad():
+        for at, parameter in enumerate(parameters):
+            parameter.normal_(std=0.1, generator=torch.Generator().manual_seed(at))
+
+
+def card_engine(model, tuning, *, layers=(0, 1, 2), targets=ALL_LINEARS):
+    furnished = furnish(model, tuning, device="cpu")
+    parameters = attach(model, AdapterShape(rank=4, alpha=8, targets=targets, layers=layers), seed=3)
+    learn_something(parameters)
+    engine = CardEngine(model, parameters, settings=SETTINGS, furnished=furnished, tuning=tuning, shape=SHAPE)
+    engine.settle(())
+    return engine
+
+
+def plain_engine(model, *, layers=(0, 1, 2), targets=ALL_LINEARS):
+    parameters = attach(model, AdapterShape(rank=4, alpha=8, targets=targets, layers=layers), seed=3)
+    learn_something(parameters)
+    return Engine(model, parameters, settings=SETTINGS)
+
+
+def gradients(engine, rows):
+    measured = engine.backward(rows)
+    return measured.loss, [parameter.grad.clone() for parameter in engine.parameters]
+
+
+def distance(ours, theirs):
+    return max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("config", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize(("keep", "lean"), [(3, 0), (0, 3), (0, 0), (1, 1)])
+def test_gradients_are_those_of_the_plain_path_whatever_is_kept(config, keep, lean):
+    rows = make_rows((30, 11, 19, 7))
+    loss, theirs = gradients(plain_engine(make_model(config)), rows)
+    ours = gradients(card_engine(make_model(config), make_tuning(keep=keep, lean=lean)), rows)
+    assert ours[0] == pytest.approx(loss, rel=1e-5)
+    assert distance(ours[1], theirs) < 1e-4
+
+
+def test_upper_blocks_alone_learn_the_same_and_nothing_below_is_kept():
+    rows = make_rows((12, 20))
+    some = {"layers": (1, 2), "targets": ("q_proj", "v_proj", "down_proj")}
+    loss, theirs = gradients(plain_engine(make_model(), **some), rows)
+    ours = gradients(card_engine(make_model(), make_tuning(keep=1, lean=1), **some), rows)
+    assert ours[0] == pytest.approx(loss, rel=1e-5)
+    assert distance(ours[1], theirs) < 1e-4
+
+
+def test_documents_in_one_pack_never_see_each_other():
+    rows = make_rows((9, 14, 5))
+    engine = card_engine(make_model(), make_tuning())
+    together = engine.mean_loss(rows)
+    alone = [engine.mean_loss([row]) for row in rows]
+    trained = [len(row.tokens) - row.trained_from for row in rows]
+    expected = sum(a * b for a, b in zip(alone, trained, strict=True)) / sum(trained)
+    assert together == pytest.approx(expected, rel=1e-5)
+    # A neighbour that changes changes nothing for the others.
+    first = gradients(engine, rows[:1])[0]
+    neighbour = make_rows((14,), seed=99)[0]
+    both = engine.mean_loss([rows[0], neighbour])
+    other = engine.mean_loss([neighbour])
+    n = [trained[0], len(neighbour.tokens) - neighbour.trained_from]
+    assert both * sum(n) - other * n[1] == pytest.approx(first * n[0], rel=1e-4)
+
+
+def test_a_step_in_several_passes_is_the_step_in_one():
+    rows = make_rows((30, 28, 25, 31))
+    one = gradients(card_engine(make_model(), make_tuning(micro_tokens=128)), rows)
+    four = gradients(card_engine(make_model(), make_tuning(micro_tokens=32)), rows)
+    assert one[0] == pytest.approx(four[0], rel=1e-5)
+    assert distance(one[1], four[1]) < 1e-4
+
+
+@pytest.mark.parametrize("form", ["eight", "four"])
+def test_weights_in_fewer_bits_learn_nearly_the_same(form):
+    rows = make_rows((30, 11, 19, 7))
+    _, theirs = gradients(plain_engine(make_model()), rows)
+    head = "eight" if form == "eight" else "whole"
+    _, ours = gradients(card_engine(make_model(), make_tuning(form=form, head=head, keep=1, lean=1)), rows)
+    flat = [torch.cat([g.flatten() for g in found]) for found in (ours, theirs)]
+    near = float(torch.nn.functional.cosine_similarity(flat[0], flat[1], dim=0))
+    assert near > (0.98 if form == "eight" else 0.9)
+
+
+@pytest.mark.parametrize("form", ["whole", "eight", "four"])
+def test_the_model_itself_still_answers_with_the_same_weights_and_they_stay(form):
+    rows = make_rows((20, 9))
+    model = make_model(tied=True)
+    engine = card_engine(model, make_tuning(form=form, host_embedding=True))
+    before = base_digest(model)
+    with torch.no_grad():
+        logits = model(torch.tensor([rows[0].tokens]), use_cache=False).logits[0]
+    taken = torch.tensor(rows[0].tokens[rows[0].trained_from :])
+    own = torch.nn.functional.cross_entropy(logits[rows[0].trained_from - 1 : -1].float(), taken)
+    assert engine.mean_loss(rows[:1]) == pytest.approx(float(own), rel=1e-5 if form != "eight" else 0.02)
+    engine.backward(rows)
+    engine.apply(1e-2)
+    assert base_digest(model) == before
+
+
+def test_eight_bits_give_both_products_from_the_same_codes():
+    weight, x, y = (torch.randn(48, 64), torch.randn(20, 64), torch.randn(20, 48))
+    for turned in (False, True):
+        eight = to_eight(weight, None, turned=turned)
+        numbers = eight.codes.float() * eight.scale
+        assert (product(eight, x) - x @ numbers.t()).norm() / (x @ weight.t()).norm() < 0.04
+        assert (turned_product(eight, y) - y @ numbers).norm() / (y @ weight).norm() < 0.04
+
+
+def test_four_bits_are_read_as_they_are_written():
+    found = [quantise(torch.randn(rows, 128)) for rows in (40, 8)]
+    levels = torch.tensor(__import__("graftwork.model.nf4", fromlist=["LEVELS"]).LEVELS)
+    parts = tuple(FourPart(w.codes, w.scale_codes, w.chunk_scales, w.offset) for w in found)
+    ours = dequantise(Four(parts, levels, None), torch.float32)
+    assert torch.allclose(ours, torch.cat([dequantise_nf4(w, torch.float32) for w in found]), atol=1e-6)
+
+
+def test_what_is_not_written_out_is_said():
+    known = make_model().config.to_dict()
+    assert why_not(known) is None
+    assert "sliding window" in why_not(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
+    assert "family" in why_not({"model_type": "gemma2"})
+    assert why_plain(SETTINGS, known, capability=9.0) is None
+    assert "Ampere" in why_plain(SETTINGS, known, capability=7.5)
+    assert "dora" in why_plain(SETTINGS.model_copy(update={"method": "dora"}), known, capability=9.0)
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.integers(16, 64))
+def test_every_row_goes_once_and_no_pass_is_too_full(lengths, room):
+    bins = deal_rows(lengths, room=room)
+    assert sorted(row for some in bins for row in some) == list(range(len(lengths)))
+    for some in bins:
+        assert len(some) == 1 or sum(lengths[row] for row in some) <= room
+
+
+@given(st.integers(1, 9000), st.sampled_from([256, 1024, 2048, 8192]))
+def test_passes_have_few_sizes(count, room):
+    size = round_tokens(count, room=room)
+    assert size >= count
+    assert size - count < max(room // 4, 256)
+
+
+@given(st.lists(st.integers(2, 60), min_size=1, max_size=9))
+def test_a_pack_predicts_exactly_the_trained_tokens(lengths):
+    rows = make_rows(lengths)
+    portions = pack(rows, room=64, head_tokens=8, device="cpu")
+    found = sorted(int(t) for p in portions for t in p.packed.targets if t >= 0)
+    assert found == sorted(token for row in rows for token in row.tokens[row.trained_from :])
+    for portion in portions:
+        for place, target in zip(portion.packed.predicts, portion.packed.targets, strict=True):
+            assert target < 0 or portion.tokens[place + 1] == target
+
+
+@given(st.floats(0, 5e6), st.integers(1, 3), st.integers(16, 512))
+def test_levels_stay_within_their_room_and_no_block_more_would_fit(room, adapted, tokens):
+    keep, lean = best_levels(SHAPE, room, tokens=tokens, adapted=adapted)
+    cost = {level: extra_bytes(SHAPE, level) * tokens for level in ("keep", "lean")}
+    assert keep * cost["keep"] + lean * cost["lean"] <= room + 1e-6
+    assert keep + lean <= adapted
+    if keep + lean < adapted:
+        assert keep * cost["keep"] + (lean + 1) * cost["lean"] > room
+    others = [
+        (k, n)
+        for k in range(adapted + 1)
+        for n in range(adapted + 1 - k)
+        if k * cost["keep"] + n * cost["lean"] <= room
+    ]
+    assert weights_again(SHAPE, (keep, lean), adapted) == min(
+        weights_again(SHAPE, other, adapted) for other in others
+    )
+
+
+def test_a_lean_block_keeps_all_but_the_widest_tensor():
+    wide = 2 * 2 * SHAPE.intermediate_size
+    assert kept_bytes(SHAPE, "keep") - kept_bytes(SHAPE, "lean") == wide
+    assert kept_bytes(SHAPE, "again") == 2 * SHAPE.hidden_size
+    assert linear_sizes(SHAPE)["down_proj"] == (192, 64)

@@ -1,0 +1,45 @@
+"""The policy of what stays: the verified, the newest, the best; and nothing beyond."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.train.keep import Saved, best_of, is_better, steps_to_keep
+
+scores = st.none() | st.floats(-10, 10) | st.just(math.nan)
+saved = st.builds(Saved, st.integers(1, 60), scores)
+found = st.lists(saved, max_size=12, unique_by=lambda one: one.step)
+
+
+@given(found, st.integers(1, 60), st.integers(1, 5))
+def test_the_verified_one_the_newest_and_the_best_stay(found, verified, newest):
+    keep = steps_to_keep(found, verified=verified, newest=newest)
+    past = sorted({verified, *(one.step for one in found if one.step <= verified)})
+    assert verified in keep
+    assert set(past[-newest:]) <= keep
+    best = best_of([one for one in found if one.step <= verified])
+    assert best is None or best.step in keep
+    assert len(keep) <= newest + 1
+    assert all(step <= verified for step in keep)
+
+
+@given(found, st.integers(1, 5))
+def test_along_a_whole_run_the_best_look_is_never_let_go(found, newest):
+    there: list[Saved] = []
+    for one in sorted(found, key=lambda saved: saved.step):
+        keep = steps_to_keep([*there, one], verified=one.step, newest=newest)
+        there = [saved for saved in (*there, one) if saved.step in keep]
+    assert best_of(there) == best_of(found)
+    assert not found or max(one.step for one in found) in {one.step for one in there}
+
+
+@given(found, scores)
+def test_better_means_smaller_than_all_before(found, score):
+    looked = [one.score for one in found if one.score is not None and not math.isnan(one.score)]
+    expected = score is not None and not math.isnan(score) and all(score < other for other in looked)
+    assert is_better(score, found) == expected
+
+
+def test_of_equal_looks_the_earliest_is_the_best():
+    assert best_of([Saved(20, 0.5), Saved(10, 0.5), Saved(30, 0.7)]).step == 10

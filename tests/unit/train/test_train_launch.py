@@ -1,0 +1,120 @@
+"""How rows are dealt, how several processes are started, how their end is understood."""
+
+import pytest
+from crew_child import make_rows
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.records.errors import UserMistake
+from graftwork.train.crew.assemble import _require_possible
+from graftwork.train.crew.deal import deal, deal_hands
+from graftwork.train.crew.zero import zero_config
+from graftwork.train.launch import Machines, end_of, parse_address, torchrun_arguments
+from graftwork.train.settings import TrainSettings
+
+ROWS = make_rows(16)
+
+
+@given(st.lists(st.integers(1, 4000), min_size=1, max_size=40), st.integers(1, 8))
+def test_every_row_is_dealt_once_and_no_hand_is_much_heavier(lengths, size):
+    hands = deal_hands(lengths, size=size)
+    assert sorted(row for hand in hands for row in hand) == list(range(len(lengths)))
+    tokens = [sum(lengths[row] for row in hand) for hand in hands]
+    assert max(tokens) - min(tokens) <= max(lengths)
+    assert deal_hands(lengths, size=size) == hands
+
+
+@given(st.integers(1, 16), st.integers(1, 5), st.one_of(st.none(), st.integers(1, 6)))
+def test_all_work_equally_often_and_every_row_counts_once(count, size, micro_rows):
+    rows = ROWS[:count]
+    portions = deal(rows, size=size, micro_rows=micro_rows)
+    assert len({len(own) for own in portions}) == 1
+    assert all([one.last for one in own] == [False] * (len(own) - 1) + [True] for own in portions)
+    counted = [row.id for own in portions for one in own if one.counts for row in one.rows]
+    assert sorted(counted) == sorted(row.id for row in rows)
+    if micro_rows is not None:
+        assert all(len(one.rows) <= micro_rows for own in portions for one in own)
+    assert all(one.rows for own in portions for one in own)
+
+
+def test_one_process_keeps_the_rows_in_their_order():
+    assert [row.id for row in deal(ROWS, size=1)[0][0].rows] == [row.id for row in ROWS]
+
+
+def test_one_machine_finds_a_port_and_several_meet_at_the_first():
+    alone = torchrun_arguments(processes=2, machines=Machines(), module="m", job_file="job.json")
+    assert alone[0] == "--standalone"
+    assert alone[-3:] == ("-m", "m", "job.json")
+    third = Machines(count=4, rank=2, address="10.0.0.1", port=29500)
+    told = torchrun_arguments(processes=8, machines=third, module="m", job_file="job.json")
+    assert told[:8] == (
+        *("--nnodes", "4", "--node-rank", "2"),
+        *("--master-addr", "10.0.0.1", "--master-port", "29500"),
+    )
+    assert told[8:12] == ("--nproc-per-node", "8", "--max-restarts", "0")
+
+
+def test_torchrun_understands_what_it_is_told():
+    from torch.distributed.run import get_args_parser
+
+    machines = Machines(count=2, rank=1, address="h", port=1)
+    told = torchrun_arguments(processes=3, machines=machines, module="m", job_file="j")
+    args = get_args_parser().parse_args(list(told))
+    assert (args.nnodes, args.node_rank, args.nproc_per_node, args.master_port) == ("2", 1, "3", 1)
+    assert (args.module, args.training_script, args.training_script_args) == (True, "m", ["j"])
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("host", ("host", 29400)), ("10.0.0.1:5000", ("10.0.0.1", 5000)), ("[::1]:7", ("::1", 7))],
+)
+def test_an_address_is_a_host_and_perhaps_a_port(text, address):
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", ":5", "host:", "host:x", "host:70000", "::1", "[]:5"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(UserMistake, match="no address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("codes", "end"),
+    [
+        ({0: 0, 1: 0}, 0),
+        ({0: 1, 1: -9}, -9),  # the first fails because the second was killed
+        ({0: -15, 1: -9}, -9),
+        ({0: 75, 1: 75}, 75),
+        ({0: 2, 1: -15}, 2),  # the first said what is wrong; the second was asked to stop
+        ({0: -15, 1: -15}, -15),
+    ],
+)
+def test_a_crew_ends_by_what_really_happened(codes, end):
+    assert end_of(codes) == end
+
+
+def test_offload_and_clipping_reach_deepspeed():
+    plain, spilled = (zero_config(3, offload=offload, most=0.7) for offload in (False, True))
+    assert plain["gradient_clipping"] == 0.7
+    assert "offload_param" not in plain["zero_optimization"]
+    assert spilled["zero_optimization"]["offload_param"] == {"device": "cpu"}
+    assert spilled["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    assert "offload_param" not in zero_config(2, offload=True, most=1)["zero_optimization"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({"strategy": "fsdp", "method": "qlora"}, "bfloat16"),
+        ({"strategy": "zero2"}, "float16"),
+    ],
+)
+def test_what_cannot_work_together_is_said_before_a_model_is_loaded(settings, dtype):
+    with pytest.raises(UserMistake, match="strategy"):
+        _require_possible(TrainSettings.model_validate(settings), dtype)
+
+
+def test_another_crew_is_the_same_run():
+    one, two = TrainSettings(), TrainSettings(strategy="fsdp", processes=8, offload=True)
+    assert one.what_is_learned() == two.what_is_learned()
+    assert two.crew() == {"strategy": "fsdp", "processes": 8, "offload": True}

@@ -1,0 +1,198 @@
+"""Side by side on one base: each run learns what it would have learned alone; and who may share is pure."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.load import base_digest, load_base
+from graftwork.records.dataset import Row
+from graftwork.records.interaction import Message, Origin
+from graftwork.train.abreast import choose_groups
+from graftwork.train.engine import Engine
+from graftwork.train.held import HeldBase
+from graftwork.train.log import read_steps
+from graftwork.train.loop import Loop
+from graftwork.train.settings import TrainSettings
+from graftwork.train.side_by_side import train_abreast
+
+RUNS = [
+    (
+        AdapterShape(rank=4, alpha=8, targets=("q_proj", "down_proj"), layers=(0, 1)),
+        TrainSettings(epochs=2, batch_rows=4, learning_rate=5e-2, checkpoint_every=3, threads=1),
+        16,
+    ),
+    (
+        AdapterShape(rank=2, alpha=4, targets=("q_proj", "v_proj"), layers=(1,), kind="dora"),
+        TrainSettings(epochs=1, batch_rows=3, learning_rate=1e-2, checkpoint_every=3, threads=1, seed=3),
+        9,
+    ),
+]
+
+
+def make_rows(count, seed):
+    chance = random.Random(seed)
+    rows = []
+    for number in range(count):
+        prompt = [chance.randrange(100, 400) for _ in range(chance.randrange(5, 12))]
+        rows.append(
+            Row(
+                id=str(number),
+                origin=Origin(file="log.jsonl", line=number + 1),
+                messages=(Message(role="user", content="x"),),
+                reply="y",
+                tokens=(*prompt, 7, 8, 9, 10 + number % 3, 2),
+                trained_from=len(prompt),
+            )
+        )
+    return rows
+
+
+def train_run(place, model, folder, crew=None):
+    shape, settings, count = RUNS[place]
+    engine = Engine(model, attach(model, shape, seed=settings.seed), settings=settings, crew=crew)
+    Loop(engine, make_rows(count, place), settings=settings, folder=folder / str(place)).run()
+    return engine
+
+
+def test_runs_side_by_side_have_the_losses_and_the_adapters_of_runs_alone(tiny_base, tmp_path):
+    torch.set_num_threads(1)
+    alone = [train_run(place, load_base(tiny_base), tmp_path / "alone") for place in range(len(RUNS))]
+    base = load_base(tiny_base)
+    before = base_digest(base)
+    engines = {}
+
+    def work_on(place):
+        def work(load, crew):
+            engines[place] = train_run(place, load(None), tmp_path / "abreast", crew)
+
+        return work
+
+    party = train_abreast(base, [work_on(place) for place in range(len(RUNS))])
+
+    steps = [len(read_steps(tmp_path / "alone" / str(place))) for place in range(len(RUNS))]
+    assert party.passes == max(steps) > min(steps)  # the shorter run left, the longer went on
+    for place in range(len(RUNS)):
+        mine, theirs = (read_steps(tmp_path / way / str(place)) for way in ("alone", "abreast"))
+        assert [step.loss for step in theirs] == pytest.approx([step.loss for step in mine], rel=1e-4)
+        learned, expected = engines[place].learned(), alone[place].learned()
+        assert learned.keys() == expected.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(learned[name], tensor, rtol=1e-3, atol=1e-4)
+    assert base_digest(base) == before
+
+
+def test_a_run_that_fails_leaves_and_the_others_go_on(tiny_base, tmp_path):
+    done = []
+
+    def fail(load, crew):
+        load(None)
+        raise ValueError("broken")
+
+    def work(load, crew):
+        train_run(1, load(None), tmp_path, crew)
+        done.append(True)
+
+    with pytest.raises(ValueError, match="broken"):
+        train_abreast(load_base(tiny_base), [fail, work])
+    assert done == [True]
+
+
+def test_an_error_in_the_common_pass_reaches_every_run(tiny_base, tmp_path, monkeypatch):
+    from graftwork.train import side_by_side
+
+    def refuse(_model):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(side_by_side, "reader_of", refuse)
+    seen = []
+
+    def work_on(place):
+        def work(load, crew):
+            try:
+                train_run(place, load(None), tmp_path, crew)
+            except RuntimeError:
+                seen.append(place)
+
+        return work
+
+    train_abreast(load_base(tiny_base), [work_on(0), work_on(1)])
+    assert sorted(seen) == [0, 1]
+
+
+def make_job(folder, method="lora"):
+    """As much of a job as a held base looks at."""
+    plan = SimpleNamespace(dtype="float32", method=method, device=SimpleNamespace(kind="cpu"))
+    return SimpleNamespace(base_folder=str(folder), plan=plan)
+
+
+def test_a_held_base_is_loaded_once_and_handed_out_as_it_was_loaded(tiny_base):
+    held = HeldBase(lambda job: load_base(tiny_base))
+    first = held.take(make_job(tiny_base))
+    names, digest = [name for name, _ in first.named_modules()], base_digest(first)
+    attach(first, RUNS[0][0], seed=1)
+    first.model.layers[0].forward = lambda *_: None
+    again = held.take(make_job(tiny_base))
+    assert again is first
+    assert held.loads == 1
+    assert [name for name, _ in again.named_modules()] == names
+    assert base_digest(again) == digest
+    assert "forward" not in again.model.layers[0].__dict__
+    # Another type of weights, or a method that changes them, is another base.
+    held.take(make_job(tiny_base, method="full"))
+    held.take(make_job(tiny_base, method="full"))
+    assert held.loads == 3
+
+
+def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
+    held = HeldBase(lambda job: load_base(tiny_base))
+    first = held.take(make_job(tiny_base))
+    layer = first.model.layers[0].mlp.down_proj
+    layer.weight = torch.nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
+    assert held.take(make_job(tiny_base)) is not first
+    assert held.loads == 2
+
+
+def planned(folder, *, asked="on", peak=1.0, start=None, dtype="float32", method="lora", tokens=100, steps=1):
+    """As much of a job as the choice looks at."""
+    plan = SimpleNamespace(
+        dtype=dtype,
+        train={"settings": {"method": method}},
+        device=SimpleNamespace(kind="cpu", memory_gib=4.0),
+        total_parameters=SimpleNamespace(value=2**27),  # half a GiB in float32
+        peak_memory_gib=SimpleNamespace(high=peak),
+        tokens=SimpleNamespace(value=tokens),
+        steps=SimpleNamespace(value=steps),
+    )
+    run = {"side_by_side": asked}
+    return SimpleNamespace(
+        base_folder="base",
+        folder=folder,
+        start_adapter=start,
+        plan=plan,
+        run=run,
+        crew={"strategy": "single"},
+    )
+
+
+def test_only_who_was_asked_shares_and_nobody_waits_for_one_of_its_group():
+    jobs = [
+        planned("runs/main"),
+        planned("runs/a", start="runs/main/adapter"),
+        planned("runs/b"),
+        planned("runs/c", start="runs/main/adapter"),
+        planned("runs/d", asked="off"),
+        planned("runs/e", asked="auto"),
+        planned("runs/f", method="qlora"),
+        planned("runs/g", dtype="bfloat16"),
+    ]
+    assert choose_groups(jobs) == ((0, 2), (1, 3))
+
+
+def test_a_group_takes_no_more_memory_than_there_is():
+    # The base counts once: 0.5 GiB, and 1.0 for each; 3.6 GiB may be filled.
+    jobs = [planned(f"runs/{number}", peak=1.5) for number in range(5)]
+    assert choose_groups(jobs) == ((0, 1, 2), (3, 4))
+    assert choose_groups([planned("runs/x", peak=3.0), planned("runs/y", peak=3.0)]) == ()

@@ -1,0 +1,123 @@
+"""A tracker gets every step once, and costs the run nothing when it fails."""
+
+import sys
+import types
+
+import pytest
+from test_train_looks import make_step
+
+from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.run import Look
+from graftwork.train.attend.track import Track
+from graftwork.train.trackers.tracker import require_installed
+
+
+class Tape:
+    """A tracker that notes what it gets, and fails at the step it is told to."""
+
+    PACKAGE = "json"
+
+    def __init__(self, *, fails_at=None, fails_to_open=False):
+        self.logged, self.opened, self.closed = [], [], 0
+        self.fails_at, self.fails_to_open = fails_at, fails_to_open
+
+    def open_run(self, run_id, settings, folder):
+        if self.fails_to_open:
+            raise ValueError("no such host\nand much more")
+        self.opened.append((run_id, folder.name))
+        return self
+
+    def log(self, step, figures):
+        if step == self.fails_at:
+            raise RuntimeError("the line is down")
+        self.logged.append((step, dict(figures)))
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def tape(monkeypatch):
+    tape = Tape()
+    monkeypatch.setitem(sys.modules, "graftwork.train.trackers.tape", tape)
+    return tape
+
+
+def make_track(folder, words=None, look=None, trackers=("tape",)):
+    return Track(
+        trackers,
+        run_id="run-1",
+        settings={"rank": 8},
+        folder=folder,
+        latest_look=lambda: look,
+        on_word=(words if words is not None else []).append,
+    )
+
+
+def work_through(track, steps):
+    track.begins(None, done=0, steps=9)
+    for step in steps:
+        track.after_step(make_step(step), 9)
+
+
+def test_steps_that_are_done_again_are_not_told_again(tape, tmp_path):
+    work_through(make_track(tmp_path), [1, 2, 3, 4])
+    track = make_track(tmp_path)
+    work_through(track, [3, 4, 5, 6])
+    track.ends()
+    assert [step for step, _ in tape.logged] == [1, 2, 3, 4, 5, 6]
+    assert tape.opened == [("run-1", "tape")] * 2
+    assert tape.closed == 1
+
+
+def test_a_look_goes_with_the_figures_of_its_step(tape, tmp_path):
+    look = Look(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
+    work_through(make_track(tmp_path, look=look), [1, 2])
+    assert tape.logged[1][1] == {
+        "train/loss": 1.0,
+        "train/learning_rate": 1e-3,
+        "train/gradient_norm": 1.0,
+        "train/tokens_per_second": 20.0,
+        "look/json_valid": 0.75,
+        "look/cases": 4.0,
+    }
+    assert "look/json_valid" not in tape.logged[0][1]
+
+
+def test_a_tracker_that_fails_is_left_out_with_one_word(tape, tmp_path, monkeypatch):
+    tape.fails_at = 2
+    other = Tape()
+    monkeypatch.setitem(sys.modules, "graftwork.train.trackers.other", other)
+    words = []
+    track = make_track(tmp_path, words, trackers=("tape", "other"))
+    work_through(track, [1, 2, 3, 4])
+    track.ends()
+    assert [step for step, _ in tape.logged] == [1]
+    assert [step for step, _ in other.logged] == [1, 2, 3, 4]
+    assert words == ["the tracker tape is left out from here on: RuntimeError: the line is down"]
+
+
+def test_a_tracker_that_cannot_be_opened_does_not_stop_the_run(tape, tmp_path):
+    tape.fails_to_open = True
+    words = []
+    work_through(make_track(tmp_path, words), [1, 2])
+    assert words == ["the tracker tape is left out from here on: ValueError: no such host"]
+
+
+def test_a_tracker_that_is_not_installed_is_said_before_the_run(monkeypatch):
+    missing = types.SimpleNamespace(PACKAGE="surely_not_installed")
+    monkeypatch.setitem(sys.modules, "graftwork.train.trackers.tape", missing)
+    with pytest.raises(EnvironmentLacks) as caught:
+        require_installed(["tape"])
+    assert caught.value.fix.startswith('pip install "graftwork[tape]"')
+
+
+def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
+    from graftwork.train.attend.onlookers import onlookers
+    from graftwork.train.settings import RunSettings, TrainSettings
+
+    monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
+    job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
+    settings = TrainSettings(run=RunSettings(trackers=("wandb",)), examine={"every": 5})
+    with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):
+        onlookers(job, settings)
