@@ -4,6 +4,7 @@ In: a job, a loaded base with what is to be learned, its rows. Out: an engine th
 step, and a word about how it will work. All of them come to the same loss.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def _on_card(
         shape=read_shape(Path(job.base_folder)),
         pulse=pulse,
     )
-    say(_describe(engine.settle(rows)))
+    begun = time.perf_counter()
+    word = _describe(engine.settle(rows))
+    done = "compiled and measured" if engine.tuning.compiled else "measured"
+    say(f"{word}; {done} in {time.perf_counter() - begun:.0f} s")
     return engine
 
 
@@ -77,7 +81,7 @@ def _describe(tuning: Tuning) -> str:
     return (
         f"frozen weights in {form}; {tuning.micro_tokens:,} tokens at a time; {tuning.keep} blocks keep "
         f"everything, {tuning.lean} all but the widest tensor; {tuning.peak_gib:.1f} of "
-        f"{tuning.limit_gib:.1f} GiB, measured"
+        f"{tuning.limit_gib:.1f} GiB"
     )
 
 

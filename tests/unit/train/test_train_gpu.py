@@ -6,7 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import base_digest
@@ -123,7 +130,7 @@ def distance(ours, theirs):
     return max(float((a - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("config", [LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("config", [LlamaConfig, MistralConfig, Olmo2Config, Qwen2Config, Qwen3Config])
 @pytest.mark.parametrize(("keep", "lean"), [(3, 0), (0, 3), (0, 0), (1, 1)])
 def test_gradients_are_those_of_the_plain_path_whatever_is_kept(config, keep, lean):
     rows = make_rows((30, 11, 19, 7))

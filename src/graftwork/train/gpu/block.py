@@ -1,4 +1,4 @@
-"""One decoder block, forward and backward, written out: Llama, Qwen2, Qwen3, Mistral and their kin.
+"""One decoder block, forward and backward, written out: Llama, Qwen2, Qwen3, Mistral, OLMo2 and their kin.
 
 In: hidden states [tokens, width] and the block's weights. Out: the next hidden states, and exactly
 those tensors that the plan keeps for the backward pass; or the gradient. Attention itself stands
@@ -31,10 +31,13 @@ class BlockShape(NamedTuple):
 
 
 class BlockWeights(NamedTuple):
-    """What a block holds. Norms of queries and keys are absent where heads are not normed (all but Qwen3)."""
+    """What a block holds. Norms that a family has not are absent: most norm what goes into attention and
+    MLP, OLMo2 what comes out of them; Qwen3 norms each head's queries and keys, OLMo2 those of all heads."""
 
-    before_attention: Tensor
-    before_mlp: Tensor
+    before_attention: Tensor | None
+    before_mlp: Tensor | None
+    after_attention: Tensor | None
+    after_mlp: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
     qkv: Frozen
@@ -60,6 +63,19 @@ def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tens
     return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
 
 
+def norm_if(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    return x if weight is None else norm(x, weight, epsilon)
+
+
+def norm_if_backward(dy: Tensor, x: Tensor | None, weight: Tensor | None, epsilon: float) -> Tensor:
+    return dy if weight is None or x is None else norm_backward(dy, x, weight, epsilon)
+
+
+def _wide(heads: Tensor, weight: Tensor) -> Tensor:
+    """Heads as their norm sees them: each by itself, or all of a token at once."""
+    return heads if weight.numel() == heads.shape[-1] else heads.reshape(heads.shape[0], -1)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary positions; x is [tokens, heads, width]."""
     half = x.shape[-1] // 2
@@ -77,12 +93,13 @@ def before_attention(
     x: Tensor, cos: Tensor, sin: Tensor, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Queries, keys, values; the thin product; and what heads were before their norm, where they have one."""
-    qkv, low = grafted_product(w.qkv, w.qkv_graft, norm(x, w.before_attention, shape.epsilon))
+    qkv, low = grafted_product(w.qkv, w.qkv_graft, norm_if(x, w.before_attention, shape.epsilon))
     q, k, v = _split(qkv, shape)
     raw = None
     if w.query_norm is not None and w.key_norm is not None:
         raw = qkv[:, : (shape.heads + shape.groups) * shape.head_width].contiguous()
-        q, k = norm(q, w.query_norm, shape.epsilon), norm(k, w.key_norm, shape.epsilon)
+        q = norm(_wide(q, w.query_norm), w.query_norm, shape.epsilon).view(q.shape)
+        k = norm(_wide(k, w.key_norm), w.key_norm, shape.epsilon).view(k.shape)
     return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous(), low, raw
 
 
@@ -104,14 +121,15 @@ def before_attention_backward(
     dq, dk = rotate_backward(dq, cos, sin), rotate_backward(dk, cos, sin)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
         heads = raw.view(tokens, -1, shape.head_width)
-        dq = norm_backward(dq, heads[:, : shape.heads], w.query_norm, shape.epsilon)
-        dk = norm_backward(dk, heads[:, shape.heads :], w.key_norm, shape.epsilon)
+        q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)
+        dq = norm_backward(dq.reshape(q.shape), q, w.query_norm, shape.epsilon)
+        dk = norm_backward(dk.reshape(k.shape), k, w.key_norm, shape.epsilon)
     dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
-    normed = norm(x, w.before_attention, shape.epsilon)
+    normed = norm_if(x, w.before_attention, shape.epsilon)
     if not wants_input:
         return None, graft_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
     dn, dlow = input_gradient(w.qkv, w.qkv_graft, dqkv)
-    dx = dx2 + norm_backward(dn, x, w.before_attention, shape.epsilon)
+    dx = dx2 + norm_if_backward(dn, x, w.before_attention, shape.epsilon)
     return dx, graft_gradient(w.qkv_graft, normed, low, dqkv, dlow)
 
 
@@ -122,23 +140,37 @@ class Kept(NamedTuple):
     gate_up: Tensor | None
     low_out: Tensor | None
     low_gate_up: Tensor | None
+    attended: Tensor | None
+    """What a norm behind attention normed, and below what one behind the MLP did."""
+    added: Tensor | None
 
 
 def after_attention(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tuple[Tensor, Kept]:
     """The rest of the block: output product, norm, gated MLP, both residual sums."""
-    kept = kept_again(x, mixed, w, shape)
-    assert kept.gate_up is not None
-    gate, up = kept.gate_up.chunk(2, dim=1)
-    added, _ = grafted_product(w.down, w.down_graft, silu(gate) * up)
-    return kept.middle + added, kept
+    kept = _middle(x, mixed, w, shape)
+    added = _added(kept, w)
+    y = kept.middle + norm_if(added, w.after_mlp, shape.epsilon)
+    return y, kept if w.after_mlp is None else kept._replace(added=added)
 
 
 def kept_again(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Kept:
-    """What the backward pass needs of the second half, without its last product, which nobody asks for."""
+    """What the backward pass needs of the second half; its last product only where that is normed."""
+    kept = _middle(x, mixed, w, shape)
+    return kept if w.after_mlp is None else kept._replace(added=_added(kept, w))
+
+
+def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Kept:
     attended, low_out = grafted_product(w.out, w.out_graft, mixed)
-    middle = x + attended
-    gate_up, low = grafted_product(w.gate_up, w.gate_up_graft, norm(middle, w.before_mlp, shape.epsilon))
-    return Kept(middle, gate_up, low_out, low)
+    middle = x + norm_if(attended, w.after_attention, shape.epsilon)
+    normed = norm_if(middle, w.before_mlp, shape.epsilon)
+    gate_up, low = grafted_product(w.gate_up, w.gate_up_graft, normed)
+    return Kept(middle, gate_up, low_out, low, None if w.after_attention is None else attended, None)
+
+
+def _added(kept: Kept, w: BlockWeights) -> Tensor:
+    assert kept.gate_up is not None
+    gate, up = kept.gate_up.chunk(2, dim=1)
+    return grafted_product(w.down, w.down_graft, silu(gate) * up)[0]
 
 
 class HalfGradient(NamedTuple):
@@ -151,20 +183,22 @@ def after_attention_backward(
     dy: Tensor, mixed: Tensor, kept: Kept, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, HalfGradient]:
     """Gradients of the attention's output, of the residual stream, and of the adapters."""
-    normed = norm(kept.middle, w.before_mlp, shape.epsilon)
+    normed = norm_if(kept.middle, w.before_mlp, shape.epsilon)
     gate_up = kept.gate_up
     if gate_up is None:
         gate_up, _ = grafted_product(w.gate_up, w.gate_up_graft, normed)
-    d_lifted, d_low_down = input_gradient(w.down, w.down_graft, dy)
+    d_added = norm_if_backward(dy, kept.added, w.after_mlp, shape.epsilon)
+    d_lifted, d_low_down = input_gradient(w.down, w.down_graft, d_added)
     lifted, d_gate_up, dn = _gate_backward(gate_up, d_lifted, w.gate_up)
     low_down = lifted @ stacked_a(w.down_graft, dy.dtype).t() if w.down_graft.a else None
     dn, d_low = input_gradient(w.gate_up, w.gate_up_graft, d_gate_up, dn)
-    d_middle = dy + norm_backward(dn, kept.middle, w.before_mlp, shape.epsilon)
-    d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_middle)
+    d_middle = dy + norm_if_backward(dn, kept.middle, w.before_mlp, shape.epsilon)
+    d_attended = norm_if_backward(d_middle, kept.attended, w.after_attention, shape.epsilon)
+    d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_attended)
     gradient = HalfGradient(
-        out=graft_gradient(w.out_graft, mixed, kept.low_out, d_middle, d_low_out),
+        out=graft_gradient(w.out_graft, mixed, kept.low_out, d_attended, d_low_out),
         gate_up=graft_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
-        down=graft_gradient(w.down_graft, lifted, low_down, dy, d_low_down),
+        down=graft_gradient(w.down_graft, lifted, low_down, d_added, d_low_down),
     )
     return d_mixed, d_middle, gradient
 

@@ -236,12 +236,17 @@ def _grafts(block: BlockWeights) -> bool:
 
 def _part(kept: Kept, some: slice) -> Kept:
     """What was kept of some tokens."""
-    out, gate_up = kept.low_out, kept.low_gate_up
+
+    def of(held: Tensor | None) -> Tensor | None:
+        return None if held is None else held[some]
+
     return Kept(
         middle=kept.middle[some],
         gate_up=None,
-        low_out=None if out is None else out[some],
-        low_gate_up=None if gate_up is None else gate_up[some],
+        low_out=of(kept.low_out),
+        low_gate_up=of(kept.low_gate_up),
+        attended=of(kept.attended),
+        added=of(kept.added),
     )
 
 

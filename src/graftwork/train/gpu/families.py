@@ -9,7 +9,7 @@ from typing import Any
 
 from graftwork.train.settings import TrainSettings
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 FIRST_CARD = 8.0
 """Ampere: bfloat16, and attention over rows of different lengths."""
 

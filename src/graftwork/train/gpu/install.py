@@ -55,8 +55,7 @@ def _block(layer: Any, frozen: dict[str, Any]) -> BlockWeights:
     grafts = {name: _graft([layer.get_submodule(path) for path in paths]) for name, paths in GROUPS.items()}
     attention = layer.self_attn
     return BlockWeights(
-        before_attention=layer.input_layernorm.weight.detach(),
-        before_mlp=layer.post_attention_layernorm.weight.detach(),
+        **_norms(layer),
         query_norm=_weight(getattr(attention, "q_norm", None)),
         key_norm=_weight(getattr(attention, "k_norm", None)),
         **frozen,
@@ -65,6 +64,18 @@ def _block(layer: Any, frozen: dict[str, Any]) -> BlockWeights:
         gate_up_graft=grafts["gate_up"],
         down_graft=grafts["down"],
     )
+
+
+def _norms(layer: Any) -> dict[str, Any]:
+    """Norms before attention and MLP, or behind them: one name of transformers means both."""
+    behind = getattr(layer, "post_feedforward_layernorm", None)
+    attention = layer.post_attention_layernorm
+    return {
+        "before_attention": _weight(getattr(layer, "input_layernorm", None)),
+        "before_mlp": _weight(attention if behind is None else None),
+        "after_attention": _weight(None if behind is None else attention),
+        "after_mlp": _weight(behind),
+    }
 
 
 def _weight(norm: Any) -> Tensor | None:
