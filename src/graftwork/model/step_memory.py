@@ -115,3 +115,14 @@ def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, ada
     room = (tuning.limit_gib - measured_gib) * GIB / SLACK
     keep, lean = best_levels(shape, room, tokens=tuning.micro_tokens, adapted=adapted)
     return tuning.model_copy(update={"keep": keep, "lean": lean})
+
+
+def describe_tuning(tuning: Tuning) -> str:
+    """In a sentence, for plans and for the word at the start of a run."""
+    form = {"whole": "16 bits", "eight": "8 bits, multiplied in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
+    where = ", the embedding on the host" if tuning.host_embedding else ""
+    return (
+        f"frozen weights in {form}{where}; {tuning.micro_tokens:,} tokens at a time; "
+        f"{tuning.keep} blocks keep everything, {tuning.lean} all but the widest tensor; "
+        f"{tuning.peak_gib:.1f} of {tuning.limit_gib:.1f} GiB"
+    )

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from graftwork.model.shape import adapter_parameters, total_parameters
+from graftwork.model.step_memory import describe_tuning
 from graftwork.plan.memory import MemoryParts, training_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second
@@ -73,7 +74,10 @@ def make_plan(
         fits=fits,
         tuning=tuning,
         train=train,
-        notes=_notes(parts, memory, minutes, limit=limit, settings=settings),
+        notes=(
+            *_notes(parts, memory, minutes, limit=limit, settings=settings),
+            *(() if tuning is None else (describe_tuning(tuning),)),
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from graftwork.model.shape import read_shape
+from graftwork.model.step_memory import describe_tuning
 from graftwork.records.dataset import Row
 from graftwork.records.plan import Tuning
 from graftwork.records.run import TrainJob
@@ -70,19 +71,10 @@ def _on_card(
         pulse=pulse,
     )
     begun = time.perf_counter()
-    word = _describe(engine.settle(rows))
+    word = describe_tuning(engine.settle(rows))
     done = "compiled and measured" if engine.tuning.compiled else "measured"
     say(f"{word}; {done} in {time.perf_counter() - begun:.0f} s")
     return engine
-
-
-def _describe(tuning: Tuning) -> str:
-    form = {"whole": "16 bits", "eight": "8 bits, products in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
-    return (
-        f"frozen weights in {form}; {tuning.micro_tokens:,} tokens at a time; {tuning.keep} blocks keep "
-        f"everything, {tuning.lean} all but the widest tensor; {tuning.peak_gib:.1f} of "
-        f"{tuning.limit_gib:.1f} GiB"
-    )
 
 
 def _own_loss(

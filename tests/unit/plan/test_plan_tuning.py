@@ -1,0 +1,94 @@
+"""The plan spends what a card has, never more, and finds the faster of two ways."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.model.step_memory import describe_tuning, keep_measured, peak_bytes
+from graftwork.plan.tuning import choose_tuning
+from graftwork.records.plan import ModelShape
+
+GIB = 2**30
+SEVEN = ModelShape(
+    name="qwen2.5-7b",
+    hidden_size=3584,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    intermediate_size=18944,
+    vocab_size=152_064,
+    tied_embeddings=False,
+    max_positions=32_768,
+)
+TRAINABLE = 40_370_176
+
+
+def choose(limit, *, method="lora", eight=True, longest=2048, step=8192):
+    return choose_tuning(
+        SEVEN,
+        method=method,
+        adapted=28,
+        trainable=TRAINABLE,
+        limit_gib=limit,
+        step_tokens=step,
+        longest=longest,
+        eight=eight,
+    )
+
+
+@given(st.floats(3, 140), st.sampled_from(["lora", "qlora"]), st.booleans(), st.integers(64, 4096))
+@settings(max_examples=60, deadline=None)
+def test_what_is_chosen_fits_and_holds_the_longest_row(limit, method, eight, longest):
+    tuning = choose(limit, method=method, eight=eight, longest=longest)
+    if tuning is None:
+        return
+    assert peak_bytes(SEVEN, tuning, trainable=TRAINABLE, adapted=28) <= limit * GIB * 1.0001
+    assert tuning.peak_gib <= limit * 1.0001
+    assert tuning.micro_tokens >= longest
+    assert tuning.keep + tuning.lean <= 28
+
+
+@given(st.floats(6, 60), st.floats(1.01, 2))
+@settings(max_examples=40, deadline=None)
+def test_more_memory_never_makes_it_slower(limit, more):
+    small, large = choose(limit), choose(limit * more)
+    if small is not None:
+        assert large is not None
+        assert large.seconds_a_token <= small.seconds_a_token * 1.0001
+
+
+@pytest.mark.parametrize(
+    ("limit", "measured_gib", "measured_rate"),
+    [(9.0, 8.96, 17548), (16.0, 15.24, 22708), (24.0, 22.15, 24822), (48.0, 40.07, 26334)],
+)
+def test_memory_and_speed_come_near_what_an_h200_measured(limit, measured_gib, measured_rate):
+    """The figures of benchmarks/results/train_gpu.json."""
+    tuning = choose(limit)
+    assert tuning.form == "eight"
+    assert tuning.peak_gib == pytest.approx(measured_gib, rel=0.07)
+    assert 1 / tuning.seconds_a_token == pytest.approx(measured_rate, rel=0.2)
+
+
+def test_seven_billion_weights_do_not_fit_five_gib_but_four_bits_fit_six():
+    assert choose(5) is None
+    assert choose(6, method="qlora", longest=512) is not None
+
+
+def test_without_products_in_eight_bits_weights_stay_whole_or_go_to_four():
+    assert choose(24, eight=False).form == "whole"
+    assert choose(24, eight=False, method="qlora").form == "four"
+
+
+def test_a_measured_step_that_took_less_lets_blocks_keep_more_and_the_reverse():
+    tuning = choose(16, step=4096)
+    roomy = keep_measured(tuning, SEVEN, measured_gib=9.0, adapted=28)
+    tight = keep_measured(tuning, SEVEN, measured_gib=14.0, adapted=28)
+    full = keep_measured(tuning, SEVEN, measured_gib=16.5, adapted=28)
+    assert (roomy.keep, roomy.lean) > (tight.keep, tight.lean)
+    assert (full.keep, full.lean) == (0, 0)
+
+
+def test_the_plan_says_that_weights_are_in_eight_bits():
+    assert "8 bits" in describe_tuning(choose(16))
+    assert "host" in describe_tuning(choose(9))
