@@ -28,7 +28,7 @@ check: dev ## style, types and the direction of imports
 	$(BIN)/mypy
 
 test: check ## all tests that need neither a GPU nor many minutes
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -6,8 +6,8 @@ that the same command, given again, does not make the same mistake.
 """
 
 import json
-import math
 from pathlib import Path
+from typing import Any
 
 from graftwork.coordinate.steps.plan import kind_of_run
 from graftwork.coordinate.workplace import Workplace, now
@@ -19,30 +19,51 @@ from graftwork.records.run import TrainJob
 from graftwork.train.files import REPLANNED
 
 MICRO_ROWS = "micro_rows"
+LIMIT = "limit_gib"
 GIVE_WAY = 0.92
 """Of a card's limit, each time that it was too much."""
+LEAST_SHARE = 0.6
+"""Of what was planned: below that the plan itself was wrong."""
 
 
 def as_replanned(job: TrainJob) -> TrainJob:
     """The job as an earlier attempt at this run had to change it."""
     path = Path(job.folder) / REPLANNED
-    return with_micro_rows(job, int(json.loads(path.read_text())[MICRO_ROWS])) if path.exists() else job
+    if not path.exists():
+        return job
+    said = json.loads(path.read_text())
+    return with_limit(job, said[LIMIT]) if LIMIT in said else with_micro_rows(job, int(said[MICRO_ROWS]))
 
 
 def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
-    """Remember what was measured; half the rows at a time."""
+    """Remember what was measured; half the rows at a time, or a card's limit a little lower."""
     _remember(work, job, exhausted)
-    rows = rows_at_a_time(job)
     measured = exhausted.figures.get("peak_memory_gib")
     took = f"{measured:.2f} GiB were taken" if measured is not None else "how much was taken is not known"
     why = f"the plan expected {job.plan.peak_memory_gib.value:.2f} GiB, {took}; {exhausted.why}"
-    if rows <= 1:
-        alarm.tell("out_of_memory", "out of memory with a single row at a time", why=why, fix=exhausted.fix)
+    smaller = _take_less(job)
+    if smaller is None:
+        alarm.tell(
+            "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
+        )
         return None
-    fewer = rows // 2
-    alarm.tell("out_of_memory", f"out of memory: going on with {fewer} row(s) at a time", why=why)
-    write_whole(Path(job.folder) / REPLANNED, json.dumps({MICRO_ROWS: fewer, "measured": exhausted.figures}))
-    return with_micro_rows(job, fewer)
+    changed, said, word = smaller
+    alarm.tell("out_of_memory", f"out of memory: going on with {word}", why=why)
+    write_whole(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
+    return changed
+
+
+def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
+    """The job with less at a time, what is remembered of that, and a word for it."""
+    tuning = job.plan.tuning
+    if tuning is not None:
+        # On a card what blocks keep gives way; where they keep nothing already, nothing can.
+        limit = tuning.limit_gib * GIVE_WAY
+        if limit < tuning.peak_gib * LEAST_SHARE:
+            return None
+        return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the card"
+    rows = rows_at_a_time(job) // 2
+    return (with_micro_rows(job, rows), {MICRO_ROWS: rows}, f"{rows} row(s) at a time") if rows else None
 
 
 def rows_at_a_time(job: TrainJob) -> int:
@@ -51,12 +72,13 @@ def rows_at_a_time(job: TrainJob) -> int:
 
 def with_micro_rows(job: TrainJob, rows: int) -> TrainJob:
     plan = job.plan.model_copy(update={"train": {**job.plan.train, MICRO_ROWS: rows}})
-    if plan.tuning is not None:
-        # On a card, what blocks keep is what gives way.
-        halvings = math.log2(job.plan.train["settings"]["batch_rows"] / rows)
-        limit = plan.tuning.limit_gib * GIVE_WAY**halvings
-        plan = plan.model_copy(update={"tuning": plan.tuning.model_copy(update={"limit_gib": limit})})
     return job.model_copy(update={"plan": plan})
+
+
+def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
+    assert job.plan.tuning is not None, "only a card has a limit"
+    tuning = job.plan.tuning.model_copy(update={"limit_gib": limit_gib})
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
 
 
 def _remember(work: Workplace, job: TrainJob, exhausted: OutOfMemory) -> None:

@@ -10,13 +10,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from graftwork.coordinate.narrator import Narrator
 from graftwork.coordinate.restarts import Restarts
-from graftwork.coordinate.vigil import Vigil
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
 from graftwork.process.exhausted import killed_for_memory
@@ -25,13 +24,41 @@ from graftwork.process.memory import kernel_kills
 from graftwork.process.stopping import how_it_ended
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records import errors
+from graftwork.records.alert import AlertKind
 from graftwork.records.base import Record
-from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder, WorkerFailed
+from graftwork.records.errors import (
+    AnswerIsNo,
+    EnvironmentLacks,
+    GraftError,
+    Interrupted,
+    OutOfMemory,
+    StoppedInOrder,
+    UserMistake,
+    WorkerFailed,
+)
 from graftwork.records.job import Beat, Job
 
 POLL_SECONDS = 0.25
 JOB_FILE = "job.json"
 STOP_SECONDS = 30.0
+FRESH_SECONDS = 60.0
+"""A heartbeat older than this says nothing about now; it comes every two seconds, on a busy disk later."""
+SAVING = "checkpoint"
+"""What a heartbeat says is done while a checkpoint is not safe yet, here or at the mirror."""
+
+
+class Watching(Protocol):
+    """Who is told of what happens to the worker: a Vigil, over one run or over those of a batch."""
+
+    @property
+    def expected_seconds(self) -> float:
+        """What the plan expected a step to take."""
+
+    def look(self, pid: int) -> None: ...
+
+    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None: ...
+
+    def ended(self) -> None: ...
 
 
 def run_job(
@@ -43,16 +70,18 @@ def run_job(
     narrator: Narrator,
     max_restarts: int = 3,
     on_poll: Callable[[], None] | None = None,
-    vigil: Vigil | None = None,
+    vigil: Watching | None = None,
     on_out_of_memory: Callable[[OutOfMemory], Record | None] | None = None,
     arguments: tuple[str, ...] = (),
     on_start: Callable[[], None] = lambda: None,
+    at_work: Callable[[], Sequence[Path]] | None = None,
 ) -> int:
     """Run the worker until it is done; how often it had to be restarted.
 
     `on_out_of_memory` gives the job to go on with instead, or None where there is no smaller one.
+    `at_work` names the folders whose heartbeats say how far the worker is, where not its own does.
     """
-    watcher = _Watcher(name, folder, narrator, on_poll, vigil)
+    watcher = _Watcher(name, folder, narrator, on_poll, vigil, at_work or (lambda: (folder,)))
     order = Job(
         name=name, module=module, job_file=str(folder / JOB_FILE), folder=str(folder), arguments=arguments
     )
@@ -74,7 +103,7 @@ def run_job(
         raise
     except GraftError as failure:
         if vigil is not None:
-            vigil.alarm.tell("failed", failure.what, why=failure.why, fix=failure.fix)
+            vigil.tell("failed", failure.what, why=failure.why, fix=failure.fix)
         raise
     return restarts.total
 
@@ -88,13 +117,19 @@ class _Watcher:
         folder: Path,
         narrator: Narrator,
         on_poll: Callable[[], None] | None,
-        vigil: Vigil | None,
+        vigil: Watching | None,
+        at_work: Callable[[], Sequence[Path]],
     ) -> None:
         self._name, self._folder, self._narrator = name, folder, narrator
-        self._on_poll, self._vigil = on_poll, vigil
+        self._on_poll, self._vigil, self._at_work = on_poll, vigil, at_work
         self._begun = 0.0
         self._kills = 0
-        self.furthest = 0.0
+        self._done: dict[Path, float] = {}
+
+    @property
+    def furthest(self) -> float:
+        """How far it has ever come, over all that it was at."""
+        return sum(self._done.values())
 
     def attempt(self, order: Job, on_start: Callable[[], None]) -> int:
         """Start the worker and watch it to its end; its exit code."""
@@ -102,9 +137,7 @@ class _Watcher:
         (self._folder / ERROR_FILE).unlink(missing_ok=True)
         on_start()
         code = self._watch(local.start(order))
-        beat = self._own_beat()
-        if beat is not None:
-            self.furthest = max(self.furthest, beat.done)
+        self._beats()
         if self._vigil is not None:
             self._vigil.ended()
         return code
@@ -125,7 +158,7 @@ class _Watcher:
         if pause > 2:
             words += f" in {pause:.0f} s"
         if self._vigil is not None:
-            self._vigil.alarm.tell("restarted", words)
+            self._vigil.tell("restarted", words)
         else:
             self._narrator.word(words)
 
@@ -139,17 +172,37 @@ class _Watcher:
         except KeyboardInterrupt as interrupt:
             self._narrator.word("stopping in good order; press Ctrl-C again to end it at once")
             try:
-                local.stop(child, patience=self._patience())
+                self._stop(child)
             except KeyboardInterrupt:
                 local.end(child)
             raise how_it_ended() from interrupt
         finally:
             if child.poll() is None:
-                local.stop(child, patience=self._patience())
+                self._stop(child)
             if self._on_poll is not None:
                 self._on_poll()
 
+    def _stop(self, child: subprocess.Popen[bytes]) -> None:
+        """Ask it to stop, and end it only if it neither does nor writes a checkpoint still."""
+        child.terminate()
+        usual = until = time.monotonic() + self._patience()
+        told = False
+        while (now := time.monotonic()) < until or self._is_saving():
+            if self._is_saving():
+                # What is saved must still find its way out.
+                until = max(until, now + STOP_SECONDS)
+                if now >= usual and not told:
+                    told = True
+                    self._narrator.word(f"{self._name} is stopping: waiting for its checkpoint to be safe")
+            try:
+                child.wait(timeout=POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+        local.end(child)
+
     def _poll(self, pid: int) -> None:
+        self._beats()
         beat = self._own_beat()
         if beat is not None:
             self._narrator.progress(
@@ -173,15 +226,31 @@ class _Watcher:
         return detail
 
     def _own_beat(self) -> Beat | None:
+        return self._beat_in(self._folder)
+
+    def _beats(self) -> list[Beat]:
+        """Of all that is at work; how far each has come is remembered."""
+        found = []
+        for folder in self._at_work():
+            beat = self._beat_in(folder)
+            if beat is not None:
+                self._done[folder] = max(self._done.get(folder, 0.0), beat.done)
+                found.append(beat)
+        return found
+
+    def _beat_in(self, folder: Path) -> Beat | None:
         """The heartbeat, if it is not what the worker before this one left."""
-        beat = read_beat(self._folder)
+        beat = read_beat(folder)
         return beat if beat is not None and beat.started >= self._begun else None
 
     def _patience(self) -> float:
-        """A step and a checkpoint must find their end, however long a step takes."""
-        beat = self._own_beat()
-        step = float(beat.detail.get("step_seconds", 0.0)) if beat else 0.0
-        return STOP_SECONDS + 5 * step
+        """A step must find its end, however long it takes."""
+        steps = [float(beat.detail.get("step_seconds", 0.0)) for beat in self._beats()]
+        return STOP_SECONDS + 5 * max(steps, default=0.0)
+
+    def _is_saving(self) -> bool:
+        now = time.time()
+        return any(beat.doing == SAVING and now - beat.at < FRESH_SECONDS for beat in self._beats())
 
 
 def _job_that_fits(
@@ -217,7 +286,7 @@ def _raise_what_it_said(code: int, folder: Path, name: str) -> None:
         return
     kind = getattr(errors, said["error"], None)
     known = kind if isinstance(kind, type) and issubclass(kind, GraftError) else None
-    for candidate in (errors.AnswerIsNo, errors.UserMistake, errors.EnvironmentLacks):
+    for candidate in (AnswerIsNo, UserMistake, EnvironmentLacks, StoppedInOrder, Interrupted):
         if known is None and candidate.exit_code == said["exit_code"]:
             known = candidate
     raise (known or WorkerFailed)(said["what"], why=said["why"], fix=said["fix"], where=said["where"])

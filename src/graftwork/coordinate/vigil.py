@@ -12,6 +12,7 @@ from graftwork.process.alert import Alarm
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.judge import Patience, judge
 from graftwork.process.state import process_state
+from graftwork.records.alert import AlertKind
 from graftwork.records.job import Health
 
 LOOK_SECONDS = 2.0
@@ -65,6 +66,10 @@ class Vigil:
             still = self._clock() - self._stalled_at
             self._stalled_at = None
             self.alarm.tell("recovered", f"the run goes on after {still:.0f} s", why=reason)
+
+    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
+        """Something happened to the run that somebody must know."""
+        self.alarm.tell(kind, what, why=why, fix=fix)
 
     def ended(self) -> None:
         """The worker is gone: what comes next is another one's stall."""

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
 from graftwork.process.parent import PARENT_VARIABLE
 from graftwork.records.job import Job, Place
 
@@ -25,6 +25,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **WORKER_ENVIRONMENT,
+        **compiled_cache(),
         **os.environ,
         **job.environment,
         "PYTHONUNBUFFERED": "1",

@@ -4,6 +4,7 @@ In: a loaded model and rows; later another and the same rows. Out: how far apart
 token that predicts a reply, and whether that is within what the type of the weights explains.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,8 @@ def compare(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str) -> Ag
     count = 0
     for left, right in zip(one, other, strict=True):
         apart = (left - right).abs()
-        largest = max(largest, float(apart.max()))
+        # What is no number agrees with nothing, and would be lost in a maximum.
+        largest = max(largest, float(apart.max())) if torch.isfinite(apart).all() else math.inf
         total += float(apart.sum())
         count += apart.numel()
         highest = max(highest, float(left.abs().max()))

@@ -21,26 +21,11 @@ from graftwork.model.adapter_shape import AdapterShape, from_peft
 from graftwork.model.base import FINGERPRINT_FILE
 from graftwork.model.full_weights import WEIGHTS_FILE as FULL_WEIGHTS_FILE
 from graftwork.model.full_weights import holds_full_weights
+from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.errors import UserMistake
 
 COPIED = (".json", ".jinja", ".txt", ".model")
 """What of a base goes along: config, tokenizer, template. Never code or pickles."""
-
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The names that safetensors gives to types."""
 
 Change = Callable[[str, Tensor], Tensor]
 
@@ -185,5 +170,5 @@ def _width(entry: _Entry) -> int:
 
 
 def _bytes_of(dtype: str) -> int:
-    kind = next(kind for kind, name in NAMES.items() if name == dtype)
+    kind = next(kind for kind, name in TYPE_NAMES.items() if name == dtype)
     return torch.empty((), dtype=kind).element_size()

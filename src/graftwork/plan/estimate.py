@@ -74,10 +74,7 @@ def make_plan(
         fits=fits,
         tuning=tuning,
         train=train,
-        notes=(
-            *_notes(parts, memory, minutes, limit=limit, settings=settings),
-            *(() if tuning is None else (describe_tuning(tuning),)),
-        ),
+        notes=_notes(parts, memory, minutes, limit=limit, settings=settings, tuning=tuning),
     )
 
 
@@ -104,10 +101,17 @@ def _certainty(device: DeviceFacts, learned: tuple[float, ...]) -> Certainty:
 
 
 def _notes(
-    parts: MemoryParts, memory: Figure, minutes: Figure, *, limit: float, settings: PlanSettings
+    parts: MemoryParts,
+    memory: Figure,
+    minutes: Figure,
+    *,
+    limit: float,
+    settings: PlanSettings,
+    tuning: Tuning | None,
 ) -> tuple[str, ...]:
+    """How memory is spent; then what stands against the run."""
     shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.model_dump().items())
-    notes = [f"memory by parts, GiB: {shares}"]
+    notes = [f"memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
     if memory.high > limit:
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "

@@ -48,7 +48,8 @@ def choose_tuning(
     """The fastest setting within the limit. `eight` says whether 8-bit products may be used."""
     found: Tuning | None = None
     form: Literal["whole", "eight", "four"] = "four" if method == "qlora" else "eight" if eight else "whole"
-    head: Literal["whole", "eight"] = "eight" if eight else "whole"
+    # Products in 8 bits want sizes that 16 divides.
+    head: Literal["whole", "eight"] = "eight" if eight and shape.vocab_size % 16 == 0 else "whole"
     for tuning in _settings(form, head, step_tokens=step_tokens, longest=longest, limit_gib=limit_gib):
         filled = _fill(shape, tuning, adapted=adapted, trainable=trainable)
         if filled is None:

@@ -9,6 +9,14 @@ WORKER_ENVIRONMENT = {
     "GOMP_SPINCOUNT": "30000",
     # What a card's allocator holds is then what it needs, and not what its fixed pieces leave over.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    # What was compiled once is there for the next run and after the next start of the machine.
-    "TORCHINDUCTOR_CACHE_DIR": str(Path.home() / ".cache" / "graftwork" / "compiled"),
 }
+
+
+def compiled_cache() -> dict[str, str]:
+    """What was compiled once is there for the next run; nothing where no such folder can be had."""
+    try:
+        folder = Path.home() / ".cache" / "graftwork" / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (RuntimeError, OSError):
+        return {}
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder)}

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from graftwork.model.aside import set_aside
 from graftwork.model.learn import learned_digest, learned_tensors
 from graftwork.model.load import tensors_digest
 from graftwork.process.memory import peak_memory_gib
@@ -99,8 +100,12 @@ class Engine:
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
         """The loss a trained token over `rows`, shared by the crew; None where there are none."""
-        if not rows or self.crew.size == 1:
-            return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
+        with set_aside(self.model):
+            if not rows or self.crew.size == 1:
+                return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
+            return self._shared_loss(rows, batch_rows)
+
+    def _shared_loss(self, rows: Sequence[Row], batch_rows: int) -> float:
         ordered = sorted(rows, key=lambda row: len(row.tokens))
         total, trained = 0.0, sum(len(row.tokens) - row.trained_from for row in rows)
         for portion in self.crew.share(ordered, batch_rows):

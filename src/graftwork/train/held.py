@@ -30,7 +30,11 @@ class HeldBase:
         from graftwork.train.chance import random_states, restore_random
 
         self._fresh = self._fresh or random_states()
-        key = (job.base_folder, job.plan.dtype, job.plan.device.kind, job.plan.method)
+        tuning = job.plan.tuning
+        form: tuple[str, ...] = ("plain",)
+        if tuning is not None:
+            form = (tuning.form, tuning.head, str(tuning.turned), str(tuning.host_embedding))
+        key = (job.base_folder, job.plan.dtype, job.plan.device.kind, job.plan.method, *form)
         if self._model is not None and key == self._key and self._put_back():
             restore_random(self._loaded)
             return self._model

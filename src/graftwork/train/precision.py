@@ -27,27 +27,15 @@ def choose_precision(
     return "bfloat16" if amx else "float32"
 
 
-def precision_here(asked: str, *, kind: Literal["cpu", "cuda"]) -> Precision:
-    """The same, for this machine."""
-    return choose_precision(asked, kind=kind, amx=has_amx(_read(CPUINFO)), capability=_capability(kind))
+def has_amx_here() -> bool:
+    """Whether this machine's processors have matrix units for bfloat16."""
+    return has_amx(_read(CPUINFO))
 
 
 def has_amx(cpuinfo: str) -> bool:
     """Whether all processors have matrix units for bfloat16."""
     flags = [line.split() for line in cpuinfo.splitlines() if line.startswith("flags")]
     return bool(flags) and all("amx_bf16" in words and "amx_tile" in words for words in flags)
-
-
-def _capability(kind: str) -> float | None:
-    if kind != "cuda":
-        return None
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    # Several cards share one run: the oldest decides.
-    found = [torch.cuda.get_device_capability(at) for at in range(torch.cuda.device_count())]
-    return min(major + minor / 10 for major, minor in found)
 
 
 def _read(path: Path) -> str:

@@ -4,14 +4,16 @@ In: a job and its model. Out: a hash before, a hash after, and an error where th
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
-from graftwork.train.crew import Crew
+
+if TYPE_CHECKING:
+    from graftwork.train.crew import Crew
 
 
-def prove_base(job: TrainJob, model: Any, crew: Crew, *, first: bool) -> str:
+def prove_base(job: TrainJob, model: Any, crew: "Crew", *, first: bool) -> str:
     """A hash of the base: of its weights in memory, or of its files where those in memory are learned."""
     from graftwork.model.load import base_digest, base_files_digest
 

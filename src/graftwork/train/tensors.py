@@ -14,21 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""How the format calls each type."""
+from graftwork.model.tensor_types import TYPE_NAMES
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[str, int]:
@@ -53,7 +39,7 @@ def _parts(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
         tensor = tensors[name]
         end = at + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": NAMES[tensor.dtype],
+            "dtype": TYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [at, end],
         }

@@ -35,13 +35,18 @@ class Task(Record):
     folder: str
     do: tuple[str, ...]
     rows: int = 8
+    heart: str = "."
+
+class GivenUp(StoppedInOrder):
+    pass
 
 def work(task):
     folder = Path(task.folder)
+    (folder / task.heart).mkdir(exist_ok=True)
     attempts = folder / "attempts"
     attempt = len(attempts.read_text()) if attempts.exists() else 0
     attempts.write_text("x" * (attempt + 1))
-    with Heart(folder, interval=0.05) as heart:
+    with Heart(folder / task.heart, interval=0.05) as heart:
         what, _, number = task.do[min(attempt, len(task.do) - 1)].partition(":")
         if number:
             heart.beat("training", float(number), 100)
@@ -62,6 +67,21 @@ def work(task):
             (folder / "ready").touch()
             stop_asked.wait(60)
             raise StoppedInOrder("stopped")
+        if what in ("save", "deaf", "frozen"):
+            (folder / "ready").touch()
+            stop_asked.wait(60)
+            if what != "deaf":
+                heart.move("checkpoint")
+            while what == "frozen" and '"doing":"checkpoint"' not in (folder / "heartbeat.json").read_text():
+                pass
+            if what == "frozen":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            while not (folder / "saved").exists():
+                threading.Event().wait(0.01)
+            heart.move()
+            raise StoppedInOrder("stopped")
+        if what == "give_up":
+            raise GivenUp("stopped in the middle of it")
     (folder / "done").write_text(str(task.rows))
 
 if __name__ == "__main__":
@@ -73,6 +93,7 @@ class Task(Record):
     folder: str
     do: tuple[str, ...]
     rows: int = 8
+    heart: str = "."
 
 
 class Heard(Silent):
@@ -94,7 +115,7 @@ def job(tmp_path, monkeypatch):
     folder.mkdir()
 
     def run(*do, **options):
-        task = Task(folder=str(folder), do=do)
+        task = Task(folder=str(folder), do=do, heart=options.pop("heart", "."))
         narrator = options.pop("narrator", Silent())
         return run_job(name="it", module="told_worker", job=task, folder=folder, narrator=narrator, **options)
 
@@ -211,6 +232,65 @@ def test_whoever_asks_the_supervisor_to_stop_gets_a_worker_that_stopped_in_order
     assert json.loads((job.folder / "error.json").read_text())["error"] == "StoppedInOrder"
     assert lock.holder_of(job.folder) is None
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.fixture
+def ask_to_stop(job, monkeypatch):
+    """Asks once the worker is ready; patience is short."""
+    monkeypatch.setattr(supervise, "STOP_SECONDS", 0.3)
+
+    def ask():
+        if (job.folder / "ready").exists():
+            (job.folder / "ready").unlink()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
+
+
+class LetsItSave(Heard):
+    """The worker's checkpoint is written only when somebody was told that it is waited for."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self._folder = folder
+
+    def word(self, text):
+        super().word(text)
+        if "waiting for its checkpoint" in text:
+            (self._folder / "saved").touch()
+
+
+@pytest.mark.parametrize("heart", [".", "another run"])
+def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, heart):
+    told = LetsItSave(job.folder)
+    with pytest.raises(StoppedInOrder), stoppable():
+        job("save", on_poll=ask_to_stop, narrator=told, heart=heart, at_work=lambda: (job.folder / heart,))
+    assert len([word for word in told.words if "waiting for its checkpoint" in word]) == 1
+    assert json.loads((job.folder / "error.json").read_text())["what"] == "stopped"
+
+
+@pytest.mark.parametrize("what", ["deaf", "frozen"])
+def test_a_worker_that_does_not_stop_and_saves_nothing_is_ended(job, ask_to_stop, monkeypatch, what):
+    monkeypatch.setattr(supervise, "FRESH_SECONDS", 0.3)
+    with pytest.raises(StoppedInOrder), stoppable():
+        job(what, on_poll=ask_to_stop)
+    assert not (job.folder / "error.json").exists()
+    assert lock.holder_of(job.folder) is None
+
+
+def test_progress_is_seen_where_the_runs_at_work_say_it(job):
+    restarts = job(
+        "die:3", "die:4", "die:5", "go", max_restarts=1, heart="one", at_work=lambda: (job.folder / "one",)
+    )
+    assert restarts == 3
+
+
+def test_any_kind_of_stop_in_order_is_one_to_whoever_watches(job):
+    vigil = vigil_of(job)
+    with pytest.raises(StoppedInOrder, match="in the middle") as caught:
+        job("give_up", vigil=vigil)
+    assert caught.value.exit_code == 75
+    assert alerts(job.folder) == []
 
 
 def test_sigterm_outside_of_a_worker_is_a_stop_in_good_order_too():

@@ -92,3 +92,18 @@ def test_a_measured_step_that_took_less_lets_blocks_keep_more_and_the_reverse():
 def test_the_plan_says_that_weights_are_in_eight_bits():
     assert "8 bits" in describe_tuning(choose(16))
     assert "host" in describe_tuning(choose(9))
+
+
+def test_a_vocabulary_that_sixteen_does_not_divide_keeps_its_head_whole():
+    odd = SEVEN.model_copy(update={"vocab_size": 152_067})
+    tuning = choose_tuning(
+        odd,
+        method="lora",
+        adapted=28,
+        trainable=TRAINABLE,
+        limit_gib=24,
+        step_tokens=4096,
+        longest=2048,
+        eight=True,
+    )
+    assert (tuning.form, tuning.head) == ("eight", "whole")

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from graftwork.files.digest import file_digest
+from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.errors import Damaged
 from graftwork.train import checkpoint as checkpoints
 from graftwork.train import tensors
@@ -137,7 +138,7 @@ def test_leftovers_of_killed_writers_are_swept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
 
 
-@pytest.mark.parametrize("dtype", list(tensors.NAMES))
+@pytest.mark.parametrize("dtype", list(TYPE_NAMES))
 def test_every_type_is_read_back_by_safetensors_as_it_was(tmp_path, dtype):
     named = {
         "wide": torch.arange(6, dtype=torch.float64).reshape(2, 3),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_train_gpu import make_tuning
 
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import base_digest, load_base
@@ -122,9 +123,9 @@ def test_an_error_in_the_common_pass_reaches_every_run(tiny_base, tmp_path, monk
     assert sorted(seen) == [0, 1]
 
 
-def make_job(folder, method="lora"):
+def make_job(folder, method="lora", tuning=None):
     """As much of a job as a held base looks at."""
-    plan = SimpleNamespace(dtype="float32", method=method, device=SimpleNamespace(kind="cpu"))
+    plan = SimpleNamespace(dtype="float32", method=method, device=SimpleNamespace(kind="cpu"), tuning=tuning)
     return SimpleNamespace(base_folder=str(folder), plan=plan)
 
 
@@ -146,6 +147,14 @@ def test_a_held_base_is_loaded_once_and_handed_out_as_it_was_loaded(tiny_base):
     assert held.loads == 3
 
 
+def test_a_base_in_another_form_is_another_base(tiny_base):
+    held = HeldBase(lambda job: load_base(tiny_base))
+    whole, eight = make_tuning(), make_tuning(form="eight", head="eight")
+    for tuning in (None, whole, eight, eight):
+        held.take(make_job(tiny_base, tuning=tuning))
+    assert held.loads == 3
+
+
 def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
     held = HeldBase(lambda job: load_base(tiny_base))
     first = held.take(make_job(tiny_base))
@@ -158,6 +167,7 @@ def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
 def planned(folder, *, asked="on", peak=1.0, start=None, dtype="float32", method="lora", tokens=100, steps=1):
     """As much of a job as the choice looks at."""
     plan = SimpleNamespace(
+        tuning=None,
         dtype=dtype,
         train={"settings": {"method": method}},
         device=SimpleNamespace(kind="cpu", memory_gib=4.0),

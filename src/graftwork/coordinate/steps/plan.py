@@ -22,7 +22,7 @@ from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Tuning, Workload
 from graftwork.train.gpu.families import why_plain
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.precision import precision_here
+from graftwork.train.precision import choose_precision, has_amx_here
 from graftwork.train.settings import LOSS, TrainSettings
 
 COMPILING_PAYS_SECONDS = 120.0
@@ -37,6 +37,7 @@ def _do(work: Workplace, made: Made) -> Plan:
     shape = read_shape(Path(work.base.folder))
     device = probe_device(threads=settings.threads)
     work_ahead = _measure_work(prepared, settings, shape)
+    tuning = _tuning(work, device, shape, work_ahead.load)
     plan = make_plan(
         base=work.base.name,
         base_fingerprint=work.base.revision,
@@ -45,15 +46,19 @@ def _do(work: Workplace, made: Made) -> Plan:
         work=work_ahead.load,
         device=device,
         settings=work.settings.plan,
-        dtype=precision_here(settings.precision, kind=device.kind),
+        dtype=choose_precision(
+            settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
+        ),
         train={
             "settings": settings.what_is_learned(),
             "adapter": _adapter(settings, shape),
             **_started_from(work),
             **_examination(work),
+            # In other bits another adapter is learned: another run.
+            **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
         },
         learned=_learned(work, device.name),
-        tuning=_tuning(work, device, shape, work_ahead.load),
+        tuning=tuning,
     )
     # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
     plan = plan.model_copy(update={"steps": Figure.exact(work_ahead.steps, "steps")})

@@ -106,11 +106,7 @@ class Examine(Attendant):
         return Look.model_validate(self._crew.tell(look.model_dump() if look else None))
 
     def _measure_loss(self) -> tuple[float, int]:
-        from graftwork.model.aside import set_aside
-
-        engine = self._running()
-        with set_aside(engine.model):
-            loss = engine.mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
+        loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
         return math.nan if loss is None else loss, len(self._rows)
 
     def _ask(self, step: int) -> tuple[float, int]:

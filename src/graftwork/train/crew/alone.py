@@ -65,9 +65,8 @@ class Alone:
         return dict(self._optimizer.state.get(parameter, {}))
 
     def hold(self, parameter: nn.Parameter, held: Held) -> None:
-        self._optimizer.state[parameter] = {
-            key: tensor.to(parameter.device if key != "step" else "cpu") for key, tensor in held.items()
-        }
+        # A fused update wants the count of its steps where the weights are.
+        self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
 
     def any(self, said: bool) -> bool:
         return said

@@ -49,7 +49,7 @@ def deal_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
 
 def round_tokens(count: int, *, room: int) -> int:
     """The next of the few sizes that batches have."""
-    step = max(room // SHAPES, SMALLEST)
+    step = max(-(-room // SHAPES), SMALLEST)
     return -(-count // step) * step
 
 

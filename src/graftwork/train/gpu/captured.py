@@ -35,6 +35,7 @@ class Captured:
             parameter.grad = torch.zeros_like(parameter)
         self._runs: dict[Any, int] = {}
         self._recordings: dict[Any, Recording] = {}
+        self._plain: set[Any] = set()
         self._pool = torch.cuda.graph_pool_handle()
 
     def learn(
@@ -44,14 +45,33 @@ class Captured:
         if shape not in self._recordings:
             seen = self._runs.get(shape, 0)
             self._runs[shape] = seen + 1
-            if seen < PLAIN_RUNS:
-                return self.decoder.learn(x, packed, scale, pulse)
-            self._recordings[shape] = self._record(x, packed, scale)
+            if seen < PLAIN_RUNS or shape in self._plain:
+                return self.give_way(lambda: self.decoder.learn(x, packed, scale, pulse))
+            try:
+                self._recordings[shape] = self._record(x, packed, scale)
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
+                # What a recording needs beside the others is not there: this shape stays plain.
+                self._plain.add(shape)
+                return self.give_way(lambda: self.decoder.learn(x, packed, scale, pulse))
         recording = self._recordings[shape]
         _copy_into(recording, x, packed, scale)
         recording.graph.replay()
         pulse()
         return recording.loss.clone()
+
+    def give_way(self, compute: Callable[[], Tensor]) -> Tensor:
+        """Compute something plainly; where the recordings leave it no room, without them.
+
+        A pass that runs out of memory has added nothing to the gradients yet: they are added last.
+        """
+        try:
+            return compute()
+        except torch.OutOfMemoryError:
+            self._recordings.clear()
+            torch.cuda.empty_cache()
+        return compute()
 
     def _record(self, x: Tensor, packed: Packed, scale: Tensor) -> Recording:
         """Recording computes nothing: gradients stay what they are until the first replay."""
@@ -65,9 +85,20 @@ class Captured:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A checkpoint is written meanwhile by a thread that has nothing to do with this.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             loss = self.decoder.learn(x, still, scale)
         return Recording(graph, x, still, scale, loss)
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether memory ran out, also where that shows only behind the end of a recording."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, torch.OutOfMemoryError):
+            return True
+        found = found.__context__
+    return False
 
 
 def _shape_of(x: Tensor, packed: Packed) -> Any:

@@ -17,7 +17,7 @@ from graftwork.train.gpu.attention import Documents, Island, attend, attend_keep
 from graftwork.train.gpu.block import BlockShape, BlockWeights, Kept
 from graftwork.train.gpu.frozen import Frozen
 from graftwork.train.gpu.graft import Graft, GraftGradient
-from graftwork.train.gpu.head import chunk_loss
+from graftwork.train.gpu.head import chunk_loss, chunk_loss_only
 
 Level = Literal["keep", "lean", "again"]
 
@@ -72,14 +72,14 @@ class Decoder:
         self.shape = shape
         self.thrift = thrift
         adapted = [at for at, block in enumerate(self.blocks) if _grafts(block)]
-        self._first = adapted[0] if adapted else len(self.blocks)
+        self.first = adapted[0] if adapted else len(self.blocks)
         wrap: Callable[[Any], Any] = _compile if thrift.compiled else lambda function: function
         self._before = wrap(pieces.before_attention)
         self._before_backward = wrap(pieces.before_attention_backward)
         self._after = wrap(pieces.after_attention)
         self._after_again = wrap(pieces.kept_again)
         self._after_backward = wrap(pieces.after_attention_backward)
-        self._chunk_loss = wrap(chunk_loss)
+        self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
         self._norm, self._norm_backward = wrap(pieces.norm), wrap(pieces.norm_backward)
 
     @torch.no_grad()
@@ -99,7 +99,7 @@ class Decoder:
         pulse()
         loss, dx = self._lose(x, packed, scale)
         del x
-        for at in reversed(range(self._first, len(self.blocks))):
+        for at in reversed(range(self.first, len(self.blocks))):
             dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
         _add(found)
         pulse()
@@ -136,8 +136,8 @@ class Decoder:
         memories: list[BlockMemory],
     ) -> Tensor:
         level = self.thrift.levels[at]
-        if at < self._first or level == "again":
-            if at >= self._first:
+        if at < self.first or level == "again":
+            if at >= self.first:
                 memories.append(BlockMemory(x, None, None, None, None))
             return self._pass(w, x, cos, sin, documents)
         q, k, v, low, raw = self._before(x, cos, sin, w, self.shape)
@@ -170,7 +170,7 @@ class Decoder:
         dq, dk, dv = island.backward(d_mixed)
         del island, d_mixed
         dx, gradient = self._before_backward(
-            dq, dk, dv, d_middle, x, low, raw, cos, sin, w, shape, at > self._first
+            dq, dk, dv, d_middle, x, low, raw, cos, sin, w, shape, at > self.first
         )
         found.append((w.qkv_graft, gradient))
         return dx  # type: ignore[no-any-return]
@@ -205,18 +205,15 @@ class Decoder:
         size = self.thrift.head_tokens
         for begin in range(0, packed.predicts.shape[0], size):
             places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
-            short = size - places.shape[0]
-            if short and self.thrift.compiled:
-                # One shape, one compilation; the places that fill up count nothing.
-                places = torch.cat((places, places.new_zeros(short)))
-                targets = torch.cat((targets, targets.new_full((short,), -1)))
             hidden = x[places]
-            loss, d = self._chunk_loss(self._norm(hidden, weight, epsilon), targets, self.outside.head)
+            normed = self._norm(hidden, weight, epsilon)
+            if scale is None:
+                total += self._chunk_loss_only(normed, targets, self.outside.head)
+                continue
+            loss, d = self._chunk_loss(normed, targets, self.outside.head)
             total += loss
-            if scale is not None:
-                dx.index_add_(
-                    0, places, self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
-                )
+            d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
+            dx.index_add_(0, places, d)
         return total, dx
 
     def _chunks(self, x: Tensor, mixed: Tensor) -> list[tuple[Tensor, Tensor]]:

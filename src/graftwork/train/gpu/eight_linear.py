@@ -30,7 +30,9 @@ class EightLinear(nn.Module):
         return (self.codes.float() * self.scale).to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
+        # Codes are exact in 16 bits; their scale is put on what comes out.
+        y = nn.functional.linear(x, self.codes.to(x.dtype)).float() * self.scale.view(-1)
+        return y.to(x.dtype) if self.bias is None else y.to(x.dtype) + self.bias
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits=8"

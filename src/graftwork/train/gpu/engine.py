@@ -16,10 +16,9 @@ from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.crew import Held
 from graftwork.train.engine import Engine, Measured
 from graftwork.train.gpu.batch import Portion, pack
-from graftwork.train.gpu.captured import Captured
+from graftwork.train.gpu.captured import Captured, ran_out
 from graftwork.train.gpu.decoder import Decoder
 from graftwork.train.gpu.furnish import Furnished
 from graftwork.train.gpu.install import build, thrift_of
@@ -58,7 +57,7 @@ class CardEngine(Engine):
             self._use(self.tuning)
             return self.tuning
         _limit(self.tuning.limit_gib)
-        adapted = sum(1 for block in self._decoder.blocks if block.qkv_graft.a or block.down_graft.a)
+        adapted = len(self._decoder.blocks) - self._decoder.first
         rows = _fullest(rows, room=self.tuning.micro_tokens)
         least = self._measure(rows)
         tuning = keep_measured(self.tuning, self._shape, measured_gib=least, adapted=adapted)
@@ -67,7 +66,9 @@ class CardEngine(Engine):
             try:
                 for _ in range(3):
                     peak = self._measure(rows)
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not ran_out(error):
+                    raise
                 peak = tuning.limit_gib + 0.25
             if peak <= tuning.limit_gib or tuning.keep + tuning.lean == 0:
                 break
@@ -96,7 +97,7 @@ class CardEngine(Engine):
             return None
         total = 0.0
         for portion in self._pack(rows):
-            total += float(self._decoder.lose(self._decoder.embed(portion.tokens), portion.packed))
+            total += float(self._lose(portion))
             self._pulse("forward")
         trained = sum(len(row.tokens) - row.trained_from for row in rows)
         return total / trained
@@ -111,6 +112,14 @@ class CardEngine(Engine):
     def _pack(self, rows: Sequence[Row]) -> list[Portion]:
         tuning = self.tuning
         return pack(rows, room=tuning.micro_tokens, head_tokens=tuning.head_tokens, device=self._device)
+
+    def _lose(self, portion: Portion) -> Tensor:
+        decoder, runner = self._decoder, self._runner
+
+        def compute() -> Tensor:
+            return decoder.lose(decoder.embed(portion.tokens), portion.packed)
+
+        return runner.give_way(compute) if isinstance(runner, Captured) else compute()
 
     def _learn(self, portion: Portion, scale: Tensor) -> Tensor:
         return self._runner.learn(
@@ -151,9 +160,6 @@ class OnCard(Alone):
         held = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if held:
             torch._foreach_zero_(held)
-
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
-        self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
 
 
 def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:

@@ -22,6 +22,8 @@ def why_plain(settings: TrainSettings, config: Mapping[str, Any], *, capability:
         return f"method {settings.method} is trained on the plain path"
     if settings.strategy != "single":
         return "several devices share the run"
+    if settings.precision not in ("auto", "bfloat16"):
+        return f"it works in bfloat16, not in {settings.precision}"
     if settings.packing == "off":
         return "packing is off"
     return why_not(config)
@@ -39,7 +41,7 @@ def why_not(config: Mapping[str, Any]) -> str | None:
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         return "it attends through a sliding window"
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) == "dynamic":
+    if rope.get("rope_type", rope.get("type", "default")) in ("dynamic", "longrope"):
         return "its rotary positions depend on the length of a batch"
     widths = (config["hidden_size"], config["intermediate_size"])
     return None if all(width % 64 == 0 for width in widths) else "its widths are no multiples of 64"

@@ -20,3 +20,10 @@ def chunk_loss(hidden: Tensor, targets: Tensor, head: Frozen) -> tuple[Tensor, T
     columns = torch.arange(logits.shape[1], device=logits.device)[None]
     d = (torch.exp(logits - level) - (columns == place).float()) * counted[:, None]
     return (losses * counted).sum(), turned_product(head, d.to(hidden.dtype))
+
+
+def chunk_loss_only(hidden: Tensor, targets: Tensor, head: Frozen) -> Tensor:
+    """The summed loss where nobody learns."""
+    logits = product(head, hidden).float()
+    taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
+    return ((torch.logsumexp(logits, dim=1) - taken) * (targets >= 0)).sum()
