@@ -53,6 +53,49 @@ def test_an_empty_mirror_is_an_empty_start(url, tmp_path):
     assert list(vault.words()) == []
 
 
+def deaf(mirror, monkeypatch, *, times, error=PermissionError):
+    """The mirror's place does not answer so many times."""
+    asked = []
+
+    def ls(*arguments, **more):
+        asked.append(arguments)
+        if len(asked) <= times:
+            raise error("https://someone:hunter2@host/x is down")
+        return listing(*arguments, **more)
+
+    listing = mirror._files.ls
+    monkeypatch.setattr(mirror._files, "ls", ls)
+    return asked
+
+
+@pytest.mark.parametrize("error", [PermissionError, ConnectionError, RuntimeError])
+def test_a_mirror_that_cannot_be_read_does_not_let_the_run_begin_anew(url, tmp_path, monkeypatch, error):
+    save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
+    mirror = mirror_of(url)
+    asked = deaf(mirror, monkeypatch, times=10**6, error=error)
+    with pytest.raises(EnvironmentLacks, match="the mirror cannot be read") as caught:
+        Vault(tmp_path / "there", keep=2, mirror=mirror).open()
+    assert len(asked) == 3
+    assert "begin anew" in caught.value.why
+    assert "train.run.mirror" in caught.value.fix
+    assert "hunter2" not in str(caught.value.as_json())
+
+
+def test_a_mirror_that_answers_at_the_last_try_is_used(url, tmp_path, monkeypatch):
+    save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10))
+    mirror = mirror_of(url)
+    deaf(mirror, monkeypatch, times=2)
+    assert Vault(tmp_path / "there", keep=2, mirror=mirror).open().step == 10
+
+
+def test_with_a_good_checkpoint_here_the_mirror_need_not_answer(url, tmp_path, monkeypatch):
+    write_checkpoint(tmp_path / "there", checkpoint(10), keep=1)
+    mirror = mirror_of(url)
+    asked = deaf(mirror, monkeypatch, times=10**6)
+    assert Vault(tmp_path / "there", keep=2, mirror=mirror).open().step == 10
+    assert not asked
+
+
 def test_what_is_good_here_is_not_fetched(url, tmp_path):
     save(Vault(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(30))
     write_checkpoint(tmp_path / "there", checkpoint(10), keep=1)
@@ -100,7 +143,7 @@ def test_the_same_policy_holds_there(url, tmp_path):
 
 
 def test_what_lies_beyond_is_never_removed(url, tmp_path):
-    """The run could not read its mirror at the start and began anew: the copies are still good."""
+    """The run began anew, without what lies at its mirror: the copies are still good."""
     mirror = mirror_of(url)
     save(Vault(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))
     anew = mirror_of(url, keep=1)

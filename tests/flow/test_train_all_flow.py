@@ -17,8 +17,10 @@ from graftwork.coordinate.pipeline import run_pipeline
 from graftwork.coordinate.train_all import train_all
 from graftwork.coordinate.workplace import open_workplace
 from graftwork.files.digest import file_digest
+from graftwork.files.journal import Journal
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
+from graftwork.process.alert import ALERTS_FILE
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.run import TrainOutcome
@@ -44,6 +46,10 @@ def run_all(folder, narrator=None):
 def run_one(folder, model):
     with open_workplace(open_project(folder), Silent(), model=model) as work:
         return run_pipeline(work, upto="train").get("train", TrainOutcome)
+
+
+def alerts_of(run: Path) -> list[str]:
+    return [line["kind"] for line in Journal(run / ALERTS_FILE).read()]
 
 
 def tensors_of(run: Path) -> dict[str, str]:
@@ -73,6 +79,9 @@ def test_all_models_in_one_go_have_the_bytes_of_each_trained_alone(small_project
     main, special = (one.outcome for one in trained.models)
     assert main.restarts == 1  # killed once with -9, and the batch went on
     assert special.started_from == main.adapter_hash
+    runs = small_project / ".graft" / "runs"
+    assert alerts_of(runs / main.run_id) == ["restarted"]
+    assert alerts_of(runs / special.run_id) == []
 
     # Asked for the specialist alone, its own way trains the main model first.
     assert run_one(alone, "special").adapter_hash == special.adapter_hash
@@ -113,6 +122,10 @@ def test_a_model_that_fails_is_told_with_its_reason_and_the_others_are_trained(s
     assert "another shape" in models["unlike"]["error"]["what"]
     with open_workplace(open_project(small_project), Silent()) as work:
         assert work.runs.get(models["unlike"]["run_id"]).state == "failed"
+        runs = Path(work.project.runs)
+    assert alerts_of(runs / models["unlike"]["run_id"]) == ["failed"]
+    assert alerts_of(runs / models["good"]["run_id"]) == []
+    with open_workplace(open_project(small_project), Silent()) as work:
         assert work.ledger.get("train@good").output["run_id"] == models["good"]["run_id"]
 
     # Mended, only what failed is trained.

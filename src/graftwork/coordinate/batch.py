@@ -22,14 +22,18 @@ from graftwork.model.base import verify_base
 from graftwork.process import lock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE
+from graftwork.records.alert import AlertKind
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.train.abreast import choose_groups
-from graftwork.train.files import ATTEMPTS, OUTCOME, WORDS
+from graftwork.train.files import ATTEMPTS, WORDS
+from graftwork.train.grouping import choose_groups
+from graftwork.train.settled import failure_of, is_settled
 
 MODULE = "graftwork.coordinate.training_batch"
 BATCHES = "batches"
+RETRIED_ALONE = "OutOfMemory"
+"""The one failure that the step of a single model knows a remedy for: it plans anew, and tells of it."""
 
 
 def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, str]) -> None:
@@ -55,9 +59,11 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
                 job=batch,
                 folder=folder,
                 narrator=work.narrator,
-                # Each run counts its own attempts and gives up by itself; this only bounds them all.
+                # Each run counts its own crashes and gives up by itself; this only bounds them all.
                 max_restarts=sum(int(job.run.get("max_restarts", 3)) + 1 for job in jobs),
-                on_poll=round_.look,
+                on_poll=round_.follow,
+                vigil=round_,
+                at_work=lambda: [Path(job.folder) for job in round_.at_work()],
             )
         except (StoppedInOrder, Interrupted) as stopped:
             round_.stopped(stopped)
@@ -67,7 +73,7 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
 
 
 class _Round:
-    """Follows the batch from run to run by what lies in their folders."""
+    """Follows the batch from run to run by what lies in their folders; a vigil over whoever is at work."""
 
     def __init__(
         self, work: Workplace, batch: TrainBatch, names: Mapping[str, str], stack: ExitStack
@@ -78,10 +84,15 @@ class _Round:
         self._batch = batch
         self._names = names
         self._entered: set[str] = set()
+        self._told: set[str] = set()
         self._heard = {job.run_id: _end_of(Journal(Path(job.folder) / WORDS)) for job in batch.jobs}
 
-    def look(self) -> None:
-        """Whoever has begun is entered as running; whoever is at work is told about."""
+    def at_work(self) -> list[TrainJob]:
+        """Runs go on until they are settled: whoever has begun and is not is being worked on."""
+        return [job for job in self._batch.jobs if not is_settled(job) and self._has_begun(job)]
+
+    def follow(self) -> None:
+        """Whoever has begun is entered as running; whoever is at work is told about, and who failed."""
         for job in self._batch.jobs:
             if self._has_begun(job):
                 if job.run_id not in self._entered:
@@ -89,18 +100,37 @@ class _Round:
                     self._work.runs.update(job.run_id, state="running", when=now())
                 narrator = OfModel(self._work.narrator, self._names[job.run_id])
                 self._pass_words_on(job, narrator)
-                if not _is_settled(job):
+                if not is_settled(job):
                     self._pass_beat_on(job, narrator)
+            self._tell_failure(job)
+
+    @property
+    def expected_seconds(self) -> float:
+        return max((self._vigil(job).expected_seconds for job in self.at_work()), default=0.0)
+
+    def look(self, pid: int) -> None:
+        for job in self.at_work():
+            self._vigil(job).look(pid)
+
+    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
+        """Of the process: it concerns those it works on, or else the one it would have come to."""
+        left = [job for job in self._batch.jobs if not is_settled(job)]
+        for job in self.at_work() or left[:1]:
+            self._vigil(job).tell(kind, what, why=why, fix=fix)
+
+    def ended(self) -> None:
+        for vigil in self._vigils.values():
+            vigil.ended()
 
     def stopped(self, reason: GraftError) -> None:
         for job in self._batch.jobs:
-            if job.run_id in self._entered and not _is_settled(job):
+            if job.run_id in self._entered and not is_settled(job):
                 self._work.runs.update(job.run_id, state="stopped", when=now(), error=reason.as_json())
 
     def failed(self, reason: GraftError) -> None:
         """The process itself gave up: what it was at, and what it did not come to, has failed with it."""
         for job in self._batch.jobs:
-            if not _is_settled(job):
+            if not is_settled(job):
                 write_whole(Path(job.folder) / ERROR_FILE, json.dumps(reason.as_json()))
 
     def _has_begun(self, job: TrainJob) -> bool:
@@ -116,20 +146,29 @@ class _Round:
         narrator.progress(
             beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
         )
+
+    def _tell_failure(self, job: TrainJob) -> None:
+        """Once for each run; not of what its own step will try to mend."""
+        said = failure_of(job) if job.run_id not in self._told else None
+        if said is None:
+            return
+        self._told.add(job.run_id)
+        if said["error"] != RETRIED_ALONE:
+            self._vigil(job).tell("failed", str(said["what"]), why=str(said["why"]), fix=str(said["fix"]))
+
+    def _vigil(self, job: TrainJob) -> Vigil:
+        """Of the one run, for whoever its own model's settings name."""
         if job.run_id not in self._vigils:
-            own = replace(self._work, asked_model=self._names[job.run_id])
+            name = self._names[job.run_id]
+            own = replace(self._work, asked_model=name, narrator=OfModel(self._work.narrator, name))
             self._vigils[job.run_id] = self._stack.enter_context(watch_over(own, job))
-        self._vigils[job.run_id].look(beat.pid)
+        return self._vigils[job.run_id]
 
     def _pass_words_on(self, job: TrainJob, narrator: Narrator) -> None:
         words = Journal(Path(job.folder) / WORDS)
         for line, offset in words.follow(self._heard[job.run_id]):
             self._heard[job.run_id] = offset
             narrator.word(str(line["word"]))
-
-
-def _is_settled(job: TrainJob) -> bool:
-    return (Path(job.folder) / OUTCOME).exists() or (Path(job.folder) / ERROR_FILE).exists()
 
 
 def _end_of(journal: Journal) -> int:

@@ -5,13 +5,12 @@ process trains what is not trained yet, each run in its own folder; then each mo
 what lies there, as if it had been trained alone. One model that fails does not stop the others.
 """
 
-import json
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from graftwork.coordinate.batch import run_batch
+from graftwork.coordinate.batch import RETRIED_ALONE, run_batch
 from graftwork.coordinate.narrator import OfModel
 from graftwork.coordinate.pipeline import run_pipeline
 from graftwork.coordinate.step import Made
@@ -22,10 +21,9 @@ from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train.files import OUTCOME
+from graftwork.train.settled import failure_of
 
 State = Literal["trained", "unchanged", "failed"]
-RETRIED_ALONE = "OutOfMemory"
-"""The one failure that the step of a single model knows a remedy for: it plans anew."""
 
 
 class ModelResult(Record):
@@ -112,7 +110,7 @@ def _train_what_is_left(work: Workplace, planned: dict[str, _Planned]) -> None:
 def _take_up(planned: _Planned) -> ModelResult:
     """The model's own step: it finds the run done, or says why it is not."""
     work, job = planned.work, planned.job
-    said = _read_error(Path(job.folder))
+    said = failure_of(job)
     if said is not None and said["error"] != RETRIED_ALONE:
         work.runs.update(job.run_id, state="failed", when=now(), error=said)
         return _failure(work.model, said, run_id=job.run_id)
@@ -135,11 +133,3 @@ def _take_up(planned: _Planned) -> ModelResult:
 
 def _failure(model: str, error: dict[str, object], *, run_id: str = "") -> ModelResult:
     return ModelResult(model=model, state="failed", run_id=run_id, error=error)
-
-
-def _read_error(folder: Path) -> dict[str, object] | None:
-    path = folder / ERROR_FILE
-    if (folder / OUTCOME).exists() or not path.exists():
-        return None
-    said: dict[str, object] = json.loads(path.read_text())
-    return said

@@ -20,6 +20,8 @@ class TrainJob(Record):
     """How the run is watched and kept: the `run` of the training settings."""
     crew: dict[str, Any] = {}
     """Who shares the work: strategy, processes, offload."""
+    keeping: dict[str, Any] = {}
+    """Other settings that do not name the run: how often it is saved, what is compiled and packed."""
     start_adapter: str | None = None
     """A PEFT folder that training goes on from."""
     deadline: float | None = None

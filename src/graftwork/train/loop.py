@@ -32,8 +32,18 @@ DIGEST_SHARE = 0.01
 LAST_LOSSES = 32
 
 
-class StepGivenUp(Exception):
-    """Raised by the engine's pulse: the step is not to be finished. No weight has changed yet."""
+class StepGivenUp(StoppedInOrder):
+    """Raised by the engine's pulse: what is being computed is not to be finished. No weight has changed.
+
+    Inside a step the loop catches it and saves. Elsewhere it ends the run as it is: before the first step
+    there is nothing to save, and a look is taken when the steps since the last checkpoint come again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            "stopped in good order between two steps",
+            fix="run the same command again: it goes on from the last checkpoint",
+        )
 
 
 class Loop:
@@ -89,6 +99,8 @@ class Loop:
                 self._finish_step(self._step(number))
         finally:
             try:
+                for attendant in self._attendants:
+                    attendant.before_settling()
                 self._vault.settle()
                 self._tell()
             finally:

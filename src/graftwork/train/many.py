@@ -5,10 +5,11 @@ leave, byte by byte: adapter, checkpoints, journal, outcome; or `error.json` whe
 next goes on. Started again after a crash it takes up the first run that is not settled.
 """
 
+import gc
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
 from graftwork.process.worker import ERROR_FILE, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.train.files import ATTEMPTS, OUTCOME, WAITED
+from graftwork.train.files import ATTEMPTS, SAVED, WAITED
 from graftwork.train.held import HeldBase
+from graftwork.train.settled import is_settled
 from graftwork.train.worker import job_settings, load_for
 
 Load = Callable[[TrainJob], Any]
@@ -48,6 +50,18 @@ def train_many(batch: TrainBatch, train: Train) -> None:
             for one in left:
                 # Who shares the steps shares the time.
                 _add_waited(Path(one.folder), (time.perf_counter() - begun) / len(left))
+            free_memory()
+
+
+def free_memory() -> None:
+    """What a run took and left behind is there for the next, and its limit on a card is lifted."""
+    import torch
+
+    gc.collect()
+    # A card that nobody has used is not woken.
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _train_abreast(jobs: list[TrainJob], held: HeldBase, train: Train, *, begun: float) -> None:
@@ -57,12 +71,6 @@ def _train_abreast(jobs: list[TrainJob], held: HeldBase, train: Train, *, begun:
         return lambda load, crew: _train_one(job, load, train, begun=begun, crew=crew)
 
     train_abreast(held.take(jobs[0]), [work_on(job) for job in jobs])
-
-
-def is_settled(job: TrainJob) -> bool:
-    """Done, or failed for a reason that is written down."""
-    folder = Path(job.folder)
-    return (folder / OUTCOME).exists() or (folder / ERROR_FILE).exists()
 
 
 def _train_one(
@@ -117,15 +125,30 @@ def _require_start(job: TrainJob) -> None:
 
 def _require_patience(job: TrainJob, *, begun: float) -> None:
     """A run that kills its process again and again must not keep the others from being trained."""
-    attempts = [line for line in Journal(Path(job.folder) / ATTEMPTS).read() if float(line["at"]) >= begun]
-    most = job_settings(job).run.max_restarts
-    if len(attempts) > most:
+    folder = Path(job.folder)
+    attempts = [float(line["at"]) for line in Journal(folder / ATTEMPTS).read()]
+    saved = [(float(line["at"]), int(line["step"])) for line in Journal(folder / SAVED).read()]
+    crashes = crashes_in_a_row(attempts, saved, begun=begun)
+    if crashes > job_settings(job).run.max_restarts:
         raise WorkerFailed(
-            f"the training of run {job.run_id} was killed {len(attempts)} time(s)",
+            f"the training of run {job.run_id} was killed {crashes} time(s) without progress",
             why="most often the machine ran out of memory",
             fix="look at the log; what was done so far is kept, the same command goes on from there",
             where=job.folder,
         )
+
+
+def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float) -> int:
+    """Attempts of this command that ended badly since the run last came further. Pure.
+
+    In: when each attempt began; when the checkpoint of which step was safe.
+    """
+    newest = max((step for _, step in saved), default=0)
+    # Saved again, after a crash, a step is no progress.
+    further = min((at for at, step in saved if step == newest), default=begun)
+    since = [at for at in attempts if at >= max(begun, further)]
+    # The attempt that came further was killed after that, too.
+    return len(since) + (1 if further > begun and any(begun <= at < further for at in attempts) else 0)
 
 
 def _add_waited(folder: Path, seconds: float) -> None:

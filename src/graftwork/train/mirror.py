@@ -2,7 +2,8 @@
 
 In: the run's checkpoint folder, whenever something new is in it. Out: the newest and the best of it
 there, the manifest last, so that what has one is complete. It works in a thread of its own; whatever
-goes wrong is a word and another try later, and never the end of the run.
+goes wrong with a copy is a word and another try later, and never the end of the run. Only a run that
+would have to begin anew because its mirror does not answer does not begin.
 """
 
 import re
@@ -83,17 +84,18 @@ class Mirror:
             self._words.put("the mirror does not have the last checkpoint; the one here is good")
 
     def fetch(self, folder: Path) -> None:
-        """The newest good one, and the best; a word about what could not be used."""
+        """The newest good one, and the best; nothing where the mirror answers and has nothing."""
         pause = min(self._first_pause, 2.0)
         for attempt in range(1, LAST_TRIES + 1):
             try:
                 self._fetch(folder)
-            except Exception as error:
+            except Exception as error:  # whatever a network library may raise
                 self._words.put(f"the mirror cannot be read: {clean(error)}")
+                if attempt == LAST_TRIES:
+                    raise _unreadable(error) from error
+                time.sleep(pause * 2**attempt)
             else:
                 return
-            if attempt < LAST_TRIES:
-                time.sleep(pause * 2**attempt)
 
     def _fetch(self, folder: Path) -> None:
         there = self._steps()
@@ -244,6 +246,15 @@ class Mirror:
             return int(self._files.info(place)["size"])
         except FileNotFoundError:
             return None
+
+
+def _unreadable(error: Exception) -> EnvironmentLacks:
+    return EnvironmentLacks(
+        f"the mirror cannot be read: {clean(error)}",
+        why="there is no checkpoint here; without the mirror's the run would begin anew",
+        fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
+        where="train.run.mirror",
+    )
 
 
 def open_url(url: str) -> tuple[Any, str]:

@@ -14,6 +14,7 @@ Switch = Literal["auto", "on", "off"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 CREW = ("strategy", "processes", "offload")
+KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing")
 LOSS = "loss"
 """The metric of a look that needs no answers."""
 
@@ -144,7 +145,14 @@ class TrainSettings(Record):
 
     def what_is_learned(self) -> dict[str, Any]:
         """All that changes the result: two runs that agree here are the same run."""
-        return self.model_dump(mode="json", exclude={"run", *CREW})
+        return self.model_dump(mode="json", exclude={"run", *CREW, *KEEPING})
+
+    def keeping(self) -> dict[str, Any]:
+        """How often it is saved, and how a card is made faster: of what is learned, at most the last bits.
+
+        Where `packing` decides on other weights, the plan names the run by those.
+        """
+        return self.model_dump(mode="json", include=set(KEEPING))
 
     def crew(self) -> dict[str, Any]:
         """Who shares the work. It changes no loss, so a run may go on with another crew."""

@@ -32,7 +32,10 @@ class Copy(Protocol):
         """Copy it there soon; never waits."""
 
     def fetch(self, folder: Path) -> None:
-        """Bring the newest good checkpoint from there into `folder`, if there is one."""
+        """Bring the newest good checkpoint from there into `folder`, if there is one.
+
+        EnvironmentLacks where it cannot be told whether there is.
+        """
 
     def words(self) -> Iterator[str]:
         """What went wrong since the last time somebody asked."""

@@ -288,7 +288,8 @@ def _make_exact(job: TrainJob, settings: TrainSettings) -> None:
 
 def job_settings(job: TrainJob) -> TrainSettings:
     """What is learned stands in the plan; how the run is kept stands beside it in the job."""
-    return TrainSettings.model_validate({**job.plan.train["settings"], "run": job.run, **job.crew})
+    beside = {**job.keeping, **job.crew, "run": job.run}
+    return TrainSettings.model_validate({**job.plan.train["settings"], **beside})
 
 
 def _attendants(settings: TrainSettings, folder: Path, heart: Heart) -> list[Attendant]:

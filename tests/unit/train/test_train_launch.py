@@ -1,5 +1,7 @@
 """How rows are dealt, how several processes are started, how their end is understood."""
 
+from types import SimpleNamespace
+
 import pytest
 from crew_child import make_rows
 from hypothesis import given
@@ -11,6 +13,7 @@ from graftwork.train.crew.deal import deal, deal_hands
 from graftwork.train.crew.zero import zero_config
 from graftwork.train.launch import Machines, end_of, parse_address, torchrun_arguments
 from graftwork.train.settings import TrainSettings
+from graftwork.train.worker import job_settings
 
 ROWS = make_rows(16)
 
@@ -118,3 +121,26 @@ def test_another_crew_is_the_same_run():
     one, two = TrainSettings(), TrainSettings(strategy="fsdp", processes=8, offload=True)
     assert one.what_is_learned() == two.what_is_learned()
     assert two.crew() == {"strategy": "fsdp", "processes": 8, "offload": True}
+
+
+def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_worker_all_the_same():
+    one = TrainSettings()
+    two = TrainSettings(checkpoint_every=3, keep_checkpoints=7, compile="off", packing="off")
+    assert one.what_is_learned() == two.what_is_learned()
+    plan = SimpleNamespace(train={"settings": two.what_is_learned()})
+    job = SimpleNamespace(plan=plan, run={}, crew=two.crew(), keeping=two.keeping())
+    assert job_settings(job) == two
+
+
+@pytest.mark.parametrize(
+    "changed", [{"watch": {"spike": 3.0}}, {"seed": 3}, {"validation_rows": 4}, {"examine": {"every": 2}}]
+)
+def test_what_changes_the_result_is_another_run(changed):
+    assert TrainSettings.model_validate(changed).what_is_learned() != TrainSettings().what_is_learned()
+
+
+def test_every_setting_reaches_the_worker_by_one_way():
+    settings = TrainSettings()
+    ways = [settings.what_is_learned(), settings.keeping(), settings.crew(), {"run": ...}]
+    names = [name for way in ways for name in way]
+    assert sorted(names) == sorted(TrainSettings.model_fields)

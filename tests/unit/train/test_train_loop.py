@@ -4,6 +4,7 @@ import errno
 import json
 import shutil
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
 from graftwork.train import tensors as checkpoint_tensors
 from graftwork.train.attend.attendant import Attendant, FinishEarly
+from graftwork.train.attend.pulse import Pulse
 from graftwork.train.attend.watch import Diverged, Watch
 from graftwork.train.checkpoint import latest_good
 from graftwork.train.log import Replay, StepLog, read_journal, read_steps
@@ -23,7 +25,9 @@ from graftwork.train.loop import Loop, StepGivenUp
 from graftwork.train.loss import Batch, summed_loss
 from graftwork.train.order import shared_tokens
 from graftwork.train.origin import AnotherRun
+from graftwork.train.safety import pulse_that_stops
 from graftwork.train.settings import ExamineSettings
+from graftwork.train.vault import Vault
 
 
 class Killed(BaseException):
@@ -301,7 +305,12 @@ def test_how_a_run_is_kept_may_change(tiny_base, tmp_path):
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop)).run()
     run = SETTINGS.run.model_copy(update={"max_restarts": 9})
-    make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update={"run": run})).run()
+    kept = {"run": run, "checkpoint_every": 2, "keep_checkpoints": 5}
+    loop = make_loop(tiny_base, tmp_path, settings=SETTINGS.model_copy(update=kept))
+    loop.run()
+    whole = make_loop(tiny_base, tmp_path / "whole")
+    whole.run()
+    assert final(loop) == final(whole)
 
 
 def test_other_versions_are_a_word(tiny_base, tmp_path):
@@ -333,6 +342,84 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
     assert resumed.run() is None
     assert final(resumed) == final(whole)
     assert torch.equal(drawn_by(tmp_path / "cut"), drawn_by(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("step", [4, 8])
+def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_bytes(
+    tiny_base, tmp_path, step
+):
+    whole = make_loop(tiny_base, tmp_path / "whole")
+    whole.run()
+    pulse = pulse_that_stops(lambda *_: None, lambda: True)
+
+    class Looks(Attendant):
+        def after_step(self, done, steps):
+            if done.step == step:
+                pulse("forward")
+
+    with pytest.raises(StoppedInOrder) as caught:
+        make_loop(tiny_base, tmp_path / "cut", attendants=[Looks()]).run()
+    assert caught.value.exit_code == 75
+    assert "stopped in good order" in caught.value.what
+    assert "same command" in caught.value.fix
+    resumed = make_loop(tiny_base, tmp_path / "cut")
+    resumed.run()
+    assert final(resumed) == final(whole)
+
+
+class FakeHeart:
+    def __init__(self):
+        self.doing = ""
+
+    def beat(self, *_figures, **_detail):
+        self.doing = ""
+
+    def move(self, doing=""):
+        self.doing = doing
+
+
+class SlowCopy:
+    """A mirror that notes what the heart says while the run waits for it."""
+
+    in_use, seconds = frozenset(), 0.0
+
+    def __init__(self, heart):
+        self._heart = heart
+        self.said = []
+
+    def fetch(self, folder): ...
+
+    def send(self, path, step): ...
+
+    def words(self):
+        return iter(())
+
+    def finish(self, seconds):
+        self.said.append(self._heart.doing)
+
+
+@pytest.mark.parametrize("stopped_before", [None, 4, 6])
+def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
+    tiny_base, tmp_path, stopped_before
+):
+    heart = FakeHeart()
+    mirror = SlowCopy(heart)
+
+    def stop(number, _steps):
+        if number == stopped_before:
+            raise StoppedInOrder("enough")
+
+    loop = make_loop(
+        tiny_base,
+        tmp_path,
+        before=stop,
+        attendants=[Pulse(heart, tmp_path)],
+        vault=Vault(tmp_path / "checkpoints", keep=2, mirror=mirror),
+    )
+    with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
+        loop.run()
+    assert set(mirror.said) == {"checkpoint"}
+    assert heart.doing == ""
 
 
 def drawn_by(folder):

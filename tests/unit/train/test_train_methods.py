@@ -76,6 +76,7 @@ def make_job(base, folder, *, method, start=None, **changes):
         dataset_folder="rows",
         plan=plan,
         run=settings.run.model_dump(mode="json"),
+        keeping=settings.keeping(),
         start_adapter=str(start) if start else None,
     )
 

@@ -11,8 +11,8 @@ from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.abreast import choose_groups
 from graftwork.train.engine import Engine
+from graftwork.train.grouping import choose_groups
 from graftwork.train.held import HeldBase
 from graftwork.train.log import read_steps
 from graftwork.train.loop import Loop
@@ -164,10 +164,21 @@ def test_a_held_base_whose_weights_were_exchanged_is_loaded_anew(tiny_base):
     assert held.loads == 2
 
 
-def planned(folder, *, asked="on", peak=1.0, start=None, dtype="float32", method="lora", tokens=100, steps=1):
+def planned(
+    folder,
+    *,
+    asked="on",
+    peak=1.0,
+    start=None,
+    dtype="float32",
+    method="lora",
+    tokens=100,
+    steps=1,
+    tuning=None,
+):
     """As much of a job as the choice looks at."""
     plan = SimpleNamespace(
-        tuning=None,
+        tuning=tuning,
         dtype=dtype,
         train={"settings": {"method": method}},
         device=SimpleNamespace(kind="cpu", memory_gib=4.0),
@@ -197,6 +208,7 @@ def test_only_who_was_asked_shares_and_nobody_waits_for_one_of_its_group():
         planned("runs/e", asked="auto"),
         planned("runs/f", method="qlora"),
         planned("runs/g", dtype="bfloat16"),
+        planned("runs/h", tuning="of a card"),
     ]
     assert choose_groups(jobs) == ((0, 2), (1, 3))
 

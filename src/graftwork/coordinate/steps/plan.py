@@ -208,6 +208,8 @@ STEP = Step(
     makes=Plan,
     depends_on=lambda work, _made: [
         work.settings.train.what_is_learned(),
+        work.settings.train.keeping(),
+        work.settings.train.crew(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
         _examination(work),

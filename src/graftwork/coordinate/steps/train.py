@@ -66,6 +66,7 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
         plan=plan,
         run=work.settings.train.run.model_dump(mode="json"),
         crew=work.settings.train.crew(),
+        keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
         deadline=time.time() + minutes * 60 if minutes else None,

@@ -54,6 +54,9 @@ class Attendant:
 
     def after_checkpoint(self, folder: Path, step: int) -> None: ...
 
+    def before_settling(self) -> None:
+        """The loop waits now until the last checkpoint is safe, here and at the mirror."""
+
     def ends(self) -> None:
         """The run is over, well or badly."""
 

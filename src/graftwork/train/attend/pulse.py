@@ -51,6 +51,12 @@ class Pulse(Attendant):
         with suppress(GraftError):
             self._saved.append({"at": time.time(), "step": step, "folder": folder.name})
 
+    def before_settling(self) -> None:
+        self._heart.move("checkpoint")
+
+    def ends(self) -> None:
+        self._heart.move()
+
     def _seconds_left(self, step: int, steps: int) -> float | None:
         """From the steps of this process alone."""
         now = time.perf_counter()

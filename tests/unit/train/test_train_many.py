@@ -1,0 +1,114 @@
+"""Several runs in one process: whose crashes count, and what is left of one run when the next begins."""
+
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from graftwork.files.journal import Journal
+from graftwork.files.whole import write_whole
+from graftwork.records.errors import WorkerFailed
+from graftwork.train import many
+from graftwork.train.files import ATTEMPTS, OUTCOME, SAVED
+from graftwork.train.many import _require_patience, crashes_in_a_row, train_many
+from graftwork.train.settled import failure_of, is_settled
+
+
+@pytest.mark.parametrize(
+    ("attempts", "saved", "crashes"),
+    [
+        ([], [], 0),
+        ([10, 20, 30], [], 3),
+        # Another command's, long ago.
+        ([1, 2, 10], [(1.5, 4)], 1),
+        # The second came further and was killed after that: its crash counts, those before do not.
+        ([10, 20], [(25, 4)], 1),
+        ([10, 20, 30, 40], [(15, 2), (25, 4)], 3),
+        # Saving the same step again is no progress.
+        ([10, 20, 30], [(15, 4), (25, 4), (35, 4)], 3),
+        ([10, 20, 30], [(15, 4), (25, 4), (35, 6)], 1),
+    ],
+)
+def test_only_crashes_since_the_newest_checkpoint_count(attempts, saved, crashes):
+    assert crashes_in_a_row(attempts, saved, begun=5) == crashes
+
+
+def make_job(folder, *, max_restarts=1):
+    plan = SimpleNamespace(train={"settings": {}})
+    return SimpleNamespace(
+        run_id=folder.name,
+        folder=str(folder),
+        base_folder="base",
+        start_adapter=None,
+        plan=plan,
+        run={"max_restarts": max_restarts},
+        crew={},
+        keeping={},
+    )
+
+
+def test_a_run_that_comes_further_each_time_is_never_given_up(tmp_path):
+    job, clock = make_job(tmp_path), iter(range(10, 1000))
+    for step in range(20):
+        _require_patience(job, begun=5)
+        Journal(tmp_path / ATTEMPTS).append({"pid": 1, "at": next(clock)})
+        Journal(tmp_path / SAVED).append({"at": next(clock), "step": step, "folder": "x"})
+    _require_patience(job, begun=5)
+    Journal(tmp_path / ATTEMPTS).append({"pid": 1, "at": next(clock)})
+    with pytest.raises(WorkerFailed, match="killed 2 time"):
+        _require_patience(job, begun=5)
+
+
+class Card:
+    """Stands in for torch.cuda."""
+
+    def __init__(self):
+        self.asked = []
+
+    def is_available(self):
+        return True
+
+    is_initialized = is_available
+
+    def empty_cache(self):
+        self.asked.append("empty")
+
+    def set_per_process_memory_fraction(self, share):
+        self.asked.append(share)
+
+
+class Knot:
+    """Refers to itself: only the collector frees it."""
+
+    def __init__(self):
+        self.self = self
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_run_took_is_free_when_the_next_begins(tmp_path, monkeypatch, fails):
+    card, left, alive = Card(), [], []
+    monkeypatch.setattr(torch, "cuda", card)
+    jobs = [make_job(tmp_path / name) for name in ("one", "two")]
+
+    def train(job, _load, _crew):
+        alive.extend(ref() is not None for ref in left)
+        left.append(weakref.ref(Knot()))
+        if fails:
+            raise ValueError("broken")
+        write_whole(tmp_path / job.run_id / OUTCOME, "{}")
+
+    batch = SimpleNamespace(jobs=jobs, side_by_side=(), begun=0.0)
+    train_many(batch, train)
+    assert alive == [False]
+    assert card.asked == ["empty", 1.0] * 2
+    assert all(is_settled(job) for job in jobs)
+    assert [failure_of(job) is not None for job in jobs] == [fails, fails]
+
+
+def test_without_a_card_that_was_used_none_is_touched(monkeypatch):
+    card = Card()
+    card.is_initialized = lambda: False
+    monkeypatch.setattr(torch, "cuda", card)
+    many.free_memory()
+    assert card.asked == []
