@@ -83,6 +83,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--dataset", type=Path)
     asked = parser.parse_args()
@@ -95,7 +96,7 @@ def main() -> None:
     rows = [every[at] for at in choose_rows(len(every), most=asked.rows, seed=17)]
     checks = read_rows(dataset, "validation")[:CHECKS]
     found = []
-    for form in FORMS:
+    for form in asked.forms:
         found.append(train(form, base, rows, checks, device))
         print(form, {key: value for key, value in found[-1].items() if key != "losses"}, flush=True)
     show(found)
