@@ -25,7 +25,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.engine import Engine
-from graftwork.train.gpu.batch import deal_rows, pack, round_tokens
+from graftwork.train.gpu.batch import deal_rows, pack, round_places, round_tokens
 from graftwork.train.gpu.engine import CardEngine
 from graftwork.train.gpu.families import why_not, why_plain
 from graftwork.train.gpu.frozen import Four, FourPart, dequantise, product, to_eight, turned_product
@@ -247,6 +247,17 @@ def test_passes_have_few_sizes(count, room):
     if count <= room:
         # A full pass is hardly larger than it must be.
         assert size <= max(room + 3, 256 * -(-room // 256))
+
+
+@given(st.integers(1, 9000), st.sampled_from([16, 256, 1024, 2048]))
+def test_the_head_looks_at_few_places_that_predict_nothing(count, head_tokens):
+    places = round_places(count, head_tokens=head_tokens)
+    assert places >= count
+    assert places <= max(2 * count, 64) or places % head_tokens == 0
+    if count < head_tokens:
+        assert places <= max(2 * count, min(64, head_tokens))
+    else:
+        assert places - count < head_tokens
 
 
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=9))

@@ -20,6 +20,7 @@ SHAPES = 4
 """A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass."""
 
 SMALLEST = 256
+FEWEST_PLACES = 64
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,14 @@ def round_tokens(count: int, *, room: int) -> int:
     return -(-count // step) * step
 
 
+def round_places(count: int, *, head_tokens: int) -> int:
+    """How many places the head looks at: full chunks, or one whose size is a power of two. Replies are
+    short, and a head of a hundred thousand columns is not computed for places that predict nothing."""
+    if count >= head_tokens:
+        return -(-count // head_tokens) * head_tokens
+    return min(max(1 << max(count - 1, 0).bit_length(), FEWEST_PLACES), head_tokens)
+
+
 def pack(rows: Sequence[Row], *, room: int, head_tokens: int, device: str) -> list[Portion]:
     """The passes of a step."""
     bins = deal_rows([len(row.tokens) for row in rows], room=room)
@@ -73,7 +82,7 @@ def _pack(rows: Sequence[Row], room: int, head_tokens: int, device: str) -> Port
         for begin, row in zip(starts, rows, strict=False)
     ]
     predicts = np.concatenate(places)
-    idle = -len(predicts) % head_tokens
+    idle = round_places(len(predicts), head_tokens=head_tokens) - len(predicts)
     packed = Packed(
         positions=_tensor(np.concatenate([np.arange(length) for length in lengths]), device),
         documents=_documents(starts, lengths, device),
