@@ -108,7 +108,9 @@ class TrainSettings(Record):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="bfloat16 where the device has it, float16 with scaling where not, else float32."
     )
-    fp8: Switch = Field("auto", description="Products with frozen weights in 8 bits, where the card can.")
+    fp8: Switch = Field(
+        "auto", description="Frozen weights and products in 8 bits; auto: models over 1e9 weights."
+    )
     compile: Switch = Field("auto", description="Layers compiled one by one, where that is faster.")
     packing: Switch = Field("auto", description="Rows packed into sequences, each seeing only itself.")
     epochs: int = Field(2, ge=1, description="How often every row is seen.")
