@@ -72,8 +72,8 @@ def work(task):
             stop_asked.wait(60)
             if what != "deaf":
                 heart.move("checkpoint")
-            while what == "frozen" and '"doing":"checkpoint"' not in (folder / "heartbeat.json").read_text():
-                pass
+            while what == "frozen" and '"doing": "checkpoint"' not in (folder / "heartbeat.json").read_text():
+                threading.Event().wait(0.01)
             if what == "frozen":
                 os.kill(os.getpid(), signal.SIGSTOP)
             while not (folder / "saved").exists():
