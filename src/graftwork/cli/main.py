@@ -46,7 +46,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("init")(init.init)
 app.add_typer(data.app, name="data")
-app.command("plan")(plan.plan)
+app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
 app.command("eval")(evaluate.evaluate)
 app.command("gate")(gate.gate)

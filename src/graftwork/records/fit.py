@@ -1,0 +1,134 @@
+"""A question of fit and its answer: what is to be trained on what, and what will come of it."""
+
+from typing import Any, Literal
+
+from graftwork.records.base import Record
+from graftwork.records.figure import Figure
+from graftwork.records.hardware import Machine
+from graftwork.records.plan import ModelShape, Tuning
+
+Method = Literal["lora", "qlora", "dora", "full"]
+Algorithm = Literal["sft", "grpo"]
+Precision = Literal["bfloat16", "float16", "float32"]
+Optimizer = Literal["adamw_fused", "adamw_foreach", "adamw_loop", "adamw_8bit", "sgd"]
+Sharding = Literal["none", "ddp", "zero2", "zero3", "fsdp2"]
+Offload = Literal["none", "optimizer", "weights"]
+Level = Literal["computed", "traced", "probed"]
+
+
+class PlainSetup(Record):
+    """One micro-batch of transformers and PEFT, as far as memory and time depend on it."""
+
+    method: Method = "lora"
+    rank: int = 16
+    targets: tuple[str, ...]
+    adapted_layers: int
+    dtype: Precision = "bfloat16"
+    adapter_dtype: Precision = "float32"
+    autocast: bool = True
+    rows: int = 1
+    tokens: int
+    """Of one row, with its padding."""
+    checkpointed: int = 0
+    """Layers that keep only their input and compute the rest again."""
+    loss: Literal["plain", "fused"] = "plain"
+    optimizer: Optimizer = "adamw_fused"
+    attention: Literal["flash", "math"] = "flash"
+    kbit_upcast: bool = True
+    """`prepare_model_for_kbit_training` was called: what is not in four bits stands in float32."""
+
+
+class MemoryPeak(Record):
+    """The most that a card holds, in bytes, and what it is for at that moment."""
+
+    allocated: float
+    reserved: float
+    parts: dict[str, float]
+    """Of the allocated bytes: weights, adapters, gradients, optimizer, activations, logits, workspace."""
+    phase: str
+    """Where the peak stands: forward, loss, backward, optimizer, generation."""
+
+
+class StepTime(Record):
+    """Seconds of one micro-batch by what they are spent on, and of what comes once a step."""
+
+    parts: dict[str, float]
+    once_a_step: dict[str, float] = {}
+
+
+class FitQuestion(Record):
+    """What the user wants to know."""
+
+    model: str
+    shape: ModelShape
+    architecture: str = "llama"
+    method: Method = "lora"
+    algorithm: Algorithm = "sft"
+    engine: Literal["graft", "hf"] = "graft"
+    lengths: tuple[int, ...]
+    """Tokens of the rows: one number, or the dataset's own."""
+    rows: int
+    """Rows of an epoch; `lengths` may be a sample of them."""
+    epochs: float = 1.0
+    batch_rows: int = 16
+    """Rows of an optimizer step, over all cards."""
+    trained_share: float = 1.0
+    """Of the tokens, those that are predicted."""
+    rank: int = 16
+    targets: tuple[str, ...]
+    adapted_layers: int
+    optimizer: Optimizer = "adamw_fused"
+    offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
+    memory_limit_gib: float | None = None
+    machine: Machine
+    prompt_tokens: int = 512
+    """GRPO: tokens of a prompt, of an answer, and answers to a prompt."""
+    completion_tokens: int = 512
+    generations: int = 8
+
+
+class Strategy(Record):
+    """How the run is best set."""
+
+    engine: Literal["graft", "hf"]
+    precision: Precision
+    weights: Literal["16 bits", "8 bits", "4 bits (NF4)", "32 bits"]
+    micro_rows: int
+    """Rows of one pass on one card."""
+    micro_tokens: int
+    accumulation: int
+    checkpointed_layers: int
+    sharding: Sharding = "none"
+    offload: Offload = "none"
+    optimizer: Optimizer = "adamw_fused"
+    packing: bool = True
+    tuning: Tuning | None = None
+    train: dict[str, Any] = {}
+    """The `train:` section of graft.yaml that does this."""
+
+
+class FitAnswer(Record):
+    """What will happen, every figure with its range; and what would have to change where it does not fit."""
+
+    question: FitQuestion
+    fits: bool
+    certainty: Level
+    total_parameters: Figure
+    trainable_parameters: Figure
+    peak_allocated_gib: Figure
+    peak_reserved_gib: Figure
+    card_gib: Figure
+    """What there is of a card for the allocator: the total less the context and others' use."""
+    host_gib: Figure
+    parts_gib: dict[str, Figure]
+    tokens_per_second: Figure
+    step_seconds: Figure
+    steps: Figure
+    epoch_minutes: Figure
+    run_minutes: Figure
+    late_oom_chance: Figure
+    """That a batch of long rows runs out of memory after the start."""
+    strategy: Strategy
+    others: tuple[Strategy, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why this strategy; and where nothing fits: by how much, and what would make it fit."""
