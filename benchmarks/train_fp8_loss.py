@@ -4,7 +4,7 @@ Run: python benchmarks/train_fp8_loss.py [--rows 288] [--base FOLDER] [--dataset
 SmolLM2-135M-Instruct and the demo's dataset (`graft data prepare -C examples/cited_answers` first). The
 same rows in the same order from the same first adapter: plain transformers; our step with frozen weights
 whole, in 8 bits with 8-bit products, and in NF4. Prints the loss along the way and the validation loss
-before and after. Without a GPU the 8-bit products are computed from the same codes and scales in float32,
+before and after, and "served": the same adapter on the unquantised base. Without a GPU the 8-bit products are computed from the same codes and scales in float32,
 and everything else is float32 too: what is seen is then the effect of the 8 bits alone.
 """
 
@@ -70,7 +70,40 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
         losses.append(engine.backward([rows[at] for at in batch]).loss)
         engine.apply(learning_rate(number, steps=len(steps), highest=2e-3, warmup_share=0.1))
     after, seconds = engine.mean_loss(checks, batch_rows=8), time.perf_counter() - begun
-    return {"form": form, "before": before, "after": after, "seconds": seconds, "losses": losses}
+    served = (
+        after if form == "plain" else _loss_on_whole_base(parameters, base, adapter, checks, dtype, device)
+    )
+    return {
+        "form": form,
+        "before": before,
+        "after": after,
+        "served": served,
+        "seconds": seconds,
+        "losses": losses,
+    }
+
+
+def _loss_on_whole_base(
+    learned: Any, base: Path, adapter: Any, checks: list[Any], dtype: str, device: str
+) -> float:
+    """The validation loss of the adapter where it will work: on the base as it is served, not as it was trained on."""
+    import torch
+
+    from graftwork.model.adapter import attach
+    from graftwork.model.load import load_base
+    from graftwork.train.engine import Engine
+    from graftwork.train.settings import TrainSettings
+
+    model = load_base(base, dtype=dtype, device=device)
+    fresh = attach(model, adapter, seed=17)
+    with torch.no_grad():
+        for ours, theirs in zip(_tensors(fresh), _tensors(learned), strict=True):
+            ours.copy_(theirs)
+    return Engine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_rows=8)
+
+
+def _tensors(parameters: Any) -> list[Any]:
+    return list(parameters.values()) if isinstance(parameters, dict) else list(parameters)
 
 
 def main() -> None:
@@ -111,7 +144,7 @@ def show(found: list[dict[str, Any]]) -> None:
     steps = len(found[0]["losses"])
     for step in sorted({1, *range(4, steps, 4), steps}):
         print(f"{step:>10} " + " ".join(f"{run['losses'][step - 1]:>9.4f}" for run in found))
-    for name in ("before", "after"):
+    for name in ("before", "after", "served"):
         print(f"{name:>10} " + " ".join(f"{run[name]:>9.4f}" for run in found))
 
 
