@@ -4,8 +4,9 @@ Run: python benchmarks/train_fp8_loss.py [--rows 288] [--base FOLDER] [--dataset
 SmolLM2-135M-Instruct and the demo's dataset (`graft data prepare -C examples/cited_answers` first). The
 same rows in the same order from the same first adapter: plain transformers; our step with frozen weights
 whole, in 8 bits with 8-bit products, and in NF4. Prints the loss along the way and the validation loss
-before and after, and "served": the same adapter on the unquantised base. Without a GPU the 8-bit products are computed from the same codes and scales in float32,
-and everything else is float32 too: what is seen is then the effect of the 8 bits alone.
+before and after, and "served": that of the same adapter on the unquantised base. Without a GPU the 8-bit
+products are computed from the same codes and scales in float32, and everything else is float32 too: what
+is seen is then the effect of the 8 bits alone.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
 def _loss_on_whole_base(
     learned: Any, base: Path, adapter: Any, checks: list[Any], dtype: str, device: str
 ) -> float:
-    """The validation loss of the adapter where it will work: on the base as it is served, not as it was trained on."""
+    """The adapter's loss where it will work: on the base as it is served, not as it was trained on."""
     import torch
 
     from graftwork.model.adapter import attach

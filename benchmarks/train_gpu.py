@@ -21,7 +21,7 @@ from typing import Any
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 CAPS = (9.0, 16.0, 24.0, 48.0, 139.0)
 SEQUENCE, RANK, STEP_TOKENS = 2048, 16, 8192
-WARM_UP, TIMED, LOOP_STEPS = 4, 8, 104
+WARM_UP, TIMED, LOOP_STEPS = 4, 8, 304
 SETTINGS = [
     *(("ours", "lora", "on", cap) for cap in CAPS),
     *(("ours, bf16 products", "lora", "off", cap) for cap in CAPS[1:]),

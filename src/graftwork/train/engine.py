@@ -19,6 +19,7 @@ from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
 from graftwork.train.chance import random_states, restore_random
 from graftwork.train.crew import Alone, Crew
+from graftwork.train.host_copy import HostCopies
 from graftwork.train.loss import Batch, mean_loss, summed_loss
 from graftwork.train.scaler import Scaler
 from graftwork.train.settings import TrainSettings
@@ -58,6 +59,7 @@ class Engine:
         self._given_loss = loss
         self._scaler = Scaler(on=getattr(model, "dtype", None) == torch.float16)
         self._overflowed = False
+        self._copies = HostCopies()
         self._device = self.crew.device or str(next(model.parameters()).device)
         self._names = _places(learned_tensors(model), parameters)
         self.trainable = sum(parameter.numel() for parameter in parameters)
@@ -143,16 +145,12 @@ class Engine:
 
     def state(self) -> dict[str, Tensor]:
         """All that a later process needs to go on to the same bytes."""
-        tensors = {f"adapter/{name}": copied(tensor) for name, tensor in self.learned().items()}
+        tensors = {f"adapter/{name}": tensor for name, tensor in self.learned().items()}
         for place, parameter in enumerate(self.parameters):
             held = self.crew.held(parameter)
             if held:
-                for key in OPTIMIZER_STATES:
-                    tensors[f"optimizer/{place}/{key}"] = copied(held[key])
-        found = {**tensors, **self._scaler.state(), **random_states()}
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return found
+                tensors |= {f"optimizer/{place}/{key}": held[key] for key in OPTIMIZER_STATES}
+        return {**self._copies.take(tensors), **self._scaler.state(), **random_states()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         self.restore_learned(tensors)
@@ -178,12 +176,3 @@ def _places(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> d
     """Which parameter stands behind each name: a crew may hold them as something else later."""
     places = {parameter.data_ptr(): place for place, parameter in enumerate(parameters)}
     return {name: places[tensor.data_ptr()] for name, tensor in learned.items()}
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """A copy on the host that later steps do not change: a checkpoint is written while they go on."""
-    if tensor.device.type != "cuda":
-        return tensor.detach().to("cpu", copy=True)
-    # Pages that cannot be swapped take what a card sends ten times as fast, and nobody need wait for it.
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor.detach(), non_blocking=True)

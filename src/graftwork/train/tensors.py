@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -20,13 +21,15 @@ from graftwork.model.tensor_types import TYPE_NAMES
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[str, int]:
     """Write and sync; the sha256 and the length of what was meant to be written."""
     digest, length = hashlib.sha256(), 0
-    with path.open("wb") as handle:
+    # Hashing takes as long as writing, and needs nothing of it.
+    with path.open("wb") as handle, ThreadPoolExecutor(1, thread_name_prefix="hash") as beside:
         for part in _parts(tensors):
+            hashed = beside.submit(digest.update, part)
             handle.write(part)
-            digest.update(part)
             length += len(part)
         handle.flush()
         os.fsync(handle.fileno())
+        hashed.result()
     return digest.hexdigest(), length
 
 
