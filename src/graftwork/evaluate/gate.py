@@ -7,7 +7,7 @@ point estimate keeps but its bound does not is "unknown", not "fail": more cases
 from collections.abc import Sequence
 
 from graftwork.evaluate.advice import advise, count_cases_needed
-from graftwork.evaluate.settings import GateSettings, Rule
+from graftwork.evaluate.gate_settings import GateSettings, Rule
 from graftwork.evaluate.statistics import cases_to_decide, pairs_to_decide, successes_to_clear
 from graftwork.evaluate.wording import name_of, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric, Report

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from graftwork.data.settings import DataSettings, ModelSettings
+from graftwork.evaluate.gate_settings import GateSettings
 from graftwork.evaluate.metrics import OF_ANSWERS
-from graftwork.evaluate.settings import EvaluateSettings, GateSettings, require_known
+from graftwork.evaluate.settings import EvaluateSettings, require_known
 from graftwork.plan.settings import PlanSettings
 from graftwork.project.partial import merge, part_of
 from graftwork.records.base import Record
