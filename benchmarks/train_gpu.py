@@ -75,16 +75,17 @@ def measure_loop(cap: float) -> dict[str, Any]:
     settings = TrainSettings(
         rank=RANK, alpha=2 * RANK, epochs=1, batch_rows=a_step, checkpoint_every=50, learning_rate=1e-5
     )
-    bare = 0.0
+    bare, last = 0.0, 0.0
 
     def timed(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            nonlocal bare
+            nonlocal bare, last
             begun = time.perf_counter()
             try:
                 return function(*arguments)
             finally:
-                bare += time.perf_counter() - begun
+                last = time.perf_counter()
+                bare += last - begun
 
         return call
 
@@ -103,6 +104,8 @@ def measure_loop(cap: float) -> dict[str, Any]:
         "steps": loop.steps,
         "loop_seconds": round(whole, 3),
         "step_seconds": round(bare, 3),
+        "last_checkpoint_seconds": round(begun + whole - last, 3),
+        "overhead_while_training_percent": round(100 * ((last - begun) / bare - 1), 2),
         "overhead_percent": round(100 * (whole / bare - 1), 2),
     }
 
