@@ -33,3 +33,12 @@ def test_a_run_that_is_told_twice_counts_once(residuals: Residuals):
     for actual in (90, 95):
         residuals.add("run-1", device="cpu", base="small", found=[speed(actual)], when=WHEN)
     assert residuals.recent(device="cpu", base="small") == (speed(95),)
+
+
+def test_past_runs_of_all_machines_are_listed_newest_first(residuals: Residuals):
+    residuals.add("run-1", device="cpu", base="small", found=[speed(90)], when=WHEN)
+    residuals.add("run-2", device="gpu", base="large", found=[speed(120)], when=WHEN)
+    past = residuals.past(runs=5)
+    assert [(run.run_id, run.device) for run in past] == [("run-2", "gpu"), ("run-1", "cpu")]
+    assert past[0].residuals == (speed(120),)
+    assert len(residuals.past(runs=1)) == 1

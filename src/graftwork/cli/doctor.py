@@ -1,5 +1,7 @@
 """`graft doctor`: is everything there?"""
 
+from typing import Annotated
+
 import typer
 
 from graftwork.cli.output import Json
@@ -9,25 +11,47 @@ from graftwork.records.errors import EXIT_ENVIRONMENT
 MARKS = {"ok": "[green]✓[/]", "missing": "[red]✗[/]", "note": "[dim]·[/]"}
 
 
-def doctor(project: Folder = None, json: Json = False) -> None:
-    """Check packages, memory, disk, model, database, port. Exit 3: something is missing.
+def doctor(
+    project: Folder = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Also try a connection to each host that the settings need.")
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Also train ten steps on made-up rows and read the checkpoint back."),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Check software, memory, disk, cards, accounts, model, database, port. Exit 3: something is missing.
 
-    Example:  graft doctor
+    Nothing is sent anywhere, and no secret is shown.
+
+    Example:  graft doctor --dry-run
     """
-    from rich.markup import escape
-
+    from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import table
-    from graftwork.coordinate.doctor import examine
+    from graftwork.cli.show.tables import quote, table
+    from graftwork.coordinate.doctor.examine import examine
+    from graftwork.process.stopping import stoppable
     from graftwork.project.folder import find_project, open_project
+    from graftwork.records.errors import UserMistake
 
     has_project = project is not None or find_project() is not None
-    checks = examine(open_project(project) if has_project else None)
+    if dry_run and not has_project:
+        raise UserMistake(
+            "a dry run needs a project",
+            why="its base model and its training settings are what is tried",
+            fix="go to a folder with a graft.yaml, or `graft init`",
+            where="--dry-run",
+        )
+    opened = open_project(project) if has_project else None
+    with stoppable(), RichNarrator(tables=False) as narrator:
+        checks = list(examine(opened, network=network, dry_run=narrator if dry_run else None))
     if json:
         print_json([check.model_dump(mode="json") for check in checks])
     else:
         rows = table("", "check", "found", "fix")
         for check in checks:
-            rows.add_row(MARKS[check.result], escape(check.name), escape(check.found), escape(check.fix))
+            rows.add_row(MARKS[check.result], quote(check.name), quote(check.found), quote(check.fix))
         stdout.print(rows)
     raise typer.Exit(EXIT_ENVIRONMENT if any(check.result == "missing" for check in checks) else 0)

@@ -1,7 +1,17 @@
-"""`graft plan`: what this project's run will take. The other questions that are asked beforehand hang below it."""
+"""`graft plan`: what this project's run will take. The other questions asked beforehand hang below it."""
 
 import typer
 
+from graftwork.cli import (
+    plan_buy,
+    plan_catalog,
+    plan_compare,
+    plan_fit,
+    plan_lint,
+    plan_probe,
+    plan_residuals,
+    plan_serve,
+)
 from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder, Model, run_and_show
 
@@ -17,3 +27,13 @@ def plan(context: typer.Context, project: Folder = None, model: Model = None, js
     if context.invoked_subcommand is not None:
         return
     run_and_show("plan", project=project, model=model, as_json=json)
+
+
+app.command("catalog")(plan_catalog.catalog)
+app.command("lint")(plan_lint.lint)
+app.command("serve")(plan_serve.serve)
+app.command("probe")(plan_probe.probe)
+app.command("residuals")(plan_residuals.residuals)
+app.command("fit")(plan_fit.fit)
+app.command("compare")(plan_compare.compare)
+app.command("buy")(plan_buy.buy)

@@ -7,8 +7,9 @@ these small pieces. Needs no torch.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from graftwork.model.families import complete, count_stated, find_family
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape
@@ -23,27 +24,103 @@ OLD_NAMES = {
 """What GPT-2 and its kin call them."""
 
 
+class ConfigShape(NamedTuple):
+    """What a config.json says, and a doubt about it where there is one."""
+
+    shape: ModelShape
+    architecture: str
+    note: str = ""
+
+
 def read_shape(folder: Path) -> ModelShape:
     """The shape that the config states, and beside it what the weights say otherwise."""
-    config = _read_config(folder)
-    shape = _stated_shape(config, folder)
+    config = _read_config(folder / "config.json")
+    shape = _stated_shape(
+        config, name=config.get("_name_or_path") or folder.name, where=folder / "config.json"
+    )
     transposed = config.get("model_type") == "gpt2"
     counted = count_tensors(read_sizes(folder), tied=shape.tied_embeddings, transposed=transposed)
     if counted is None:
-        return shape
-    other = counted.linears != linear_sizes(shape)
+        return shape_of(config, name=shape.name)
+    return _with_counts(shape, linears=counted.linears, block=counted.block, parameters=counted.parameters)
+
+
+def read_config_shape(file: Path) -> ConfigShape:
+    """The shape that a config.json states. What the weights would say is reckoned from the family."""
+    config = _read_config(file)
+    name = str(config.get("_name_or_path") or file.resolve().parent.name)
+    shape = shape_of(config, name=name, where=file)
+    architecture = str(config.get("model_type") or "llama")
+    note = ""
+    if find_family(config) is None:
+        note = f"the family {architecture!r} is not known: it is counted as a Llama of these sizes"
+    return ConfigShape(shape, architecture, note)
+
+
+def shape_of(config: Mapping[str, Any], *, name: str, where: Path | None = None) -> ModelShape:
+    """The shape of a decoder by its config alone: linear layers, biases and norms are its family's."""
+    whole = _with_names_of_today(config)
+    shape = _stated_shape(whole, name=name, where=where)
+    stated = count_stated(
+        whole,
+        q=shape.heads * shape.head_dim,
+        kv=shape.kv_heads * shape.head_dim,
+        head_dim=shape.head_dim,
+    )
+    embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.tied_embeddings else 2)
+    return _with_counts(
+        shape,
+        linears=stated.linears,
+        block=stated.block,
+        parameters=embeddings + shape.layers * stated.block + stated.beside,
+    )
+
+
+def _with_counts(
+    shape: ModelShape, *, linears: dict[str, tuple[int, int]], block: int, parameters: int
+) -> ModelShape:
+    """The shape with what differs from a Llama of its sizes."""
+    shape = shape.model_copy(update={"linears": linears if linears != linear_sizes(shape) else {}})
+    differs = block != layer_parameters(shape)
+    counted = parameters != total_parameters(shape)
     return shape.model_copy(
         update={
-            "linears": counted.linears if other else {},
-            "parameters": counted.parameters if counted.parameters != total_parameters(shape) else None,
-            "block_parameters": counted.block if counted.block != layer_parameters(shape) else None,
+            "block_parameters": block if differs else None,
+            "parameters": parameters if counted else None,
         }
     )
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(file: Path) -> dict[str, Any]:
     """config.json with the names of today."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    try:
+        config = json.loads(file.read_text())
+    except FileNotFoundError as missing:
+        raise UserMistake(
+            f"there is no {file}",
+            why="it states the sizes of the model",
+            fix="name a folder with a config.json, or the file itself",
+            where=str(file),
+        ) from missing
+    except ValueError as broken:
+        raise UserMistake(
+            f"{file.name} is not JSON: {broken}",
+            why="it states the sizes of the model",
+            fix="fetch the file again",
+            where=str(file),
+        ) from broken
+    if not isinstance(config, dict):
+        raise UserMistake(
+            f"{file.name} holds no settings by name",
+            why="it states the sizes of the model",
+            fix="fetch the file again",
+            where=str(file),
+        )
+    return _with_names_of_today(config)
+
+
+def _with_names_of_today(stated: Mapping[str, Any]) -> dict[str, Any]:
+    config = complete(stated)
     for name, old in OLD_NAMES.items():
         if name not in config and config.get(old) is not None:
             config[name] = config[old]
@@ -52,11 +129,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _stated_shape(config: dict[str, Any], folder: Path) -> ModelShape:
+def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -> ModelShape:
+    family = find_family(config)
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
-            name=config.get("_name_or_path") or folder.name,
+            name=name,
             hidden_size=config["hidden_size"],
             layers=config["num_hidden_layers"],
             heads=heads,
@@ -64,7 +142,7 @@ def _stated_shape(config: dict[str, Any], folder: Path) -> ModelShape:
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
-            tied_embeddings=config.get("tie_word_embeddings", "n_embd" in config),
+            tied_embeddings=config.get("tie_word_embeddings", family.tied if family else "n_embd" in config),
             max_positions=config.get("max_position_embeddings", 2048),
         )
     except KeyError as missing:
@@ -72,7 +150,7 @@ def _stated_shape(config: dict[str, Any], folder: Path) -> ModelShape:
             f"config.json has no {missing}",
             why="the plan needs the shape of the model",
             fix="use a decoder whose config.json names its sizes (Llama, Qwen, Mistral, …)",
-            where=str(folder / "config.json"),
+            where=str(where or name),
         ) from missing
 
 

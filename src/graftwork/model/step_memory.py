@@ -1,95 +1,168 @@
-"""What a training step on a card holds, in bytes, by what its blocks keep. Pure.
+"""What a training step on a card holds, in bytes, and which blocks may keep what. Pure.
 
-In: a decoder's shape and how a step is tuned. Out: bytes. Counted tensor by tensor from the step that
-`train/gpu` does, in a type of two bytes; measured on one card it came within 5 %.
+In: a decoder's shape and how a step is tuned. Out: bytes, or levels. The same count that
+`plan/memory_card.py` replays (`model/step_walk.py`), summed up block by block, so that hundreds of
+settings can be weighed in a moment: equal blocks ask for equal memory.
 """
 
+from functools import lru_cache
+from typing import NamedTuple
+
+from graftwork.model import step_block, step_head
 from graftwork.model.shape import layer_parameters, linear_sizes
+from graftwork.model.step_load import load
+from graftwork.model.step_sizes import Sizes, Tally
+from graftwork.model.step_walk import (
+    WORKSPACE,
+    Pass,
+    Walk,
+    adapter_sizes,
+    hold_recording,
+    hold_states,
+    walk_of,
+)
 from graftwork.records.plan import ModelShape, Tuning
 
+GIB = 2**30
 WIDTH = 2
 """Bytes of an activation."""
 
-BYTES_A_WEIGHT = {"whole": 2.0, "eight": 1.0, "four": 0.516}
-"""Four bits, and 8.25 bits for every 64 weights."""
-
-LEARNED_BYTES = 16
-"""A learned parameter, its gradient and two Adam states, in float32."""
-
-LOGIT_BYTES = 6.5
-"""Logits, their gradient and its 8-bit codes."""
-
-GIB = 2**30
-
 SLACK = 1.04
-"""What the allocator rounds up."""
+"""What the allocator holds beyond what is asked of it: its pages, and holes between what is kept."""
+
+
+class Step(NamedTuple):
+    """A piece of a step: the most that it takes for a moment, and what it leaves."""
+
+    most: int
+    left: int
 
 
 def kept_bytes(shape: ModelShape, level: str) -> float:
-    """What one token leaves in one block between the passes."""
+    """What one token leaves in one block between the passes; thin products are not counted."""
     h, i = shape.hidden_size, shape.intermediate_size
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     if level == "again":
         return WIDTH * h
+    beside = layer_parameters(shape) - sum(a * b for a, b in linear_sizes(shape).values()) - 2 * h
     # Input, queries, keys, values, what attention gave, the middle of the residual stream.
     lean = WIDTH * (2 * h + 2 * q + 2 * kv) + 4 * shape.heads
+    if beside in (2 * shape.head_dim, q + kv):
+        # Heads before their norm; and behind attention and MLP what a norm there normed.
+        lean += WIDTH * (q + kv) + (WIDTH * 2 * h if beside == q + kv else 0)
     return lean if level == "lean" else lean + WIDTH * 2 * i
 
 
-def static_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int) -> float:
+def static_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int | None = None) -> float:
     """Weights and everything about what is learned."""
-    weights = (
-        shape.layers * layer_parameters(shape) * BYTES_A_WEIGHT[tuning.form] * (2 if tuning.turned else 1)
-    )
-    table = shape.vocab_size * shape.hidden_size
-    head = table * BYTES_A_WEIGHT[tuning.head] * (2 if tuning.turned and tuning.head == "eight" else 1)
-    embedding = 0 if tuning.host_embedding else table * WIDTH
-    if shape.tied_embeddings and tuning.head == "whole":
-        head = 0 if embedding else head
-    return weights + head + embedding + trainable * LEARNED_BYTES
-
-
-def passing_bytes(shape: ModelShape, tuning: Tuning) -> float:
-    """The most that is there for a moment: at the head, or within the backward pass of one block."""
-    h, i = shape.hidden_size, shape.intermediate_size
-    turning = 0 if tuning.turned or tuning.form == "whole" else 1
-    head = tuning.head_tokens * shape.vocab_size * LOGIT_BYTES + 3 * tuning.micro_tokens * h * WIDTH
-    if tuning.head == "eight" and not tuning.turned:
-        head += shape.vocab_size * h
-    width = {"eight": 1, "four": WIDTH, "whole": 0}[tuning.form]
-    wide = 10 * i * tuning.micro_tokens if tuning.keep else 14 * i * tuning.chunk_tokens
-    block = wide + 12 * h * tuning.micro_tokens + turning * width * largest_linear(shape)
-    return max(head, block)
-
-
-def largest_linear(shape: ModelShape) -> int:
-    """Weights of the largest product: gate and up side by side."""
-    sizes = linear_sizes(shape)
-    pair = sum(sizes[name][0] * sizes[name][1] for name in ("gate_proj", "up_proj") if name in sizes)
-    return max(pair, *(a * b for a, b in sizes.values()))
+    layers = shape.layers if adapted is None else adapted
+    return float(_standing(walk_of(shape, tuning, trainable=trainable, adapted=layers)))
 
 
 def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
-    """All of it. Blocks below the first adapted one keep nothing."""
-    again = adapted - tuning.keep - tuning.lean
-    kept = tuning.micro_tokens * (
-        tuning.keep * kept_bytes(shape, "keep")
-        + tuning.lean * kept_bytes(shape, "lean")
-        + again * kept_bytes(shape, "again")
-    )
-    return static_bytes(shape, tuning, trainable=trainable) + SLACK * (kept + passing_bytes(shape, tuning))
+    """All of it, as the allocator holds it. Blocks below the first adapted one keep nothing."""
+    walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted)
+    standing = _standing(walk)
+    return standing + SLACK * _most_of_pass(walk)
+
+
+def _standing(walk: Walk) -> int:
+    """What is there before and after every step: one block's, as many times as there are blocks."""
+    places = (walk.shape.tied_embeddings, walk.tuning.host_embedding)
+    one, two = (_loaded(walk.sizes, layers, *places) for layers in (1, 2))
+    tally = Tally()
+    tally.alloc(WORKSPACE)
+    if walk.tuning.compiled:
+        hold_recording(tally, walk)
+    return one + (walk.shape.layers - 1) * (two - one) + walk.adapted * _learned(walk.sizes) + tally.now
+
+
+@lru_cache(maxsize=1024)
+def _loaded(s: Sizes, layers: int, tied: bool, on_host: bool) -> int:
+    tally = Tally()
+    load(tally, s, layers=layers, tied=tied, on_host=on_host)
+    return tally.now
+
+
+@lru_cache(maxsize=1024)
+def _learned(s: Sizes) -> int:
+    """Adapters of one block, their gradients and states."""
+    tally = Tally()
+    for size in adapter_sizes(s, 1):
+        tally.alloc(size)
+        tally.alloc(size)
+    hold_states(tally, s, 1)
+    return tally.now
+
+
+def _most_of_pass(walk: Walk) -> int:
+    """The most beyond what stands, over forward pass, loss and backward pass."""
+    tuning, s = walk.tuning, walk.sizes
+    tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
+    start = _begin(walk)
+    most = now = start
+    below = walk.shape.layers - walk.adapted
+    runs = [(level, walk.levels.count(level)) for level in ("again", "lean", "keep")]
+    if below:
+        most = max(most, now + _forward(s, tokens, chunk, "again").most)
+    for level, count in runs:
+        if count:
+            step = _forward(s, tokens, chunk, level)
+            most = max(most, now + (count - 1) * step.left + step.most)
+            now += count * step.left
+    most = max(most, now + _loss(s, tokens, walk.places, tuning.head_tokens).most)
+    for level, count in reversed(runs):
+        if count:
+            step = _backward(s, tokens, chunk, level)
+            # Fewer blocks hold something, more gradients are there: the most is at one of the ends.
+            most = max(most, now + step.most, now + (count - 1) * step.left + step.most)
+            now += count * step.left
+    return most
+
+
+def _begin(walk: Walk) -> int:
+    tally = Tally()
+    Pass(tally, walk).begin()
+    return tally.now
+
+
+@lru_cache(maxsize=4096)
+def _forward(s: Sizes, tokens: int, chunk: int, level: step_block.Level) -> Step:
+    tally = Tally()
+    step_block.forward(tally, s, tokens, chunk, level, None)
+    return Step(tally.most, tally.now)
+
+
+@lru_cache(maxsize=4096)
+def _backward(s: Sizes, tokens: int, chunk: int, level: step_block.Level) -> Step:
+    tally = Tally()
+    x = tally.alloc(WIDTH * tokens * s.hidden)
+    dy, held = step_block.forward(tally, s, tokens, chunk, level, x)
+    before = tally.most = tally.now
+    step_block.backward(tally, s, tokens, chunk, held, wants_input=True)
+    most = tally.most
+    tally.free(dy)
+    return Step(most - before, tally.now - before)
+
+
+@lru_cache(maxsize=4096)
+def _loss(s: Sizes, tokens: int, places: int, head_tokens: int) -> Step:
+    tally = Tally()
+    step_head.lose(tally, s, tokens, places, head_tokens)
+    return Step(tally.most, tally.now)
 
 
 def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:
     """(keep, lean) that fit into `room` bytes and leave the least to be computed again."""
-    best = (0, 0)
+    keeping, leaning = (extra_bytes(shape, level) * tokens for level in ("keep", "lean"))
+    best, least = (0, 0), weights_again(shape, (0, 0), adapted)
     for keep in range(adapted + 1):
-        left = room - keep * extra_bytes(shape, "keep") * tokens
+        left = room - keep * keeping
         if left < 0:
             break
-        lean = min(adapted - keep, int(left // (extra_bytes(shape, "lean") * tokens)))
-        if weights_again(shape, (keep, lean), adapted) < weights_again(shape, best, adapted):
-            best = (keep, lean)
+        lean = min(adapted - keep, int(left // leaning))
+        if (again := weights_again(shape, (keep, lean), adapted)) < least:
+            best, least = (keep, lean), again
     return best
 
 

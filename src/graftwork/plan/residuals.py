@@ -1,18 +1,225 @@
-"""How far the plan was off, figure by figure. Pure."""
+"""How far the plan was off, figure by figure and part by part; what caused it; what to learn from it. Pure.
 
+In: a plan, what came of it, the residuals of earlier runs. Out: residuals, drifts that name their cause,
+the bias of each kind of figure, and how much more memory the next plan should reckon with.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+from graftwork.plan.speed import LOAD_SECONDS
+from graftwork.records.figure import Figure
 from graftwork.records.plan import Plan, Residual
+from graftwork.records.residual import Bias, Drift, LearnedMemory, RunParts
 from graftwork.records.run import TrainOutcome
+
+MEMORY, TIME, SPEED = "peak_memory_gib", "minutes", "tokens_per_second"
+COMPUTED = f"{MEMORY}.computed"
+LOADED, IN_A_STEP = "what is loaded", "what a step needs"
+GROUPS = {
+    LOADED: ("context", "runtime", "weights", "packed", "adapter", "adapters"),
+    IN_A_STEP: ("gradients", "optimizer", "states", "activations", "logits", "workspace"),
+}
+"""A run shows its memory before the first step and at its peak; planned parts are put together likewise."""
+WAITING, COMPUTE = "waiting for data", "compute"
+LEAST_FACTOR, MOST_FACTOR = 0.6, 1.8
+"""Of memory that is learned: what is further off was another kind of run."""
+LEAST_RANGE, UNSURE_RANGE = 0.05, 0.15
+"""Around what was learned: from many runs, and from one."""
+TITLES = {
+    MEMORY: "peak memory",
+    TIME: "time",
+    SPEED: "speed",
+    "steps": "steps",
+    "trainable_parameters": "trainable parameters",
+}
 
 
 def compare(plan: Plan, outcome: TrainOutcome, *, minutes: float) -> tuple[Residual, ...]:
     """The plan beside what came of it. `minutes` is the time that the user waited."""
     actual = {
         "trainable_parameters": float(outcome.trainable_parameters),
-        "peak_memory_gib": outcome.peak_memory_gib,
+        MEMORY: outcome.peak_memory_gib,
         "steps": float(outcome.steps),
-        "tokens_per_second": outcome.tokens_per_second,
-        "minutes": minutes,
+        SPEED: outcome.tokens_per_second,
+        TIME: minutes,
     }
     return tuple(
         Residual(name=name, planned=getattr(plan, name), actual=value) for name, value in actual.items()
     )
+
+
+def compare_parts(plan: Plan, outcome: TrainOutcome, parts: RunParts) -> tuple[Residual, ...]:
+    """The parts of time and memory beside each other, where both sides know them."""
+    found: list[Residual] = []
+    for name, planned in planned_minutes(plan).items():
+        actual = parts.seconds.get(name)
+        if actual is not None:
+            found.append(Residual(name=f"{TIME}.{name}", planned=planned, actual=actual / 60))
+    for name, planned in planned_memory(plan).items():
+        taken = parts.memory_gib.get(name)
+        if taken is not None:
+            found.append(Residual(name=f"{MEMORY}.{name}", planned=planned, actual=taken))
+    if COMPUTED in plan.parts:
+        found.append(Residual(name=COMPUTED, planned=plan.parts[COMPUTED], actual=outcome.peak_memory_gib))
+    return tuple(found)
+
+
+def planned_minutes(plan: Plan) -> dict[str, Figure]:
+    """By parts. A plan that does not name them has at least its steps, the loading, and a rest."""
+    named = _parts_of(plan, TIME)
+    if not named:
+        speed = plan.tokens_per_second
+        compute = Figure(
+            value=plan.tokens.value / speed.value / 60,
+            low=plan.tokens.low / speed.high / 60,
+            high=plan.tokens.high / speed.low / 60,
+            unit="min",
+        )
+        load = Figure.about(LOAD_SECONDS / 60, down=0.5, up=2.0, unit="min")
+        rest = max(0.0, plan.minutes.value - compute.value - load.value)
+        named = {
+            "load": load,
+            COMPUTE: compute,
+            "validation": Figure.about(rest, down=0.5, up=2.0, unit="min"),
+        }
+    # Nobody plans to wait, for data, for looks or for a restart: what was waited is beyond the plan.
+    unplanned = {name: Figure.exact(0.0, "min") for name in (WAITING, "looks", "restarts", "checkpoints")}
+    return {**unplanned, **named}
+
+
+def planned_memory(plan: Plan) -> dict[str, Figure]:
+    """In the two groups that a run can tell apart; empty where the plan names no parts."""
+    named = _parts_of(plan, MEMORY)
+    found: dict[str, Figure] = {}
+    for group, names in GROUPS.items():
+        members = [named[name] for name in names if name in named]
+        if members:
+            found[group] = Figure(
+                value=sum(one.value for one in members),
+                low=sum(one.low for one in members),
+                high=sum(one.high for one in members),
+                unit="GiB",
+            )
+    return found if len(found) == len(GROUPS) else {}
+
+
+def _parts_of(plan: Plan, figure: str) -> dict[str, Figure]:
+    head = f"{figure}."
+    return {
+        name.removeprefix(head): planned
+        for name, planned in plan.parts.items()
+        if name.startswith(head) and name != COMPUTED
+    }
+
+
+def find_drifts(residuals: Sequence[Residual], parts: Sequence[Residual]) -> tuple[Drift, ...]:
+    """Every figure beyond its range, and the part that moved most in the same direction."""
+    return tuple(_drift(one, parts) for one in residuals if not one.inside)
+
+
+def _drift(residual: Residual, parts: Sequence[Residual]) -> Drift:
+    cause = _cause(residual, parts)
+    planned, title = residual.planned, TITLES.get(residual.name, residual.name)
+    says = f"{title} came to {_number(residual.actual)} {planned.unit}".rstrip()
+    says += f", planned {_number(planned.low)} … {_number(planned.high)}"
+    if planned.low == planned.high:
+        says = f"{title} came to {_number(residual.actual)}, planned {_number(planned.value)}"
+    if cause is None:
+        return Drift(figure=residual.name, planned=planned, actual=residual.actual, says=says)
+    component = cause.name.partition(".")[2]
+    says += (
+        f": mostly {component}, {_number(cause.actual)} {cause.planned.unit} "
+        f"in place of {_number(cause.planned.value)}"
+    )
+    return Drift(
+        figure=residual.name,
+        planned=planned,
+        actual=residual.actual,
+        component=component,
+        component_planned=cause.planned.value,
+        component_actual=cause.actual,
+        says=says,
+    )
+
+
+def _cause(residual: Residual, parts: Sequence[Residual]) -> Residual | None:
+    """The part whose difference is the largest in the drift's own direction."""
+    own = [one for one in parts if one.name.startswith(f"{residual.name}.") and one.name != COMPUTED]
+    more = residual.actual > residual.planned.value
+    if residual.name == SPEED:
+        # Tokens a second are the inverse of the steps' time: more of one is less of the other.
+        own = [one for one in parts if one.name in (f"{TIME}.{COMPUTE}", f"{TIME}.{WAITING}")]
+        more = not more
+    moved = [(one.actual - one.planned.value) * (1 if more else -1) for one in own]
+    if not moved or max(moved) <= 0:
+        return None
+    return own[moved.index(max(moved))]
+
+
+def find_biases(runs: Iterable[Sequence[Residual]]) -> tuple[Bias, ...]:
+    """Over past runs: the median of how far each kind of figure was off, and how often it held."""
+    kinds: dict[str, list[Residual]] = {}
+    for residuals in runs:
+        for residual in residuals:
+            if residual.planned.value:
+                kinds.setdefault(residual.name, []).append(residual)
+    return tuple(_bias(name, found) for name, found in kinds.items())
+
+
+def _bias(name: str, found: Sequence[Residual]) -> Bias:
+    off = [residual.off for residual in found]
+    return Bias(
+        figure=name,
+        runs=len(found),
+        off=Figure(value=median(off), low=min(off), high=max(off)),
+        inside=Figure.exact(sum(residual.inside for residual in found) / len(found)),
+    )
+
+
+def learned_memory(residuals: Sequence[Residual], *, most: int = 10) -> LearnedMemory | None:
+    """From the latest runs of the same kind, newest first: what the reckoned peak is to be multiplied by.
+
+    Where plans name the peak as it was before correction, that is what counts: else a corrected plan that
+    came true would unlearn its own correction.
+    """
+    kinds = {
+        name: [one for one in residuals if one.name == name and one.planned.value > 0]
+        for name in (COMPUTED, MEMORY)
+    }
+    found = (kinds[COMPUTED] or kinds[MEMORY])[:most]
+    ratios = [residual.actual / residual.planned.value for residual in found]
+    ratios = [ratio for ratio in ratios if LEAST_FACTOR <= ratio <= MOST_FACTOR]
+    if not ratios:
+        return None
+    middle = median(ratios)
+    room = LEAST_RANGE + (UNSURE_RANGE - LEAST_RANGE) / len(ratios)
+    return LearnedMemory(
+        factor=middle,
+        low=min(*ratios, middle * (1 - room)),
+        high=max(*ratios, middle * (1 + room)),
+        runs=len(ratios),
+    )
+
+
+def correct_memory(figure: Figure, learned: LearnedMemory | None) -> Figure:
+    """The reckoned peak as earlier runs say it will be."""
+    if learned is None:
+        return figure
+    value = figure.value
+    return Figure(
+        value=value * learned.factor, low=value * learned.low, high=value * learned.high, unit=figure.unit
+    )
+
+
+def split_memory(*, loaded: float | None, peak: float) -> Mapping[str, float]:
+    """The groups of a measured peak; empty where nobody looked before the first step."""
+    if loaded is None or not 0 < loaded <= peak:
+        return {}
+    return {LOADED: loaded, IN_A_STEP: peak - loaded}
+
+
+def _number(value: float) -> str:
+    if value >= 1000 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"

@@ -7,10 +7,11 @@ time, which blocks keep what, weights in which form, the embedding here or on th
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from graftwork.model.shape import layer_parameters
 from graftwork.model.step_memory import SLACK, best_levels, extra_bytes, peak_bytes, weights_again
+from graftwork.plan.memory_card import card_peak
 from graftwork.records.plan import ModelShape, Tuning
 
 GIB = 2**30
@@ -33,6 +34,11 @@ TOKENS = (1024, 2048, 4096, 8192, 16384)
 HEAD_TOKENS = (2048, 1024, 512, 256)
 CHUNK_TOKENS = (4096, 2048, 1024)
 
+REPLAYED = 3
+"""Settings that are replayed through the allocator, the fastest first."""
+FEWER = 2
+"""Blocks that keep less where the replay shows that there is no room for all."""
+
 
 def choose_tuning(
     shape: ModelShape,
@@ -46,18 +52,49 @@ def choose_tuning(
     eight: bool,
 ) -> Tuning | None:
     """The fastest setting within the limit. `eight` says whether 8-bit products may be used."""
-    found: Tuning | None = None
     form: Literal["whole", "eight", "four"] = "four" if method == "qlora" else "eight" if eight else "whole"
     # Products in 8 bits want sizes that 16 divides.
     head: Literal["whole", "eight"] = "eight" if eight and shape.vocab_size % 16 == 0 else "whole"
-    for tuning in _settings(form, head, step_tokens=step_tokens, longest=longest, limit_gib=limit_gib):
-        filled = _fill(shape, tuning, adapted=adapted, trainable=trainable)
-        if filled is None:
-            continue
-        seconds = _seconds_a_token(shape, filled, adapted=adapted, trainable=trainable)
-        if found is None or seconds < found.seconds_a_token:
-            found = filled.model_copy(update={"seconds_a_token": seconds})
-    return found
+    ways = list(_settings(form, head, step_tokens=step_tokens, longest=longest, limit_gib=limit_gib))
+    trained = Trained(adapted, trainable)
+    filled = [found for tuning in ways if (found := _fill(shape, tuning, trained)) is not None]
+    # By a margin for what the allocator rounds up; without one, the smallest may still fit.
+    filled.sort(key=lambda tuning: tuning.seconds_a_token)
+    candidates = filled[:REPLAYED] or sorted(ways, key=lambda tuning: _peak(shape, tuning, trained))[:1]
+    for tuning in candidates:
+        fitting = _replayed(shape, tuning, trained)
+        if fitting is not None:
+            seconds = _seconds_a_token(shape, fitting, adapted=adapted, trainable=trainable)
+            return fitting.model_copy(update={"seconds_a_token": seconds})
+    return None
+
+
+class Trained(NamedTuple):
+    """How many blocks have adapters, and how many parameters those have."""
+
+    adapted: int
+    trainable: int
+
+
+def _peak(shape: ModelShape, tuning: Tuning, trained: Trained) -> float:
+    return peak_bytes(shape, tuning, trainable=trained.trainable, adapted=trained.adapted)
+
+
+def _replayed(shape: ModelShape, tuning: Tuning, trained: Trained) -> Tuning | None:
+    """The tuning with what the allocator would really hold; with fewer blocks that keep, where it must."""
+    for _ in range(REPLAYED):
+        peak = card_peak(shape, tuning, trainable=trained.trainable, adapted=trained.adapted)
+        if peak.reserved <= tuning.limit_gib * GIB:
+            return tuning.model_copy(update={"peak_gib": peak.reserved / GIB})
+        if not tuning.keep + tuning.lean:
+            return None
+        tuning = tuning.model_copy(
+            update={
+                "keep": max(tuning.keep - FEWER, 0),
+                "lean": max(tuning.lean + min(tuning.keep, FEWER) - FEWER, 0),
+            }
+        )
+    return None
 
 
 def _settings(
@@ -92,13 +129,12 @@ def _settings(
         )
 
 
-def _fill(shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int) -> Tuning | None:
+def _fill(shape: ModelShape, tuning: Tuning, trained: Trained) -> Tuning | None:
     """The best use of what is left of the limit; None where there is nothing left to begin with."""
-    limit = tuning.limit_gib * GIB
+    limit, adapted = tuning.limit_gib * GIB, trained.adapted
 
     def peak(keep: int, lean: int) -> float:
-        filled = tuning.model_copy(update={"keep": keep, "lean": lean})
-        return peak_bytes(shape, filled, trainable=trainable, adapted=adapted)
+        return _peak(shape, tuning.model_copy(update={"keep": keep, "lean": lean}), trained)
 
     if (nothing := peak(0, 0)) > limit:
         return None
@@ -108,9 +144,11 @@ def _fill(shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int) ->
     if not keep:
         # Nobody keeps, so that the widest tensors are never there for all tokens: there is more room.
         _, lean = best_levels(shape, (limit - nothing) / SLACK, tokens=tuning.micro_tokens, adapted=adapted)
-    return tuning.model_copy(
-        update={"keep": keep, "lean": lean, "peak_gib": peak(keep, lean) / GIB},
-    )
+    while (most := peak(keep, lean)) > limit:
+        keep, lean = (keep - 1, lean + 1) if keep else (0, lean - 1)
+    filled = tuning.model_copy(update={"keep": keep, "lean": lean, "peak_gib": most / GIB})
+    seconds = _seconds_a_token(shape, filled, adapted=adapted, trainable=trained.trainable)
+    return filled.model_copy(update={"seconds_a_token": seconds})
 
 
 def _seconds_a_token(shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int) -> float:

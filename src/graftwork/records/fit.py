@@ -107,6 +107,18 @@ class Strategy(Record):
     """The `train:` section of graft.yaml that does this."""
 
 
+class Considered(Record):
+    """Another way with its figures: one that was not taken, or one that a change would make possible."""
+
+    name: str
+    fits: bool
+    peak_reserved_gib: Figure
+    card_gib: Figure
+    host_gib: Figure
+    tokens_per_second: Figure
+    strategy: Strategy
+
+
 class FitAnswer(Record):
     """What will happen, every figure with its range; and what would have to change where it does not fit."""
 
@@ -132,3 +144,11 @@ class FitAnswer(Record):
     others: tuple[Strategy, ...] = ()
     reasons: tuple[str, ...] = ()
     """Why this strategy; and where nothing fits: by how much, and what would make it fit."""
+    verdict: str = ""
+    """The answer in one sentence."""
+    step_parts_seconds: dict[str, Figure] = {}
+    """What an optimizer step is spent on."""
+    considered: tuple[Considered, ...] = ()
+    """Other ways to do this very run, the best of each kind."""
+    remedies: tuple[Considered, ...] = ()
+    """Where it does not fit: changes that make it fit, each reckoned through."""

@@ -72,6 +72,29 @@ class Tuning(Record):
     """Reckoned for a card like the one it was measured on: it ranks settings, it is no promise."""
 
 
+class ProcessorStep(Record):
+    """How the step that is written for processors spends memory to save work."""
+
+    packed: bool
+    """Frozen weights are held once more, laid out for the processor's products; adapted blocks' twice."""
+    kept: Literal["memory", "file", "nowhere"]
+    """Where the frozen blocks' output waits for the next epoch."""
+    distinct_tokens: int
+    """Of all rows, each counted once, behind their common beginning."""
+
+
+class PlainStep(Record):
+    """How the plain step of a run goes through its rows. Nothing here changes what is learned."""
+
+    micro_rows: int
+    """Rows of one forward and backward pass of a process."""
+    checkpointed: bool = False
+    """Blocks keep only their input and compute the rest again."""
+    peak_gib: float
+    """What it is reckoned to take, of each card or of the host."""
+    parts_gib: dict[str, float] = {}
+
+
 class Workload(Record):
     """What is to be trained, as numbers: the rows that were chosen and the adapter's shape."""
 
@@ -89,6 +112,10 @@ class Workload(Record):
     """First tokens that all rows have in common, read once a batch."""
     validation_tokens: int = 0
     checkpoints: int = 1
+    most_replies: int = 0
+    """Most trained tokens of one batch; 0 where only the mean is known."""
+    processor: ProcessorStep | None = None
+    """None where the run takes a card's step or the plain one."""
 
 
 class Plan(Record):
@@ -113,8 +140,13 @@ class Plan(Record):
     fits: bool
     tuning: Tuning | None = None
     """How a card's memory is spent; None where the plain step or a processor's is used."""
+    plain: PlainStep | None = None
+    """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
+    parts: dict[str, Figure] = {}
+    """What figures are made of, as "minutes.load" or "peak_memory_gib.weights"; "peak_memory_gib.computed" is
+    the peak before earlier runs corrected it."""
 
 
 class Residual(Record):

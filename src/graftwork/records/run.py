@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from graftwork.records.base import Record
 from graftwork.records.plan import Plan, Residual
+from graftwork.records.residual import Drift
 
 RunState = Literal["planned", "running", "stopped", "failed", "done"]
 
@@ -102,5 +103,9 @@ class TrainOutcome(Record):
     best_step: int | None = None
     """The step of the best look."""
     residuals: tuple[Residual, ...] = ()
+    residual_parts: tuple[Residual, ...] = ()
+    """The same for what the figures are made of, as "minutes.load"."""
+    drifts: tuple[Drift, ...] = ()
+    """Figures that left their stated range, with what caused it."""
     versions: dict[str, str] = {}
     settings: dict[str, Any] = {}

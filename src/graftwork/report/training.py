@@ -52,7 +52,9 @@ def show_training(
         "courses": [*_step_courses(steps, restarts), *_machine_courses(vitals, steps)],
         "looks": _look_rows(outcome),
         "metric": outcome.looks[0].metric if outcome.looks else "",
-        "residuals": _residual_rows(outcome),
+        "residuals": _residual_rows(outcome.residuals),
+        "parts": _residual_rows(outcome.residual_parts),
+        "drifts": [drift.says for drift in outcome.drifts],
         "device": plan.device.name,
     }
 
@@ -153,15 +155,16 @@ def _against(residual: Residual) -> row_plots.Against:
     )
 
 
-def _residual_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
+def _residual_rows(residuals: Sequence[Residual]) -> list[dict[str, Any]]:
+    """A part of a figure is named behind it."""
     return [
         {
-            "name": wording.name_of(residual.name),
+            "name": ": ".join(filter(None, map(wording.name_of, residual.name.split(".", 1)))),
             "planned": wording.number(residual.planned.value, residual.planned.unit),
             "range": f"{wording.number(residual.planned.low)} to {wording.number(residual.planned.high)}",
             "actual": wording.number(residual.actual, residual.planned.unit),
             "off": wording.change(residual.off),
             "inside": residual.inside,
         }
-        for residual in outcome.residuals
+        for residual in residuals
     ]

@@ -8,9 +8,19 @@ from collections.abc import Sequence
 
 from sqlalchemy import select
 
+from graftwork.records.base import Record
 from graftwork.records.plan import Residual
 from graftwork.store.database import Database
 from graftwork.store.schema import residuals
+
+
+class PastRun(Record):
+    """The residuals of one run."""
+
+    run_id: str
+    device: str
+    recorded_at: str
+    residuals: tuple[Residual, ...]
 
 
 class Residuals:
@@ -41,3 +51,19 @@ class Residuals:
         with self._database.read() as connection:
             bodies = tuple(connection.scalars(query))
         return tuple(Residual.model_validate(one) for body in bodies for one in body)
+
+    def past(self, *, runs: int = 50) -> tuple[PastRun, ...]:
+        """The latest runs of all kinds and machines, the newest first."""
+        columns = (residuals.c.run_id, residuals.c.device, residuals.c.recorded_at, residuals.c.body)
+        query = select(*columns).order_by(residuals.c.seq.desc()).limit(runs)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        return tuple(
+            PastRun(
+                run_id=row.run_id,
+                device=row.device,
+                recorded_at=row.recorded_at,
+                residuals=tuple(Residual.model_validate(one) for one in row.body),
+            )
+            for row in rows
+        )

@@ -7,6 +7,8 @@ from report_sample import make_page
 from test_report_page import EVIL, words
 from test_report_plots import check, widths
 
+from graftwork.records.plan import Residual
+from graftwork.records.residual import Drift
 from graftwork.records.run import Look
 from graftwork.records.vitals import DeviceVitals, Vitals
 from graftwork.report.page import render_report
@@ -108,3 +110,17 @@ def test_a_run_of_which_nothing_is_known_has_a_page_too():
     text = words(make_training_page(page.plan, outcome, (), ()))
     assert "nothing was recorded" in text
     assert "Looks on the way" not in text
+
+
+def test_what_left_the_plan_is_warned_of_with_its_cause_and_parts_are_listed():
+    page = make_page()
+    minutes = page.plan.minutes
+    drift = Drift(
+        figure="minutes", planned=minutes, actual=9.0, says="time came to 9 min: mostly <validation>"
+    )
+    parts = (Residual(name="minutes.waiting for data", planned=minutes, actual=2.5),)
+    outcome = page.outcome.model_copy(update={"drifts": (drift,), "residual_parts": parts})
+    html = make_training_page(page.plan, outcome, page.steps, page.vitals)
+    assert "mostly &lt;validation&gt;" in html
+    assert "Waiting for data" in html
+    assert "mostly" not in make_training_page(page.plan, page.outcome, page.steps, page.vitals)

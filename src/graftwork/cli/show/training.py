@@ -57,6 +57,8 @@ def show_outcome(console: Console, outcome: TrainOutcome) -> None:
         print_line(console, line)
     print_line(console, "base weights unchanged (hash before and after are the same)")
     show_residuals(console, outcome.residuals)
+    for drift in outcome.drifts:
+        print_line(console, f"[yellow]beyond the plan:[/] {quote(drift.says)}")
     print_line(console, f"adapter [bold]{outcome.adapter_hash[:12]}[/] in {quote(outcome.adapter_folder)}")
     page = Path(outcome.adapter_folder).parent / PAGE
     if page.exists():

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +14,22 @@ from graftwork.coordinate.workplace import Workplace
 from graftwork.files.dataset_folder import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.probe import probe_device
+from graftwork.model.processor_step import (
+    MEMORY_SHARE,
+    TrunkTokens,
+    choose_kept,
+    packed_bytes,
+    why_plain_here,
+)
 from graftwork.model.shape import adapter_parameters, linear_names, read_shape, total_parameters
 from graftwork.plan.estimate import make_plan
+from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
+from graftwork.process.memory import machine_memory
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.figure import Figure
-from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Tuning, Workload
+from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Tuning, Workload
 from graftwork.train.gpu.families import why_plain
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.precision import choose_precision, has_amx_here
@@ -37,8 +47,15 @@ def _do(work: Workplace, made: Made) -> Plan:
     dataset, settings = prepared.dataset, work.settings.train
     shape = read_shape(Path(work.base.folder))
     device = probe_device(threads=settings.threads)
+    dtype = choose_precision(
+        settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
+    )
     work_ahead = _measure_work(prepared, settings, shape)
+    if device.kind == "cpu":
+        work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
     tuning = _tuning(work, device, shape, work_ahead.load)
+    # Earlier runs of the same kind on this machine: how fast they were, and what they took.
+    recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     plan = make_plan(
         base=work.base.name,
         base_fingerprint=work.base.revision,
@@ -47,9 +64,7 @@ def _do(work: Workplace, made: Made) -> Plan:
         work=work_ahead.load,
         device=device,
         settings=work.settings.plan,
-        dtype=choose_precision(
-            settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
-        ),
+        dtype=dtype,
         train={
             "settings": settings.what_is_learned(),
             "adapter": _adapter(settings, shape),
@@ -58,7 +73,9 @@ def _do(work: Workplace, made: Made) -> Plan:
             # In other bits another adapter is learned: another run.
             **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
         },
-        learned=_learned(work, device.name),
+        learned=tuple(one.actual for one in recent if one.name == SPEED),
+        # A peak that was itself corrected says nothing of the reckoning.
+        learned_memory=learned_memory([one for one in recent if one.name == COMPUTED]),
         tuning=tuning,
     )
     # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
@@ -111,6 +128,39 @@ def _wants_eight(settings: TrainSettings, shape: ModelShape) -> bool:
 class _WorkAhead(NamedTuple):
     load: Workload
     steps: int
+    trunk: TrunkTokens
+    """What frozen blocks would have to read."""
+
+
+def _as_on_processor(
+    work: Workplace, ahead: _WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
+) -> _WorkAhead:
+    """The work with how the step that is written for processors does it, where the run takes that step."""
+    settings, base = work.settings.train, Path(work.base.folder)
+    why = why_plain_here(
+        json.loads((base / "config.json").read_text()),
+        method=settings.method,
+        dtype=dtype,
+        longest=max(ahead.load.lengths),
+        alone=settings.strategy == "single",
+    )
+    if why is not None:
+        return ahead
+    adapted = ahead.load.adapted_layers
+    memory = machine_memory().get("limit", device.memory_gib) * 2**30
+    step = ProcessorStep(
+        packed=packed_bytes(shape, adapted=adapted) <= memory * MEMORY_SHARE,
+        kept=choose_kept(
+            shape,
+            ahead.trunk,
+            adapted=adapted,
+            memory_bytes=memory,
+            disk_bytes=shutil.disk_usage(work.project.root).free,
+            threads=device.threads,
+        ),
+        distinct_tokens=ahead.trunk.distinct,
+    )
+    return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
 
 
 def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
@@ -129,10 +179,17 @@ def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape
     epochs = settings.epochs if all(row.weight.is_integer() for row in rows) else 1
     visits = visits[: len(visits) // epochs]
     checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
+    shared = shared_tokens(rows)
+    trunk = TrunkTokens(
+        # The last token of a row predicts nothing: nobody reads it.
+        distinct=sum(len(tokens) - shared - 1 for tokens in {row.tokens for row in rows}),
+        visited=sum(len(rows[at].tokens) - shared - 1 for step in steps for at in step),
+    )
     load = Workload(
         lengths=tuple(len(row.tokens) for row in visits),
         trained_tokens=sum(len(row.tokens) - row.trained_from for row in visits),
-        shared_tokens=shared_tokens(rows),
+        shared_tokens=shared,
+        most_replies=max(sum(len(rows[at].tokens) - rows[at].trained_from for at in step) for step in steps),
         batch_rows=settings.batch_rows,
         epochs=epochs,
         rank=settings.rank,
@@ -143,7 +200,7 @@ def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape
         validation_tokens=sum(len(row.tokens) for row in checks),
         checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
     )
-    return _WorkAhead(load, len(steps))
+    return _WorkAhead(load, len(steps), trunk)
 
 
 def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
@@ -191,13 +248,6 @@ def _other_ranks(settings: TrainSettings) -> dict[str, int]:
 
 def _layers(settings: TrainSettings, shape: ModelShape) -> range:
     return range(shape.layers - min(settings.upper_layers or shape.layers, shape.layers), shape.layers)
-
-
-def _learned(work: Workplace, device: str) -> tuple[float, ...]:
-    """Tokens a second of earlier runs like this one on this machine."""
-    key = kind_of_run(work)
-    recent = work.residuals.recent(device=device, base=key)
-    return tuple(residual.actual for residual in recent if residual.name == "tokens_per_second")
 
 
 def kind_of_run(work: Workplace) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from graftwork.coordinate.lineage import run_id_of, start_of
 from graftwork.coordinate.machines import launch_of
 from graftwork.coordinate.replan import as_replanned, replan
+from graftwork.coordinate.run_parts import read_parts
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.plan import kind_of_run
 from graftwork.coordinate.steps.prepare import Prepared
@@ -45,13 +46,27 @@ def _do(work: Workplace, made: Made) -> TrainOutcome:
         raise
     verify_base(work.base)
     outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
-    outcome = outcome.model_copy(update={"residuals": residuals.compare(plan, outcome, minutes=minutes)})
+    outcome = set_beside(plan, outcome, folder, minutes=minutes)
     work.residuals.add(
-        run_id, device=plan.device.name, base=kind_of_run(work), found=outcome.residuals, when=now()
+        run_id,
+        device=plan.device.name,
+        base=kind_of_run(work),
+        found=[*outcome.residuals, *outcome.residual_parts],
+        when=now(),
     )
+    for drift in outcome.drifts:
+        work.narrator.word(f"beyond the plan: {drift.says}")
     work.runs.update(run_id, state="done", when=now(), outcome=outcome.model_dump(mode="json"))
     write_training_page(folder, plan, outcome)
     return outcome
+
+
+def set_beside(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
+    """The outcome with what the plan had said, part by part, and what left its range."""
+    found = residuals.compare(plan, outcome, minutes=minutes)
+    parts = residuals.compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
+    drifts = residuals.find_drifts(found, parts)
+    return outcome.model_copy(update={"residuals": found, "residual_parts": parts, "drifts": drifts})
 
 
 def make_job(work: Workplace, made: Made) -> TrainJob:

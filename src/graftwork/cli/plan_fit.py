@@ -1,0 +1,150 @@
+"""`graft plan fit`: does it fit, how is it best set, how long does it take?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graftwork.cli.output import Json
+from graftwork.cli.steps import Folder
+from graftwork.records.errors import EXIT_ANSWER_IS_NO
+
+if TYPE_CHECKING:
+    from graftwork.records.fit import FitAnswer
+
+LENGTHS_SHOWN = 64
+RUN, MACHINE, RL = "The run", "The machine", "GRPO"
+
+
+def fit(
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Name in the catalog, folder or config.json; else the project's base."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="lora, qlora, dora or full.", rich_help_panel=RUN)
+    ] = None,
+    algorithm: Annotated[str, typer.Option("--algorithm", help="sft or grpo.", rich_help_panel=RUN)] = "sft",
+    engine: Annotated[
+        str, typer.Option("--engine", help="graft, or hf: transformers and PEFT.", rich_help_panel=RUN)
+    ] = "graft",
+    seq: Annotated[
+        str | None,
+        typer.Option("--seq", help="Tokens of a row, or `data`: as the project's are.", rich_help_panel=RUN),
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", help="Rows of an epoch.", rich_help_panel=RUN)] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", rich_help_panel=RUN)] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Rows of an optimizer step.", rich_help_panel=RUN)
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Rank of the adapters.", rich_help_panel=RUN)
+    ] = None,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer",
+            help="adamw_fused, adamw_foreach, adamw_loop, adamw_8bit or sgd.",
+            rich_help_panel=RUN,
+        ),
+    ] = "adamw_fused",
+    offload: Annotated[
+        str, typer.Option("--offload", help="auto, none, optimizer or weights.", rich_help_panel=RUN)
+    ] = "auto",
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="Card; else this machine's.", rich_help_panel=MACHINE)
+    ] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", help="How many.", rich_help_panel=MACHINE)] = None,
+    cpu: Annotated[str | None, typer.Option("--cpu", help="Processor.", rich_help_panel=MACHINE)] = None,
+    ram: Annotated[
+        float | None, typer.Option("--ram", help="Host memory, GiB.", rich_help_panel=MACHINE)
+    ] = None,
+    link: Annotated[
+        float | None,
+        typer.Option("--link", help="GB/s between cards, one way, as measured.", rich_help_panel=MACHINE),
+    ] = None,
+    nvlink: Annotated[
+        bool, typer.Option("--nvlink", help="The cards are bridged.", rich_help_panel=MACHINE)
+    ] = False,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", help="GiB of a card that may be taken.", rich_help_panel=MACHINE),
+    ] = None,
+    prompt: Annotated[int, typer.Option("--prompt", help="Tokens of a prompt.", rich_help_panel=RL)] = 512,
+    completion: Annotated[
+        int, typer.Option("--completion", help="Tokens of an answer.", rich_help_panel=RL)
+    ] = 512,
+    generations: Annotated[
+        int, typer.Option("--generations", help="Answers to a prompt.", rich_help_panel=RL)
+    ] = 8,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Trace the step without weights: surer, tens of seconds.")
+    ] = False,
+    claim: Annotated[
+        float | None, typer.Option("--claim", help="Tokens/s that somebody states: can that be?")
+    ] = None,
+    write: Annotated[
+        Path | None,
+        typer.Option("--write", help="Folder for the settings of graft, DeepSpeed and accelerate."),
+    ] = None,
+    catalog: Annotated[
+        Path | None, typer.Option("--catalog", help="Folder of your own catalog; else $GRAFT_CATALOG.")
+    ] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Say whether a run fits, how it is best set and how long it takes, each figure with its range.
+
+    Exit code 1: it does not fit; then it says by how much, and what would make it fit.
+
+    Example:  graft plan fit --model deepseek-coder-6.7b --method qlora --gpu "RTX 5060 Ti 16GB" --ram 128
+    """
+    from pydantic import ValidationError
+
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.fit import show_fit
+    from graftwork.coordinate.fit import Asked, answer_fit
+    from graftwork.records.errors import UserMistake
+
+    stated = dict(locals())
+    try:
+        asked = Asked.model_validate({name: stated[name] for name in Asked.model_fields})
+    except ValidationError as refused:
+        first = refused.errors()[0]
+        name = str(first["loc"][0])
+        raise UserMistake(
+            f"--{name} is {first['input']!r}",
+            why=first["msg"],
+            fix="`graft plan fit --help` lists what it takes",
+            where=f"--{name}",
+        ) from refused
+    answer = answer_fit(asked)
+    files = _write(answer, write) if write is not None else []
+    if json:
+        print_json(_as_json(answer))
+    else:
+        show_fit(stdout, answer, files=files)
+    raise typer.Exit(0 if answer.fits else EXIT_ANSWER_IS_NO)
+
+
+def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
+    from graftwork.files.whole import write_whole
+    from graftwork.plan.fit.files import settings_files
+
+    written = []
+    for name, text in settings_files(answer).items():
+        write_whole(folder / name, text)
+        written.append(folder / name)
+    return written
+
+
+def _as_json(answer: "FitAnswer") -> dict[str, Any]:
+    """The whole answer; of many lengths, evenly spaced ones from the shortest to the longest."""
+    body = answer.model_dump(mode="json")
+    lengths = answer.question.lengths
+    if len(lengths) > LENGTHS_SHOWN:
+        last = len(lengths) - 1
+        body["question"]["lengths"] = [
+            lengths[at * last // (LENGTHS_SHOWN - 1)] for at in range(LENGTHS_SHOWN)
+        ]
+    return body

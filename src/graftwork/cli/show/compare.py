@@ -1,0 +1,148 @@
+"""The comparison of places as tables: the best of each place, what the best costs, what would change it."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from graftwork.cli.show.tables import print_line, quote, table
+from graftwork.plan.cost.nouns import Comparison, PlaceRow, billed_how
+from graftwork.plan.cost.rank import best_of_each_place, count, dollars, duration
+from graftwork.records.figure import Figure
+
+SHOWN = 14
+NOTED = 3
+"""Places whose rules are told: those that one would go to."""
+RIGHT = ("hours", "$/h", "a run", "done in", "runs", "return")
+
+
+def show_comparison(console: Console, found: Comparison, *, everything: bool = False) -> None:
+    lines = found.rows if everything else best_of_each_place(found.rows)
+    shown = lines if everything else _with_a_few_that_fail(lines)
+    print_line(console, _title(found))
+    console.print(_rows(found, shown))
+    hidden = len(found.rows) - len(shown)
+    if hidden > 0:
+        print_line(console, f"[dim]{hidden} more offers with --all, everything with --json[/]")
+    print_line(console, f"\n[bold]{quote(found.verdict)}[/] {quote(found.reason)}", soft_wrap=False)
+    best = next((row for row in found.rows if row.eligible), None)
+    if best is not None:
+        _show_best(console, best)
+    _show_disk(console, found)
+    if found.sensitivity:
+        print_line(console, "\n[bold]What changes the winner[/]")
+        for change in found.sensitivity:
+            print_line(console, f"  · {quote(change.words)}")
+    print_line(console, "\n[bold]Assumed[/]")
+    for words in (*found.assumptions, *found.notes[:1]):
+        print_line(console, f"  · {quote(words)}")
+    wanted = {row.title for row in (found.rows if everything else shown[:NOTED])}
+    for words in found.notes[1:]:
+        if words.split(":")[0] in wanted:
+            print_line(console, f"  [dim]· {quote(words)}[/]")
+
+
+def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
+    """All that will do, up to the number shown, and then those that will not: the reason is an answer too."""
+    good = [row for row in lines if row.eligible][:SHOWN]
+    mine = [row for row in lines if row.kind == "own" and row not in good]
+    bad = [row for row in lines if not row.eligible and row not in mine]
+    return (*good, *mine, *bad[: max(SHOWN - len(good), 4)])
+
+
+def _title(found: Comparison) -> str:
+    run = found.run
+    return (
+        f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
+        f"{run['tokens_a_row']} tokens, {count(run['epochs'], 'epoch')}"
+    )
+
+
+def _rows(found: Comparison, shown: Sequence[PlaceRow]) -> object:
+    budget, value = found.terms.budget_usd, found.terms.value_usd
+    columns = ["place", "card", "hours", "$/h", "of", "a run", "done in"]
+    columns += ["runs"] if budget is not None else []
+    columns += ["return"] if value is not None else []
+    made = table(*columns, "verdict", right=RIGHT)
+    for row in shown:
+        cells = [
+            quote(_place(row)),
+            quote(f"{row.gpus} × {row.gpu}" if row.gpus > 1 else row.gpu),
+            _range(row.training_hours) if row.fits else "–",
+            f"{row.usd_per_hour.value:.2f}",
+            f"{row.price_dated} [yellow]old[/]" if row.stale else row.price_dated,
+            _money(row.cost_usd) if row.fits else "–",
+            duration(row.hours_to_result.value) if row.fits else "–",
+        ]
+        if budget is not None:
+            cells.append(_runs(row))
+        if value is not None:
+            cells.append(f"{row.return_usd.value:,.0f}" if row.return_usd and row.fits else "–")
+        mark = "[green]" if row.verdict == "best" else "[dim]" if not row.eligible else ""
+        words = quote("; ".join((row.verdict, *_limits(row))))
+        made.add_row(*cells, f"{mark}{words}[/]" if mark else words)
+    return made
+
+
+def _runs(row: PlaceRow) -> str:
+    if row.runs_in_budget is None:
+        return "any" if row.billing == "free" and row.fits else "–"
+    return f"{row.runs_in_budget.value:,.0f}"
+
+
+def _limits(row: PlaceRow) -> tuple[str, ...]:
+    """The rules that this run meets: one session that is long enough is no limit."""
+    if not row.fits or not row.recommended:
+        return ()
+    return tuple(words for words in row.limits if not words.startswith("1 session "))
+
+
+def _place(row: PlaceRow) -> str:
+    return row.title + billed_how(row.title, row.billing)
+
+
+def _range(figure: Figure) -> str:
+    if figure.low == figure.high:
+        return f"{figure.value:.2f}"
+    return f"{figure.value:.2f} ({figure.low:.2f}–{figure.high:.2f})"
+
+
+def _money(figure: Figure) -> str:
+    if figure.low == figure.high:
+        return dollars(figure.value)
+    return f"{dollars(figure.value)} ({figure.low:.2f}–{figure.high:.2f})"
+
+
+def _show_best(console: Console, best: PlaceRow) -> None:
+    parts = ", ".join(
+        f"{name} {dollars(part.value)}" for name, part in best.cost_parts_usd.items() if part.value >= 0.005
+    )
+    print_line(console, f"  cost      {parts or 'nothing'}")
+    rhythm = best.intervals
+    print_line(
+        console,
+        f"  save      every {rhythm.checkpoint_minutes.value:.0f} min "
+        f"({rhythm.checkpoint_steps.value:.0f} steps), {rhythm.checkpoints} in all",
+    )
+    print_line(
+        console,
+        f"  evaluate  every {rhythm.evaluation_minutes.value:.0f} min "
+        f"({rhythm.evaluation_steps.value:.0f} steps), {rhythm.evaluations} in all",
+    )
+    if best.billing == "spot":
+        print_line(
+            console,
+            f"  taken away {best.interruptions.value:.2f} times ({best.interruptions.low:.2f}–"
+            f"{best.interruptions.high:.2f}), {60 * best.lost_hours.value:.0f} minutes lost "
+            f"({100 * best.lost_hours.value / best.training_hours.value:.1f} % of the training); "
+            f"the rate is {best.rate_source}",
+        )
+    print_line(console, f"  price     {quote(best.price_source)}, {best.price_dated}")
+
+
+def _show_disk(console: Console, found: Comparison) -> None:
+    disk = found.disk
+    parts = ", ".join(
+        f"{name} {part.value:.1f}" for name, part in disk.parts_gib.items() if part.value >= 0.05
+    )
+    total = disk.total_gib
+    print_line(console, f"  disk      {total.value:.0f} GiB ({total.low:.0f}–{total.high:.0f}): {parts}")

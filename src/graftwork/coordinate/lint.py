@@ -1,0 +1,286 @@
+"""A configuration file, looked at: read it, find the model and the card, hold it against the rules.
+
+In: a path and what the command line adds. Out: findings. Reads files; the rules themselves are pure and
+stand in `plan/lint`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graftwork.files.whole import explain_os_error
+from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.catalog.models import CatalogModel, find_model
+from graftwork.plan.lint import read_graft
+from graftwork.plan.lint.detect import detect, read_foreign
+from graftwork.plan.lint.facts import Around, Configuration, Finding, Place
+from graftwork.plan.lint.lint import gravest_first, lint
+from graftwork.plan.lint.reckon import least_minutes, peaks_of
+from graftwork.plan.lint.written import Written, read_written
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.hardware import Gpu
+from graftwork.records.plan import ModelShape
+
+if TYPE_CHECKING:
+    from graftwork.project.folder import Project
+
+TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
+"""How preparing says that it left a row out for its length."""
+PROCESSORS = ("cpu", "none", "processor")
+
+
+class Given(NamedTuple):
+    """What the command line says beside the file; it holds before what the file says."""
+
+    rows: int | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    ram_gib: float | None = None
+    model: str | None = None
+    data_model: str | None = None
+    deployed_model: str | None = None
+    lengths: str | None = None
+
+
+OPTIONS = {
+    "rows": ("rows", "--rows"),
+    "gpu": ("gpu", "--gpu"),
+    "gpus": ("cards", "--gpus"),
+    "ram_gib": ("ram_gib", "--ram"),
+    "model": ("model", "--model"),
+    "data_model": ("data_model", "--data-model"),
+    "deployed_model": ("deployed_model", "--deployed-model"),
+}
+
+
+class Linted(Record):
+    """What was looked at, and what was found."""
+
+    file: str
+    kind: str
+    model: str | None
+    gpu: str | None
+    findings: tuple[Finding, ...]
+    unknown: tuple[str, ...] = ()
+    """What could not be looked at for want of a fact, and the option that gives it."""
+
+    @property
+    def errors(self) -> int:
+        return sum(finding.severity == "error" for finding in self.findings)
+
+
+def lint_file(path: Path, given: Given) -> Linted:
+    written = read_written(_read(path), file=str(path))
+    lengths = read_lengths(given.lengths)
+    if detect(written) == "graft":
+        looks = [_look(path, said, lengths or own, given) for said, own in _read_project(path, written)]
+    else:
+        looks = [_look(path, read_foreign(written), lengths, given)]
+    # Models of a project share most of their settings: what is wrong with several is told once.
+    findings = {(one.rule, one.where, one.what): one for look in looks for one in look.findings}
+    unknown = dict.fromkeys(gap for look in looks for gap in look.unknown)
+    return looks[0].model_copy(
+        update={"findings": gravest_first(findings.values()), "unknown": tuple(unknown)}
+    )
+
+
+def _look(path: Path, said: Configuration, lengths: tuple[int, ...], given: Given) -> Linted:
+    said = _add(said, given)
+    known = _find_model(said.model, near=path.parent)
+    said = _by_full_names(said)
+    gpu = find_gpu(said.gpu) if said.gpu is not None else None
+    said = _expect(said, known, gpu, lengths)
+    around = _around(said, known, gpu, lengths)
+    return Linted(
+        file=str(path),
+        kind=said.kind,
+        model=said.model,
+        gpu=gpu.name if gpu else ("processor" if around.on_processor else None),
+        findings=lint(said, around),
+        unknown=tuple(_unknown(said, around)),
+    )
+
+
+def read_lengths(given: str | None) -> tuple[int, ...]:
+    """Tokens of rows: one number, or a file with one a line, plain or as JSON with `tokens` or `length`."""
+    if given is None:
+        return ()
+    if given.isdigit():
+        return (int(given),)
+    path = Path(given)
+    text = _read(path)
+    try:
+        entries: Iterable[Any] = (
+            json.loads(text)
+            if text.lstrip().startswith("[")
+            else (json.loads(line) for line in text.splitlines() if line.strip())
+        )
+        lengths = tuple(_length(entry) for entry in entries)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserMistake(
+            f"{path.name} does not hold lengths",
+            why=f"a number a line is wanted, or JSON with `tokens` or `length`: {error}",
+            fix="`graft data prepare` counts the tokens of a project's rows; or write one number a line",
+            where=str(path),
+        ) from error
+    return lengths
+
+
+def _length(entry: Any) -> int:
+    if isinstance(entry, dict):
+        value = entry["tokens"] if "tokens" in entry else entry["length"]
+        return len(value) if isinstance(value, list) else int(value)
+    return int(entry)
+
+
+def _read_project(path: Path, written: Written) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
+    """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
+    from graftwork.project.folder import Project
+    from graftwork.project.load import load_settings
+
+    whole = load_settings(path)
+    project = Project(root=path.parent.absolute(), settings=whole)
+    for name in whole.all_models:
+        settings = whole.of_model(name)
+        said = read_graft.read(settings.model_dump(mode="json"), written, model=name)
+        rows = _prepared(project, name)
+        if rows is None:
+            yield said, ()
+            continue
+        train = min(rows.train, settings.train.max_rows or rows.train)
+        yield said.model_copy(update={"rows": train, "test_rows": rows.test}), rows.lengths
+
+
+class _Rows(NamedTuple):
+    train: int
+    test: int
+    lengths: tuple[int, ...]
+    """Of the rows that are trained on, and of those that were left out for their length."""
+
+
+def _prepared(project: "Project", model: str) -> _Rows | None:
+    """Rows of the newest dataset of this model that lies there, if any does."""
+    from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
+
+    found = []
+    for manifest in project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ():
+        try:
+            dataset = read_manifest(manifest.parent)
+        except GraftError:
+            continue
+        if dataset.model == model:
+            found.append((manifest.stat().st_mtime, manifest.parent))
+    if not found:
+        return None
+    folder = max(found)[1]
+    lengths = [len(row.tokens) for row in iterate_rows(folder, "train")]
+    test = sum(1 for _ in iterate_rows(folder, "test"))
+    left_out = (TOO_LONG.search(drop.reason) for drop in iterate_drops(folder))
+    return _Rows(len(lengths), test, (*lengths, *(int(match.group(1)) for match in left_out if match)))
+
+
+def _add(said: Configuration, given: Given) -> Configuration:
+    values: dict[str, Any] = {}
+    places = dict(said.places)
+    for name, (field, option) in OPTIONS.items():
+        value = getattr(given, name)
+        if value is not None:
+            values[field] = value
+            places[field] = Place(key=option)
+    gpu = values.get("gpu", said.gpu)
+    if gpu is not None and gpu.lower() in PROCESSORS:
+        values["gpu"], values["on_processor"] = None, True
+    elif "gpu" in values:
+        values["on_processor"] = False
+    return said.model_copy(update={**values, "places": places})
+
+
+def _find_model(name: str | None, *, near: Path) -> CatalogModel | None:
+    """None where no catalog knows it: then the rules that need its size stay silent, and that is said."""
+    if name is None:
+        return None
+    folder = near / name
+    try:
+        return find_model(str(folder) if (folder / "config.json").is_file() else name)
+    except UserMistake:
+        return None
+
+
+def _by_full_names(said: Configuration) -> Configuration:
+    """Models by the names of the Hub, where the catalog calls them otherwise. Its aliases do not
+    count: a base and its instruct version share a shape, not their weights."""
+    full: dict[str, str] = {}
+    for field in ("model", "data_model", "deployed_model"):
+        name = getattr(said, field)
+        known = _find_model(name, near=Path())
+        if known is not None and name.lower() == known.name.lower():
+            full[field] = known.hf_id
+    return said.model_copy(update=full)
+
+
+def _expect(
+    said: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
+) -> Configuration:
+    """Where the place is gone at some time and nobody says how long the run takes, it is reckoned."""
+    if said.deadline_minutes is None or said.expected_minutes is not None or known is None or gpu is None:
+        return said
+    return said.model_copy(update={"expected_minutes": least_minutes(said, known, gpu, lengths)})
+
+
+def _around(
+    said: Configuration, known: CatalogModel | None, gpu: Gpu | None, lengths: tuple[int, ...]
+) -> Around:
+    around = Around(gpu=gpu, on_processor=said.on_processor and gpu is None, lengths=lengths)
+    if known is None:
+        return around
+    return around.model_copy(
+        update={
+            "shape": known.shape,
+            "parameters": total_parameters(known.shape),
+            "trainable": _trainable(said, known.shape),
+            "peaks": peaks_of(said, known, lengths) if gpu is not None else None,
+        }
+    )
+
+
+def _trainable(said: Configuration, shape: ModelShape) -> int | None:
+    if said.rank is None or said.method in (None, "full"):
+        return None
+    names = linear_names(shape)
+    targets = said.targets or names
+    if targets in (("all-linear",), ("all",)):
+        targets = names
+    if not set(targets) <= set(names):
+        return None
+    return adapter_parameters(shape, rank=said.rank, targets=targets, layers=shape.layers, method=said.method)
+
+
+def _unknown(said: Configuration, around: Around) -> Iterable[str]:
+    if said.rows is None and said.max_steps is None:
+        yield "how many rows there are, and so how many steps: --rows N"
+    if around.parameters is None:
+        name = f" ({said.model} is in no catalog)" if said.model else ""
+        yield f"how large the model is{name}: --model NAME or a config.json"
+    if around.gpu is None and not around.on_processor:
+        yield "what it runs on: --gpu NAME, or --gpu cpu"
+    if not around.lengths:
+        yield "how long the rows are: --lengths FILE"
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        raise UserMistake(
+            f"there is no file {path.name}", fix="name a configuration, or a file of lengths", where=str(path)
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserMistake(
+            f"{path.name} is not UTF-8", why=str(error), fix="save it as UTF-8", where=str(path)
+        ) from error
+    except OSError as error:
+        raise explain_os_error(error, path) from error

@@ -1,0 +1,99 @@
+"""What was taken and given back, in order; and the most that was held at once, by what it was for.
+
+Pure: no torch. A stream can be replayed by whoever knows how the card's allocator hands out memory.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graftwork.records.base import Record
+from graftwork.records.fit import MemoryPeak
+
+BLOCK = 512
+"""The allocator of CUDA hands out whole blocks."""
+
+
+class Taken(NamedTuple):
+    """Bytes that are taken until they are given back."""
+
+    size: int
+    part: str
+
+
+class MemoryTrace(Record):
+    """A run of steps as the memory saw it."""
+
+    peak: MemoryPeak
+    sizes: tuple[int, ...]
+    """Bytes of each tensor, in the order in which they came."""
+    events: tuple[int, ...]
+    """n: the nth tensor came; ~n: it went."""
+    phases: dict[str, float]
+    """The most that was held in each phase of the last step."""
+
+
+class Stream:
+    """Writes it down. Parts can be named later: a gradient is known once it hangs on its weight."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.parts: list[str] = []
+        self.events: list[int] = []
+        self.marks: list[tuple[int, str]] = []
+
+    def take(self, size: int, part: str) -> int:
+        self.sizes.append(size)
+        self.parts.append(part)
+        self.events.append(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
+    def give_back(self, number: int) -> None:
+        self.events.append(~number)
+
+    def use(self, size: int, part: str = "workspace") -> None:
+        """Taken and given back within one operation."""
+        if size > 0:
+            self.give_back(self.take(size, part))
+
+    def use_together(self, sizes: Sequence[int], part: str = "workspace") -> None:
+        """Taken one after the other; the last one goes first."""
+        numbers = [self.take(size, part) for size in sizes if size > 0]
+        for number in reversed(numbers):
+            self.give_back(number)
+
+    def enter(self, phase: str) -> None:
+        self.marks.append((len(self.events), phase))
+
+    def finish(self) -> MemoryTrace:
+        """Sum it up. The first phase is where the model is set up: no peak of training stands there."""
+        phases: dict[str, float] = {}
+        held, most, at, phase = 0, -1, 0, ""
+        marks = iter([*self.marks, (len(self.events) + 1, "")])
+        following = next(marks)
+        for place, event in enumerate(self.events):
+            while place >= following[0]:
+                phase = following[1]
+                phases[phase] = held
+                following = next(marks)
+            held += rounded(self.sizes[event]) if event >= 0 else -rounded(self.sizes[~event])
+            phases[phase] = max(phases.get(phase, 0), held)
+            if held > most and phase != "setup":
+                most, at, peak_phase = held, place, phase
+        parts: dict[str, float] = {}
+        for number in self._alive(at):
+            parts[self.parts[number]] = parts.get(self.parts[number], 0) + rounded(self.sizes[number])
+        peak = MemoryPeak(allocated=most, reserved=most, parts=parts, phase=peak_phase)
+        return MemoryTrace(peak=peak, sizes=tuple(self.sizes), events=tuple(self.events), phases=phases)
+
+    def _alive(self, place: int) -> set[int]:
+        alive: set[int] = set()
+        for event in self.events[: place + 1]:
+            if event >= 0:
+                alive.add(event)
+            else:
+                alive.discard(~event)
+        return alive
+
+
+def rounded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK

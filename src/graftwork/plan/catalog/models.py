@@ -1,0 +1,122 @@
+"""Shapes of known models, and of any model whose config.json is at hand.
+
+In: a name, a folder or a config.json. Out: its sizes with their source and date. Reads no weights where a
+name is given; needs no torch.
+"""
+
+from pathlib import Path
+
+from graftwork.model.shape import read_config_shape, shape_of
+from graftwork.plan.catalog.names import find_named
+from graftwork.plan.catalog.table import Columns, Row, read_table
+from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+from graftwork.records.plan import ModelShape
+
+COLUMNS = Columns(
+    needed=(
+        "name",
+        "hf_id",
+        "architecture",
+        "hidden_size",
+        "layers",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+        "tied_embeddings",
+        "max_positions",
+        "source",
+        "dated",
+    ),
+    optional=("aliases", "parameters", "note"),
+    key=("name",),
+)
+
+
+class CatalogModel(Record):
+    """A model that can be planned for: what it is called, its sizes, and who says so."""
+
+    name: str
+    hf_id: str
+    architecture: str
+    """As `model_type` in config.json."""
+    shape: ModelShape
+    source: str
+    dated: str
+    aliases: tuple[str, ...] = ()
+    note: str = ""
+
+
+def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> CatalogModel:
+    """A model by its name here or on the Hub, by its folder, or by its config.json."""
+    path = Path(name_or_path).expanduser()
+    if path.name.endswith(".json") or (path / "config.json").is_file():
+        return _from_config(path)
+    if path.is_dir():
+        raise UserMistake(
+            f"{path} has no config.json",
+            why="it states the sizes of the model",
+            fix="name the folder that config.json stands in",
+            where=str(path),
+        )
+    models = list_models(overlay=overlay)
+    things = {
+        model.name: (model, (model.hf_id, model.hf_id.split("/")[-1], *model.aliases)) for model in models
+    }
+    return find_named(
+        str(name_or_path), things, kind="model", fix="or give its config.json: any of Hugging Face is read"
+    )
+
+
+def list_models(*, overlay: Path | None = None) -> tuple[CatalogModel, ...]:
+    """All models, the shipped and the team's own."""
+    return tuple(_model(row) for row in read_table("models", COLUMNS, overlay=overlay))
+
+
+def _model(row: Row) -> CatalogModel:
+    shape = row.build(_shape)
+    return CatalogModel(
+        name=row.text("name"),
+        hf_id=row.text("hf_id"),
+        architecture=row.text("architecture"),
+        shape=shape,
+        source=row.text("source"),
+        dated=row.text("dated"),
+        aliases=row.names("aliases"),
+        note=row.text("note"),
+    )
+
+
+def _shape(row: Row) -> ModelShape:
+    config = {
+        "model_type": row.text("architecture"),
+        "hidden_size": row.whole("hidden_size"),
+        "num_hidden_layers": row.whole("layers"),
+        "num_attention_heads": row.whole("heads"),
+        "num_key_value_heads": row.whole("kv_heads"),
+        "head_dim": row.whole("head_dim"),
+        "intermediate_size": row.whole("intermediate_size"),
+        "vocab_size": row.whole("vocab_size"),
+        "tie_word_embeddings": row.yes("tied_embeddings"),
+        "max_position_embeddings": row.whole("max_positions"),
+    }
+    shape = shape_of(config, name=row.text("name"))
+    counted = row.number_or_none("parameters")
+    return shape if counted is None else shape.model_copy(update={"parameters": int(counted)})
+
+
+def _from_config(path: Path) -> CatalogModel:
+    """A model that no catalog knows, by what its own file says."""
+    file = path if path.name.endswith(".json") else path / "config.json"
+    read = read_config_shape(file)
+    return CatalogModel(
+        name=read.shape.name,
+        hf_id=read.shape.name,
+        architecture=read.architecture,
+        shape=read.shape,
+        source=str(file),
+        dated="",
+        note=read.note,
+    )

@@ -1,0 +1,122 @@
+"""What places ask for machines, and under which rules.
+
+In: nothing but the catalog and the team's own rows over it. Out: offers and places, dated. Does not fetch
+prices; says how old they are. What others claimed of a price is kept apart from what we reckon with.
+"""
+
+from datetime import date
+from pathlib import Path
+
+from graftwork.plan.catalog.table import Columns, Row, read_table
+from graftwork.records.offer import Offer, Place
+
+OFFER_COLUMNS = Columns(
+    needed=("place", "gpu", "gpus", "source", "dated"),
+    optional=(
+        "usd_per_hour",
+        "spot_usd_per_hour",
+        "usd_per_month",
+        "hours_a_month",
+        "instance",
+        "region",
+        "vcpus",
+        "memory_gib",
+    ),
+    key=("place", "gpu", "gpus"),
+)
+PLACE_COLUMNS = Columns(
+    needed=("name", "title", "kind", "source", "dated"),
+    optional=(
+        "session_hours",
+        "free_hours_a_week",
+        "free_hours_a_day",
+        "spot",
+        "preemptions_per_hour",
+        "storage_usd_gib_month",
+        "egress_usd_gib",
+        "setup_minutes",
+        "smallest_billed_minutes",
+        "driven_by",
+        "notes",
+    ),
+    key=("name",),
+)
+STALE_AFTER_DAYS = 90
+"""A quarter of a year, an assumption: what is older must be looked up before money is spent on it."""
+
+
+def list_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
+    """What we reckon with."""
+    return _offers("prices", overlay)
+
+
+def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
+    """What a team's comparison of places said: to be shown beside ours, never to be reckoned with."""
+    return _offers("quoted_prices", overlay)
+
+
+def list_places(*, overlay: Path | None = None) -> tuple[Place, ...]:
+    return tuple(row.build(_place) for row in read_table("places", PLACE_COLUMNS, overlay=overlay))
+
+
+def age_days(dated: str, *, today: date) -> int:
+    """Days since a row was true; never negative."""
+    return max((today - date.fromisoformat(dated)).days, 0)
+
+
+def is_stale(dated: str, *, today: date) -> bool:
+    return age_days(dated, today=today) > STALE_AFTER_DAYS
+
+
+def real_spot(usual: float | None, spot: float | None) -> float | None:
+    """A spot price below the usual one. Lists repeat the usual price, or say 0, where there is no spot."""
+    if not spot or (usual is not None and spot >= usual):
+        return None
+    return spot
+
+
+def _offers(table: str, overlay: Path | None) -> tuple[Offer, ...]:
+    return tuple(row.build(_offer) for row in read_table(table, OFFER_COLUMNS, overlay=overlay))
+
+
+def _offer(row: Row) -> Offer:
+    usual, spot = row.number_or_none("usd_per_hour"), row.number_or_none("spot_usd_per_hour")
+    offer = Offer(
+        place=row.text("place"),
+        gpu=row.text("gpu"),
+        gpus=row.whole("gpus"),
+        usd_per_hour=usual,
+        spot_usd_per_hour=real_spot(usual, spot),
+        usd_per_month=row.number_or_none("usd_per_month"),
+        hours_a_month=row.number_or_none("hours_a_month"),
+        instance=row.text("instance"),
+        region=row.text("region"),
+        vcpus=row.number_or_none("vcpus"),
+        memory_gib=row.number_or_none("memory_gib"),
+        source=row.text("source"),
+        dated=row.text("dated"),
+    )
+    if offer.usd_per_hour is None and offer.spot_usd_per_hour is None and offer.usd_per_month is None:
+        raise row.mistake("usd_per_hour", rule="or `spot_usd_per_hour` or `usd_per_month` must be given")
+    return offer
+
+
+def _place(row: Row) -> Place:
+    known = {column: row.number_or_none(column) for column in PLACE_COLUMNS.optional[:3]}
+    amounts = ("storage_usd_gib_month", "egress_usd_gib", "setup_minutes", "smallest_billed_minutes")
+    given = {column: row.number(column) for column in amounts if row.text(column)}
+    texts = {column: row.text(column) for column in ("driven_by", "notes") if row.text(column)}
+    return Place.model_validate(
+        {
+            "name": row.text("name"),
+            "title": row.text("title"),
+            "kind": row.text("kind"),
+            "spot": row.yes("spot") if row.text("spot") else False,
+            "preemptions_per_hour": row.number_or_none("preemptions_per_hour"),
+            "source": row.text("source"),
+            "dated": row.text("dated"),
+            **known,
+            **given,
+            **texts,
+        }
+    )

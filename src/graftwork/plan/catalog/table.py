@@ -1,0 +1,175 @@
+"""A table of the catalog: the file that comes with the package, and a team's own file of that name over it.
+
+In: the name of a table, what its columns are, and a folder of the team's own files. Out: its rows, each
+knowing the file and line that it stands in. Does not know what the columns mean.
+"""
+
+import csv
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from graftwork.records.errors import UserMistake
+
+SHIPPED = Path(__file__).parent / "data"
+OVERLAY_VARIABLE = "GRAFT_CATALOG"
+ALIAS_SEPARATOR = ";"
+_FILLERS = re.compile(r"\b(nvidia|geforce|tesla|quadro|graphics|card|gpu|amd|intel|processor)\b")
+
+Built = TypeVar("Built")
+
+
+class Columns(NamedTuple):
+    """What a table's file may hold, and what tells its rows apart."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    key: tuple[str, ...]
+
+
+class Row(NamedTuple):
+    """One line of a file, as text by column."""
+
+    file: Path
+    line: int
+    cells: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        return self.cells.get(column, "")
+
+    def number(self, column: str, *, above: float | None = None) -> float:
+        """What the cell holds; it must be a number, not below 0, and more than `above`."""
+        value = self.number_or_none(column)
+        if value is None or (above is not None and value <= above):
+            limit = f" above {above:g}" if above is not None else ""
+            raise self.mistake(column, rule=f"must be a number{limit}")
+        return value
+
+    def number_or_none(self, column: str) -> float | None:
+        text = self.text(column)
+        if not text:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not 0 <= value < float("inf"):
+            raise self.mistake(column, rule="must be a number that is not negative")
+        return value
+
+    def whole(self, column: str) -> int:
+        value = self.number(column, above=0)
+        if value != int(value):
+            raise self.mistake(column, rule="must be a whole number")
+        return int(value)
+
+    def yes(self, column: str) -> bool:
+        text = self.text(column).lower()
+        if text not in {"true", "false"}:
+            raise self.mistake(column, rule="must be true or false")
+        return text == "true"
+
+    def names(self, column: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.text(column).split(ALIAS_SEPARATOR) if part.strip())
+
+    def mistake(self, column: str, *, rule: str) -> UserMistake:
+        return UserMistake(
+            f"{self.file.name}, line {self.line}: `{column}` {rule}, and is {self.text(column)!r}",
+            why="a figure that is read wrongly makes every answer wrong",
+            fix=f"mend `{column}` in that line",
+            where=f"{self.file}:{self.line}",
+        )
+
+    def build(self, make: Callable[["Row"], Built]) -> Built:
+        """What `make` makes of this row; a value that its record refuses is named with its place."""
+        try:
+            return make(self)
+        except ValidationError as refused:
+            first = refused.errors()[0]
+            column = str(first["loc"][0]) if first["loc"] else ""
+            raise self.mistake(column, rule=f"is refused ({first['msg'].lower()})") from refused
+
+
+def read_table(name: str, columns: Columns, *, overlay: Path | None = None) -> tuple[Row, ...]:
+    """The rows that came with the package, less those that the team's own replace, then these."""
+    rows = _read(SHIPPED / f"{name}.csv", columns)
+    folder = overlay or _default_overlay()
+    if folder is None:
+        return rows
+    if not folder.is_dir():
+        raise UserMistake(
+            f"there is no folder {folder}",
+            why="it was named as the place of your own catalog",
+            fix=f"make it, or leave {OVERLAY_VARIABLE} and `--catalog` out",
+            where=str(folder),
+        )
+    own = folder / f"{name}.csv"
+    if not own.exists():
+        return rows
+    theirs = _read(own, columns)
+    replaced = {row_key(row, columns) for row in theirs}
+    return (*(row for row in rows if row_key(row, columns) not in replaced), *theirs)
+
+
+def row_key(row: Row, columns: Columns) -> tuple[str, ...]:
+    """What tells a row from others, however it is written."""
+    return tuple(normalise(row.text(column)) for column in columns.key)
+
+
+def normalise(name: str) -> str:
+    """A name without what people write differently: case, spaces, dashes, the maker's name, "GB"."""
+    bare = _FILLERS.sub(" ", name.lower().replace("_", " "))
+    plain = re.sub(r"[^a-z0-9.]", "", bare)
+    return re.sub(r"(?<=\d)gi?b(?![a-z])", "", plain)
+
+
+def _default_overlay() -> Path | None:
+    stated = os.environ.get(OVERLAY_VARIABLE)
+    return Path(stated).expanduser() if stated else None
+
+
+def _read(file: Path, columns: Columns) -> tuple[Row, ...]:
+    with file.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines, restkey="")
+        _check_header(file, reader.fieldnames or [], columns)
+        rows = []
+        for cells in reader:
+            row = Row(file, reader.line_num, {k: (v or "").strip() for k, v in cells.items() if k})
+            if "" in cells:
+                raise row.mistake("", rule="has more cells than the header names")
+            if any(row.cells.values()):
+                rows.append(_checked(row, columns))
+    return tuple(rows)
+
+
+def _check_header(file: Path, header: object, columns: Columns) -> None:
+    named = list(header) if isinstance(header, list | tuple) else []
+    missing = [column for column in columns.needed if column not in named]
+    unknown = [column for column in named if column not in columns.needed + columns.optional]
+    if not missing and not unknown:
+        return
+    wrong = (
+        f"lacks {', '.join(missing)}" if missing else f"has {', '.join(map(str, unknown))}, which is unknown"
+    )
+    raise UserMistake(
+        f"{file.name}, line 1: the header {wrong}",
+        why="columns are found by their names",
+        fix=f"name them: {','.join(columns.needed)}; and where you know it: {','.join(columns.optional)}",
+        where=f"{file}:1",
+    )
+
+
+def _checked(row: Row, columns: Columns) -> Row:
+    for column in columns.needed:
+        if not row.text(column):
+            raise row.mistake(column, rule="must be given")
+    try:
+        date.fromisoformat(row.text("dated"))
+    except ValueError as wrong:
+        raise row.mistake("dated", rule="must be a day such as 2026-08-22") from wrong
+    return row

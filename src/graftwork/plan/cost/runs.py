@@ -1,0 +1,141 @@
+"""The run on each machine, by asking the fit.
+
+In: a model, what is trained how, a card. Out: a CardRun. A measurement of the user's, hours on a card that
+the catalog knows, takes the place of our own level: other cards keep their ratio to it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from graftwork.model.shape import total_parameters
+from graftwork.plan.cost.brief import Brief
+from graftwork.plan.cost.nouns import CardRun
+from graftwork.plan.fit.plain_steps import trained
+from graftwork.records.figure import Figure
+from graftwork.records.fit import FitQuestion, Strategy
+from graftwork.records.hardware import Gpu, Machine
+
+USUAL_RAM_GIB = 64.0
+"""Of a machine whose memory no price list states, for each card."""
+SCALED_RANGE = (0.8, 1.25)
+"""Of hours on another card than the measured one: the ratio of two estimates."""
+
+
+class Measured(NamedTuple):
+    """Hours that the user's run took on a card."""
+
+    gpu: str
+    gpus: int
+    hours: float
+
+
+Fit = Callable[[Machine], Brief]
+
+
+def machine_of(gpu: Gpu, *, count: int, ram_gib: float | None) -> Machine:
+    return Machine(gpu=gpu, gpus=count, ram_gib=ram_gib or USUAL_RAM_GIB * count)
+
+
+def card_run(brief: Brief, *, factor: float = 1.0, measured: bool = False) -> CardRun:
+    """What the costs need of a fit; `factor` is measured over reckoned hours."""
+    machine, question = brief.question.machine, brief.question
+    gpu = machine.gpu
+    if gpu is None:
+        raise ValueError("a comparison of places is about cards")
+    hours, certainty = brief.hours, "computed"
+    if measured:
+        hours, certainty = Figure.exact(hours.value * factor, "h"), "measured"
+    elif factor != 1.0:
+        down, up = SCALED_RANGE
+        hours = Figure.about(hours.value * factor, down=down, up=up, unit="h")
+        certainty = "scaled from your measurement"
+    mean = sum(question.lengths) / max(len(question.lengths), 1)
+    return CardRun(
+        gpu=gpu.name,
+        gpus=machine.gpus,
+        fits=brief.fits,
+        why_not=brief.why_not,
+        hours=hours,
+        steps=brief.steps,
+        tokens=mean * question.rows,
+        total_parameters=total_parameters(question.shape),
+        trainable_parameters=trained(question),
+        full=question.method == "full",
+        # A way that takes one card of several leaves the others idle.
+        watts=gpu.watts * (machine.gpus if brief.strategy.sharding != "none" else 1),
+        certainty=certainty,
+        strategy=in_words(brief.strategy),
+    )
+
+
+def in_words(strategy: Strategy) -> str:
+    told = [strategy.weights, f"{strategy.micro_rows} rows a pass"]
+    if strategy.engine == "hf":
+        told.append("by transformers and PEFT")
+    if strategy.checkpointed_layers:
+        told.append(f"{strategy.checkpointed_layers} layers checkpointed")
+    if strategy.offload != "none":
+        told.append(f"{strategy.offload} offloaded")
+    if strategy.sharding != "none":
+        told.append(strategy.sharding)
+    return ", ".join(told)
+
+
+class Reckoner:
+    """Asks the fit once for each machine, and remembers."""
+
+    def __init__(
+        self,
+        fit: Fit,
+        *,
+        find: Callable[[str], Gpu],
+        measured: Measured | None = None,
+        all_ram_matters: bool = False,
+    ) -> None:
+        """`all_ram_matters`: where states of all parameters may wait on the host."""
+        self._fit, self._find, self._measured, self._all_ram = fit, find, measured, all_ram_matters
+        self._known: dict[tuple[str, int, float | None], CardRun] = {}
+        self._answers: dict[tuple[str, int, float | None], Brief] = {}
+        self._factor = 1.0
+        if measured is not None:
+            answer = self._answer(measured.gpu, measured.gpus, None)
+            reckoned = answer.hours.value
+            self._factor = measured.hours / reckoned if reckoned else 1.0
+
+    def __call__(self, gpu: str, gpus: int, ram_gib: float | None) -> CardRun:
+        # One name for a card, and memory that no adapter needs left out: the fit is asked less often.
+        enough = (
+            None if ram_gib is None or (ram_gib >= USUAL_RAM_GIB * gpus and not self._all_ram) else ram_gib
+        )
+        key = (self._find(gpu).name, gpus, enough)
+        if key not in self._known:
+            answer = self._answer(*key)
+            self._known[key] = card_run(answer, factor=self._factor, measured=self._is_measured(answer))
+        return self._known[key]
+
+    def _answer(self, gpu: str, gpus: int, ram_gib: float | None) -> Brief:
+        key = (gpu, gpus, ram_gib)
+        if key not in self._answers:
+            machine = machine_of(self._find(gpu), count=gpus, ram_gib=ram_gib)
+            self._answers[key] = self._fit(machine)
+        return self._answers[key]
+
+    def _is_measured(self, answer: Brief) -> bool:
+        if self._measured is None or answer.question.machine.gpu is None:
+            return False
+        same = self._find(self._measured.gpu).name == answer.question.machine.gpu.name
+        return same and self._measured.gpus == answer.question.machine.gpus
+
+
+def describe_run(question: FitQuestion) -> dict[str, object]:
+    """What is compared, for whoever reads the table later."""
+    return {
+        "model": question.model,
+        "method": question.method,
+        "algorithm": question.algorithm,
+        "rows": question.rows,
+        "epochs": question.epochs,
+        "tokens_a_row": round(sum(question.lengths) / max(len(question.lengths), 1)),
+        "batch_rows": question.batch_rows,
+        "rank": question.rank,
+    }

@@ -1,0 +1,247 @@
+"""The answer: the fastest way that fits, every figure with its range; or by how much nothing does.
+
+In: a question, and what is known better than from the catalog: rates of a probe, a traced peak. Out: a
+FitAnswer. Pure: reads only the shipped catalogs, for models that would fit instead.
+"""
+
+from typing import NamedTuple
+
+from graftwork.model.shape import total_parameters
+from graftwork.plan.fit.advice import find_remedies
+from graftwork.plan.fit.candidate import (
+    GIB,
+    RESERVED_SPREAD,
+    TIME_SPREAD,
+    Candidate,
+    allocated_figure,
+    card_excess,
+    fits,
+    host_excess,
+    preference,
+    reserved_figure,
+)
+from graftwork.plan.fit.describe import name_of, strategy_of
+from graftwork.plan.fit.figures import consider, speed_figure
+from graftwork.plan.fit.late import late_chance, length_that_fits, truths
+from graftwork.plan.fit.plain_steps import plain_candidate, trained
+from graftwork.plan.fit.reasons import give_reasons, give_verdict
+from graftwork.plan.fit.room import card_room
+from graftwork.plan.fit.strategies import Searched, search
+from graftwork.plan.time import Rates, rates_of
+from graftwork.records.figure import Figure
+from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
+
+LOAD_SECONDS = 20.0
+"""From the start to the first step: reading weights, building kernels (measured on small bases)."""
+SHOWN = 6
+
+
+def fit(
+    question: FitQuestion,
+    *,
+    rates: Rates | None = None,
+    correction: float = 1.0,
+    level: Level | None = None,
+    advise: bool = True,
+) -> FitAnswer:
+    """`correction` is a traced peak over the computed one of the same setup.
+
+    Without `advise` neither remedies nor another engine are looked for: for who asks many questions.
+    """
+    gpu = question.machine.gpu
+    known = rates or (rates_of(gpu) if gpu is not None else None)
+    certainty: Level = level or (
+        "probed" if known is not None and known.certainty == "probed" else "computed"
+    )
+    question = as_done(question)
+    searched = search(question, rates=known, level=certainty, correction=correction)
+    chosen, exact = weigh(searched, question, level=certainty, rates=known, correction=correction)
+    searched = _as_weighed(searched, exact, question, level=certainty)
+    good = fits(chosen, question, certainty)
+    remedies = () if good or not advise else find_remedies(question, rates=rates, level=certainty)
+    return _answer(
+        question, chosen, searched, good=good, level=certainty, rates=known, remedies=remedies, advise=advise
+    )
+
+
+def as_done(question: FitQuestion) -> FitQuestion:
+    """`graft train` does not do GRPO: TRL does, with transformers and PEFT."""
+    return question.model_copy(update={"engine": "hf"}) if question.algorithm == "grpo" else question
+
+
+class Weighed(NamedTuple):
+    """The way that is taken, and all that were reckoned to the tensor on the way to it."""
+
+    best: Candidate
+    exact: tuple[Candidate, ...]
+
+
+def choose(
+    searched: Searched, question: FitQuestion, *, level: Level, rates: Rates | None, correction: float
+) -> Candidate:
+    """The fastest that fits, reckoned to the tensor; else the one that lacks the least."""
+    return weigh(searched, question, level=level, rates=rates, correction=correction).best
+
+
+def weigh(
+    searched: Searched, question: FitQuestion, *, level: Level, rates: Rates | None, correction: float
+) -> Weighed:
+    """As `choose`, with what did not fit once it was reckoned to the tensor."""
+
+    def exactly(one: Candidate) -> Candidate:
+        if one.setup is None or rates is None:
+            return one
+        return plain_candidate(question, one.way, rates=rates, correction=correction, exact=True)
+
+    def lacking(one: Candidate) -> float:
+        return max(card_excess(one, question, level), 0.0) + max(host_excess(one, question), 0.0)
+
+    exact: list[Candidate] = []
+    best: Candidate | None = None
+    for one in sorted(searched.fitting, key=preference):
+        # With GRPO, less room than it seemed means more rounds of answers: exactly, it may be slower.
+        if best is not None and preference(best)[:-1] <= preference(one)[:-1]:
+            break
+        exact.append(exactly(one))
+        if fits(exact[-1], question, level):
+            best = exact[-1] if best is None else min(best, exact[-1], key=preference)
+    if best is None:
+        exact += [exactly(one) for one in sorted(searched.failing, key=lacking)[:1]]
+        best = min(exact, key=lacking)
+    return Weighed(best, tuple(exact))
+
+
+def _answer(
+    question: FitQuestion,
+    chosen: Candidate,
+    searched: Searched,
+    *,
+    good: bool,
+    level: Level,
+    rates: Rates | None,
+    remedies: tuple[Considered, ...],
+    advise: bool,
+) -> FitAnswer:
+    speed = speed_figure(chosen, question, level)
+    steps = max(-(-_rows_of_run(question) // question.batch_rows), 1)
+    spread = TIME_SPREAD[level]
+    step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
+    run = _minutes(step, steps, fixed=LOAD_SECONDS)
+    beside = _beside(question, level, rates) if advise else ()
+    considered = (*_others(searched, question, chosen, level), *beside)
+    return FitAnswer(
+        question=question,
+        fits=good,
+        certainty=level,
+        total_parameters=Figure.exact(total_parameters(question.shape)),
+        trainable_parameters=Figure.exact(trained(question)),
+        peak_allocated_gib=allocated_figure(chosen, level),
+        peak_reserved_gib=reserved_figure(chosen, question, level),
+        card_gib=card_room(question, cards=chosen.way.shared.cards),
+        host_gib=chosen.host,
+        parts_gib=_parts(chosen, level),
+        tokens_per_second=speed,
+        step_seconds=step,
+        steps=Figure.exact(steps, "steps"),
+        epoch_minutes=_minutes(step, steps / question.epochs, fixed=0.0),
+        run_minutes=run,
+        late_oom_chance=_late(question, chosen, level),
+        strategy=strategy_of(chosen, question),
+        others=tuple(one.strategy for one in considered if one.fits),
+        reasons=give_reasons(question, chosen, considered, level=level, good=good),
+        verdict=give_verdict(question, chosen, level=level, good=good, minutes=run),
+        step_parts_seconds={
+            name: Figure.about(seconds, down=1 / spread, up=spread, unit="s")
+            for name, seconds in sorted(chosen.step_parts.items(), key=lambda part: -part[1])
+        },
+        considered=considered,
+        remedies=remedies,
+    )
+
+
+def _rows_of_run(question: FitQuestion) -> int:
+    """Rows that are learned from: with GRPO the answers to all prompts."""
+    times = question.generations if question.algorithm == "grpo" else 1
+    return round(question.rows * times * question.epochs)
+
+
+def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
+    value, low, high = (((one * steps) + fixed) / 60 for one in (step.value, step.low, step.high))
+    return Figure(value=value, low=low, high=high, unit="min")
+
+
+def _parts(chosen: Candidate, level: Level) -> dict[str, Figure]:
+    """The allocated bytes by what they are for, then what the allocator takes beyond them."""
+    spread = RESERVED_SPREAD[level]
+    exact = ("weights", "adapters", "optimizer", "gradients")
+    parts = {}
+    for name, size in sorted(chosen.peak.parts.items(), key=lambda part: -part[1]):
+        if size > 0:
+            wide = 0.01 if name in exact else spread
+            parts[name] = Figure.about(size / GIB, down=1 - wide, up=1 + wide, unit="GiB")
+    beyond = max(chosen.peak.reserved - chosen.peak.allocated, 0.0) / GIB
+    parts["allocator"] = Figure(value=beyond, low=0.0, high=2 * beyond, unit="GiB")
+    return parts
+
+
+def _late(question: FitQuestion, chosen: Candidate, level: Level) -> Figure:
+    """How likely a batch of long rows runs out after a good start, over what the peak may truly be."""
+    room = card_room(question, cards=chosen.way.shared.cards).value * GIB
+    lasting = sum(chosen.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
+    rows = chosen.way.micro_rows if not chosen.way.own_step else 1
+
+    def chance(spread: float) -> float:
+        peaks = truths(chosen.floor, spread=spread)
+        longest = max(question.lengths)
+        fitting = [
+            length_that_fits(room=room, floor=lasting, at_longest=peak, longest=longest) for peak in peaks
+        ]
+        return late_chance(
+            question.lengths,
+            rows_in_run=question.rows,
+            rows_at_once=rows,
+            largest_that_fits=fitting,
+        )
+
+    spread = RESERVED_SPREAD[level]
+    values = sorted((chance(0.0), chance(spread), chance(2 * spread)))
+    return Figure(value=chance(spread), low=values[0], high=values[-1])
+
+
+def _as_weighed(
+    searched: Searched, exact: tuple[Candidate, ...], question: FitQuestion, *, level: Level
+) -> Searched:
+    """What was searched quickly, with the exact figures where there are some."""
+    known = {one.way: one for one in exact}
+    found = [known.get(one.way, one) for one in (*searched.fitting, *searched.failing)]
+    good = tuple(one for one in found if fits(one, question, level))
+    return Searched(good, tuple(one for one in found if not fits(one, question, level)))
+
+
+def _others(
+    searched: Searched, question: FitQuestion, chosen: Candidate, level: Level
+) -> tuple[Considered, ...]:
+    """The best of each kind that was not taken: those that fit by speed, then those that do not by need."""
+    found: dict[str, Considered] = {}
+    taken = name_of(chosen, question)
+    for one in sorted(searched.fitting, key=preference):
+        name = name_of(one, question)
+        if name != taken and name not in found:
+            found[name] = consider(one, question, name=name, level=level)
+    for one in sorted(searched.failing, key=lambda one: one.peak.reserved):
+        name = name_of(one, question)
+        if name != taken and name not in found:
+            found[name] = consider(one, question, name=name, level=level)
+    return tuple(found.values())[:SHOWN]
+
+
+def _beside(question: FitQuestion, level: Level, rates: Rates | None) -> tuple[Considered, ...]:
+    """What transformers and PEFT would make of a run that was asked of `graft train`."""
+    if question.engine != "graft" or question.algorithm != "sft" or question.machine.gpu is None:
+        return ()
+    other = question.model_copy(update={"engine": "hf"})
+    fitting = search(other, rates=rates, level=level).fitting
+    if not fitting:
+        return ()
+    best = min(fitting, key=preference)
+    return (consider(best, other, name=name_of(best, other), level=level),)

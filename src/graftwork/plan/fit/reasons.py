@@ -1,0 +1,156 @@
+"""Why this way, in sentences with figures. Pure."""
+
+from graftwork.plan.fit import rl
+from graftwork.plan.fit.candidate import Candidate, card_excess, host_excess, is_tight, reserved_figure
+from graftwork.plan.fit.describe import name_of
+from graftwork.plan.fit.offload import padded_gb
+from graftwork.plan.fit.room import card_room
+from graftwork.plan.fit.setups import half_precision, why_plain
+from graftwork.records.figure import Figure
+from graftwork.records.fit import Considered, FitQuestion, Level
+
+HOUR = 60.0
+WAITING_WORTH_SAYING = 0.10
+
+
+def give_verdict(
+    question: FitQuestion, chosen: Candidate, *, level: Level, good: bool, minutes: Figure
+) -> str:
+    """The answer in one sentence."""
+    machine, need = question.machine.name, reserved_figure(chosen, question, level)
+    room = card_room(question, cards=chosen.way.shared.cards)
+    what = f"{question.model} by {question.method} ({question.algorithm.upper()})"
+    where = (
+        "in memory"
+        if question.machine.gpu is None
+        else "of each card"
+        if chosen.way.shared.cards > 1
+        else "of the card"
+    )
+    if good:
+        tight = ", tight on host memory" if is_tight(chosen, question) and question.machine.gpu else ""
+        return (
+            f"{what} fits {machine}{tight}: {need.value:.1f} of {room.value:.1f} GiB {where}, "
+            f"{chosen.tokens_per_second:,.0f} tokens/s, {say_time(minutes.value)} for the run."
+        )
+    lacking = []
+    if (over := card_excess(chosen, question, level)) > 0:
+        lacking.append(
+            f"{over:.1f} GiB are lacking {where} ({need.high:.1f} may be needed, {room.value:.1f} are there)"
+        )
+    if (over := host_excess(chosen, question)) > 0:
+        lacking.append(f"{over:.0f} GiB are lacking on the host")
+    return f"{what} does not fit {machine}: " + " and ".join(lacking) + "."
+
+
+def say_time(minutes: float) -> str:
+    if minutes < 1.5:
+        return f"{60 * minutes:.0f} s"
+    if minutes < 1.9 * HOUR:
+        return f"{minutes:.0f} min"
+    return f"{minutes / HOUR:.1f} h" if minutes < 48 * HOUR else f"{minutes / HOUR / 24:.1f} days"
+
+
+def give_reasons(
+    question: FitQuestion,
+    chosen: Candidate,
+    considered: tuple[Considered, ...],
+    *,
+    level: Level,
+    good: bool,
+) -> tuple[str, ...]:
+    reasons = [*_about_the_step(question, chosen), *_about_the_cards(question, chosen)]
+    if chosen.way.shared.offload != "none":
+        reasons += _about_the_host(question, chosen)
+    if question.algorithm == "grpo":
+        reasons += rl.say_why(question)
+    if good:
+        reasons += _beside_the_others(question, chosen, considered)
+    if not good:
+        reasons.append(
+            "a smaller batch would not help: it is reckoned with one row at a time already"
+            if chosen.way.micro_rows == 1 or chosen.tuning is not None
+            else "fewer rows at a time would help"
+        )
+    return tuple(reasons)
+
+
+def _beside_the_others(
+    question: FitQuestion, chosen: Candidate, considered: tuple[Considered, ...]
+) -> list[str]:
+    """How much faster it is than the next, and where another engine would be faster still."""
+    ours = chosen.tokens_per_second
+    same = [one for one in considered if one.fits and one.strategy.engine == chosen.way.engine]
+    reasons = []
+    if same and ours > 1.005 * same[0].tokens_per_second.value:
+        gain = ours / same[0].tokens_per_second.value - 1
+        reasons.append(f"{name_of(chosen, question)} is {100 * gain:.0f} % faster than {same[0].name}")
+    for one in considered:
+        if one.fits and one.strategy.engine != chosen.way.engine and one.tokens_per_second.value > ours:
+            reasons.append(
+                f"{one.name} would do {one.tokens_per_second.value:,.0f} tokens/s: see it with --engine hf"
+            )
+    return reasons
+
+
+def _about_the_step(question: FitQuestion, chosen: Candidate) -> list[str]:
+    gpu, reasons = question.machine.gpu, []
+    if question.algorithm == "grpo":
+        reasons.append(
+            "`graft train` does not do GRPO yet: the figures are for TRL with transformers and PEFT"
+        )
+    if gpu is not None and half_precision(question) == "float16":
+        more = "; it has no tensor cores either" if gpu.capability < 7.0 else ""
+        reasons.append(f"{gpu.name} has no bfloat16: float16 with loss scaling{more}")
+    if (
+        question.engine == "graft"
+        and gpu is not None
+        and question.algorithm == "sft"
+        and not chosen.way.own_step
+    ):
+        why = why_plain(question) or "several cards share the run"
+        reasons.append(f"the plain step, without checkpointing: {why}")
+    if chosen.tuning is not None:
+        tuning = chosen.tuning
+        again = question.adapted_layers - tuning.keep - tuning.lean
+        reasons.append(
+            f"{tuning.keep} blocks keep everything, {tuning.lean} all but the widest tensor, {again} start "
+            "again from their input; the first step is measured, and fewer keep where that was too much"
+        )
+    return reasons
+
+
+def _about_the_cards(question: FitQuestion, chosen: Candidate) -> list[str]:
+    cards, used = question.machine.gpus, chosen.way.shared.cards
+    reasons = []
+    if question.machine.gpu is not None and used < cards:
+        reasons.append(
+            f"{cards - used} of {cards} cards stand idle: with this engine, no way over all of them fits "
+            "and is faster; a run of its own on each is the better use"
+        )
+    sent = chosen.step_parts.get("link between cards", 0.0)
+    if used > 1:
+        reasons.append(
+            f"{100 * sent / chosen.seconds_a_step:.0f} % of a step is waiting for the link between cards"
+        )
+    if used > 1 and question.method == "qlora":
+        reasons.append("4-bit weights cannot be cut up: each card holds the whole base (DDP)")
+    return reasons
+
+
+def _about_the_host(question: FitQuestion, chosen: Candidate) -> list[str]:
+    ram = question.machine.ram_gib
+    word = "tight" if is_tight(chosen, question) else "enough"
+    moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step
+    adam = chosen.step_parts.get("optimizer", 0.0) / chosen.seconds_a_step
+    reasons = [
+        f"host memory is {word}: {chosen.host.low:.0f} to {chosen.host.high:.0f} GiB of {ram:.0f} installed",
+        f"{100 * moved:.0f} % of a step is waiting for transfers to and from the host, "
+        f"{100 * adam:.0f} % is Adam on the processor",
+    ]
+    if question.method == "full":
+        reasons.append(
+            "DeepSpeed's own estimator adds half as much again and would ask for "
+            f"{padded_gb(question):.0f} GB on the host"
+        )
+    return reasons

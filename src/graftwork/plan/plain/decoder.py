@@ -1,0 +1,298 @@
+"""Decoders of one family each, on tensors that are only sizes: embedding, blocks, head and loss. Pure.
+
+What a family has otherwise than Llama stands in FAMILIES; a family that is not there is taken for Llama.
+"""
+
+from typing import NamedTuple
+
+from graftwork.model.trace.sizes import tile_places
+from graftwork.plan.plain.modules import (
+    FLOAT,
+    WIDTHS,
+    Heads,
+    Linear,
+    Machinery,
+    Norm,
+    attend,
+    rotate,
+    rotate_part,
+)
+from graftwork.plan.plain.operations import (
+    activate,
+    add,
+    cast,
+    embed,
+    halves,
+    multiply,
+    part_of,
+    scale,
+    turned,
+)
+from graftwork.plan.plain.tape import Node, Tensor, Weight
+from graftwork.records.fit import PlainSetup
+from graftwork.records.plan import ModelShape
+
+
+class Family(NamedTuple):
+    """What differs between decoders."""
+
+    norm: str = "llama"
+    biased: tuple[str, ...] = ()
+    head_norms: str = ""
+    """Queries and keys are normed: "each" head, or "all" heads at once."""
+    fused: bool = False
+    """Queries, keys and values come from one product; gate and up too."""
+    norm_after: bool = False
+    """Norms stand behind attention and MLP instead of before them."""
+    scaled_embedding: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(biased=("q_proj", "k_proj", "v_proj")),
+    "qwen3": Family(head_norms="each"),
+    "gemma": Family(norm="gemma", scaled_embedding=True),
+    "phi3": Family(fused=True),
+    "olmo2": Family(norm="olmo2", head_norms="all", norm_after=True),
+}
+
+
+class Block:
+    """One layer."""
+
+    def __init__(self, shape: ModelShape, setup: PlainSetup, family: Family, *, adapted: bool) -> None:
+        full = setup.method == "full" and adapted
+        h, i, d = shape.hidden_size, shape.intermediate_size, shape.head_dim
+        q, kv = shape.heads * d, shape.kv_heads * d
+        self.family = family
+        self.heads = Heads(shape.heads, shape.kv_heads, d)
+        sizes = (
+            {"qkv_proj": (h, q + 2 * kv), "o_proj": (q, h), "gate_up_proj": (h, 2 * i), "down_proj": (i, h)}
+            if family.fused
+            else {
+                "q_proj": (h, q),
+                "k_proj": (h, kv),
+                "v_proj": (h, kv),
+                "o_proj": (q, h),
+                "gate_proj": (h, i),
+                "up_proj": (h, i),
+                "down_proj": (i, h),
+            }
+        )
+        self.linears = {
+            name: Linear(
+                size,
+                setup,
+                bias=name in family.biased,
+                adapted=adapted and not full and name in setup.targets,
+                trained=full,
+            )
+            for name, size in sizes.items()
+        }
+        self.linears["down_proj"].last = not family.norm_after
+        self.norms = [Norm(h, setup, style=family.norm, trained=full) for _ in range(2)]
+        self.norms[1].last = family.norm_after
+        widths = {"each": (d, d), "all": (q, kv)}.get(family.head_norms, ())
+        self.head_norms = [Norm(width, setup, style=family.norm, trained=full) for width in widths]
+        modules: list[Linear | Norm] = [*self.linears.values(), *self.head_norms, *self.norms]
+        self.weights = [weight for module in modules for weight in module.weights]
+
+    def run(self, shared: Machinery, given: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+        """What is given is held by the call until it returns."""
+        residual = x = given
+        if not self.family.norm_after:
+            x = self.norms[0].run(shared, x)
+        x = self._attention(shared, x, waves)
+        if self.family.norm_after:
+            x = self.norms[0].run(shared, x)
+        x = add(shared.tape, residual, x)
+        residual = x
+        if not self.family.norm_after:
+            x = self.norms[1].run(shared, x)
+        x = self._mlp(shared, x)
+        if self.family.norm_after:
+            x = self.norms[1].run(shared, x)
+        return add(shared.tape, residual, x)
+
+    def _attention(self, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+        q, k, v = self._projected(shared, x)
+        turn = rotate_part if self.family.fused else rotate
+        q, k = turn(shared, q, waves), turn(shared, k, waves)
+        out = attend(shared, q, k, v, self.heads, in_order=not self.family.fused)
+        return self.linears["o_proj"].run(shared, out)
+
+    def _projected(self, shared: Machinery, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tape, heads = shared.tape, self.heads
+        if self.family.fused:
+            whole = self.linears["qkv_proj"].run(shared, x)
+            counts = [shared.places * size * heads.size for size in (heads.queries, heads.keys)]
+            q, k, v = (part_of(tape, whole, count) for count in (counts[0], counts[1], counts[1]))
+            return turned(tape, q), turned(tape, k), v
+        q = self.linears["q_proj"].run(shared, x)
+        if self.head_norms:
+            q = self.head_norms[0].run(shared, q)
+        q = turned(tape, q)
+        k = self.linears["k_proj"].run(shared, x)
+        if self.head_norms:
+            k = self.head_norms[1].run(shared, k)
+        return q, turned(tape, k), self.linears["v_proj"].run(shared, x)
+
+    def _mlp(self, shared: Machinery, x: Tensor) -> Tensor:
+        tape = shared.tape
+        if self.family.fused:
+            up = self.linears["gate_up_proj"].run(shared, x)
+            gate, up = halves(tape, up)
+            up = multiply(tape, up, activate(tape, gate))
+            return self.linears["down_proj"].run(shared, up)
+        gate = activate(tape, self.linears["gate_proj"].run(shared, x))
+        up = self.linears["up_proj"].run(shared, x)
+        inner = multiply(tape, gate, up)
+        del gate, up
+        return self.linears["down_proj"].run(shared, inner)
+
+
+class Decoder:
+    """All of it, ready for steps."""
+
+    def __init__(self, shape: ModelShape, setup: PlainSetup, family: Family) -> None:
+        self.shape, self.setup, self.family = shape, setup, family
+        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else WIDTHS[setup.dtype]
+        whole = setup.method == "full" and setup.adapted_layers >= shape.layers
+        self.embedding = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
+        first = shape.layers - setup.adapted_layers
+        self.blocks = [Block(shape, setup, family, adapted=place >= first) for place in range(shape.layers)]
+        self.norm = Norm(shape.hidden_size, setup, style=family.norm, trained=whole)
+        self.head = self.embedding
+        if not shape.tied_embeddings:
+            self.head = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
+        inside = [weight for block in self.blocks for weight in block.weights]
+        outside = [self.norm.weight] if self.head is self.embedding else [self.norm.weight, self.head]
+        self.weights = [self.embedding, *inside, *outside]
+
+    def hidden_states(self, shared: Machinery) -> Tensor:
+        tape, setup = shared.tape, self.setup
+        x = embed(tape, tape.leaf(self.embedding), places=shared.places, hidden=self.shape.hidden_size)
+        if self.family.scaled_embedding:
+            x = scale(tape, x)
+        embedded = x  # held by its name until the last layer is through
+        count = setup.tokens * self.shape.head_dim
+        tape.multiply_matrices()  # positions times frequencies
+        waves = (tape.new(count, x.width), tape.new(count, x.width))
+        for place, block in enumerate(self.blocks):
+            if place < setup.checkpointed:
+                x = _run_again_later(block, shared, x, waves)
+            else:
+                x = block.run(shared, x, waves)
+        result = self.norm.run(shared, x)
+        del embedded
+        return result
+
+    def plain_loss(self, shared: Machinery) -> Tensor:
+        """Logits, in float32, and their logarithms: kept until the gradient is through them."""
+        tape, vocabulary = shared.tape, self.shape.vocab_size
+        hidden = self.hidden_states(shared)
+        part, tape.part = tape.part, "logits"
+        logits = shared.product(hidden, self.head, outputs=vocabulary)
+        whole = cast(tape, logits, FLOAT)
+        logs = tape.new(whole.count, FLOAT)
+        kept = logs.storage
+
+        def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+            before = tape.new(shared.places * vocabulary, FLOAT, part="logits")
+            made = tape.new(shared.places * vocabulary, FLOAT, part="logits")
+            del before
+            return [made]
+
+        tape.part = part
+        loss = tape.made(tape.new(1, FLOAT), [whole], back)
+        del logs, whole  # the loss returns before the model does
+        del hidden
+        return loss
+
+    def fused_loss(self, shared: Machinery) -> Tensor:
+        """A tile of places at a time; the gradient is made on the way."""
+        tape, shape = shared.tape, self.shape
+        hidden = self.hidden_states(shared)
+        head = tape.leaf(self.head)
+        width = shared.low if self.setup.autocast else hidden.width
+        tile = tile_places(shared.places, shape.hidden_size, shape.vocab_size)
+        gradient = tape.new(hidden.count, hidden.width)
+        of_head = tape.new(head.count, head.width) if head.edge else None
+        losses = tape.new(shared.places, FLOAT)
+        same = head.width == hidden.width == width
+        # Where nothing is cast, all tiles share one buffer.
+        logits = tape.new(tile * shape.vocab_size, width, part="logits") if same else None
+        tape.multiply_matrices()
+        for _ in range(0, shared.places, tile):
+            self._fused_tile(shared, tile, width, same=same, trained=of_head is not None)
+        kept = [gradient, of_head]
+
+        def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
+            return list(kept)
+
+        del logits, gradient, of_head, losses
+        return tape.made(tape.new(1, FLOAT), [hidden, head], back)
+
+    def _fused_tile(self, shared: Machinery, tile: int, width: int, *, same: bool, trained: bool) -> None:
+        tape, shape = shared.tape, self.shape
+        size = shape.vocab_size * shape.hidden_size
+        if not same:
+            copied = tape.new(size, width, part="workspace")
+            logits = tape.new(tile * shape.vocab_size, width, part="logits")
+            del copied
+            tape.stream.use_together([size * width, tile * shape.hidden_size * width])
+            del logits
+        if trained:
+            tape.stream.use(size * width)
+
+
+def _run_again_later(block: Block, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """Only the input is kept; the layer runs again on the way back, and then as if it had kept everything."""
+    tape = shared.tape
+    tape.learning = False
+    result = block.run(shared, x, waves)
+    tape.learning = True
+    kept, count, width, needs = x.storage, x.count, x.width, x.edge is not None
+    trained = any(weight.trained for weight in block.weights)
+    if not needs and not trained:
+        return result
+
+    def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
+        found: list[Tensor] = []
+        again = Tensor(kept, count, width)
+        if needs:
+            again.edge = (Node([], lambda given: _pass_on(found, given)), 0)
+        learning, part = tape.learning, tape.part
+        tape.learning, tape.part = True, "activations"
+        shared.again = True
+        tape.ahead = _ahead_of_running(block, shared, count)
+        # A norm at the end takes its gradient in float32 before it asks for what was kept.
+        widened = tape.new(count, FLOAT) if block.family.norm_after and width != FLOAT else None
+        output = block.run(shared, again, waves)
+        shared.again = tape.muted = False
+        del widened
+        shared.forget_casts()
+        root = output.edge
+        del output, again
+        assert root is not None
+        tape.backward(root, grads.pop())
+        tape.learning, tape.part = learning, part
+        return [found.pop()] if found else [None]
+
+    result.edge = (Node([x.edge], back), 0)
+    return result
+
+
+def _ahead_of_running(block: Block, shared: Machinery, count: int) -> list[Tensor]:
+    """A layer runs again when what it kept is first asked for: the adapter's scale is behind that."""
+    down = block.linears["down_proj"]
+    if down.adapter is None or block.family.norm_after:
+        return []
+    width = shared.low if shared.setup.autocast else down.adapter[0].width
+    return [shared.tape.new(count, width)]
+
+
+def _pass_on(found: list[Tensor], given: list[Tensor]) -> list[Tensor | None]:
+    found.append(given.pop())
+    return []

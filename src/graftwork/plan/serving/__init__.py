@@ -1,0 +1,1 @@
+"""What serving a model will take: memory, latency, users, specialists. Pure maths on facts."""

@@ -1,0 +1,190 @@
+"""What engines reach of a machine's figures, and what they take for themselves. Constants with sources.
+
+[M] measured by somebody, on the machine named; [D] derived from such measurements or guessed from them. A
+share is of the maker's figure (memory bandwidth, dense products). `best` is never over 1: nothing here
+answers faster than the machine's roofline.
+"""
+
+from typing import NamedTuple
+
+from graftwork.plan.serving.question import EngineName, Form
+
+MEASURED_DECODE = """Bytes read a token over stated bandwidth, one user, [M] by others, read 2026-11-15:
+RTX 5060 Ti Qwen2.5-Coder-7B Q8_0 49.6 tokens/s: 0.83 (inventivehq.com/blog, GGUF quality benchmark);
+L4 8B FP16 16.7: 0.84 (dev.to/leaseweb); A100 about 8B 16 bits in vLLM 80: 0.59 or 0.77, as it had 80 or 40 GB
+(hao-ai-lab/JacobiForcing#6); RTX 3080 8B Q4_K_M 112: 0.68, RTX 4090 8B Q6_K 93: 0.57
+(dmatora/LLM-inference-speed-benchmarks#12, #10); RTX 4090 7B 4 bits 191: 0.69 (mlc-ai/llm-perf-bench#1);
+EPYC 9554 Phi-4 14B Q4_K_M 28.7: 0.55, Q8_0 19.2: 0.63 (ahelpme.com/?p=6685); Threadripper 5995WX 7B Q4_0
+33.7: 0.66 (llama.cpp#7497); two EPYC 9334 8B Q4_K_M 27.8, FP16 8.1: 0.28, 0.26 of one socket
+(dev.to/leaseweb)."""
+
+MEASURED_PREFILL = """Operations over stated rate, [M] by others, read 2026-11-15: RTX 4090 8B Q6_K 4,668
+tokens/s: 0.42 of half precision (dmatora#10); Threadripper 5995WX 7B Q4_0 189 to 210: 0.45 to 0.5 of float32
+(llama.cpp#7497); Threadripper 7995WX TinyLlama bf16 1,929, q8_0 1,268: 0.4, 0.26 of float32 (llamafile)."""
+
+
+class Spread(NamedTuple):
+    """The same figure as it may turn out."""
+
+    best: float
+    likely: float
+    worst: float
+
+
+class Case:
+    """Which of a spread is meant: an index."""
+
+    BEST, LIKELY, WORST = range(3)
+
+
+CASES = (Case.BEST, Case.LIKELY, Case.WORST)
+
+
+class Engine(NamedTuple):
+    """An engine on one kind of place."""
+
+    bandwidth: dict[Form, Spread]
+    """Share of memory bandwidth while one token after another is made, by the width of weights."""
+    compute: dict[Form, Spread]
+    """Share of the dense rate while a prompt is read."""
+    layer_seconds: Spread
+    """Of every layer and step, beside its products: starting kernels, waiting for threads."""
+    step_seconds: Spread
+    """Of every step: choosing what goes on, drawing the token."""
+    adapter_factor: Spread
+    """Time of a step whose users have different adapters over that of a step without."""
+    mixes_adapters: bool
+    """Users of different adapters share one step; otherwise weights are read once for each adapter."""
+    cache_bytes: int
+    """Of one number in the KV cache."""
+    cache_block: int
+    """Tokens that are set aside at once."""
+    runtime_gib: Spread
+    """Of each process, before the model: interpreter, libraries, the card's context, recorded graphs."""
+    prompt_tokens: int
+    """Of a prompt, read at once; a longer one is read in pieces of this size."""
+    logit_rows: int
+    """Places whose logits stand at once, at least."""
+
+
+ON_CARD_BANDWIDTH: dict[Form, Spread] = {
+    "32 bits": Spread(0.92, 0.78, 0.55),
+    "16 bits": Spread(0.92, 0.78, 0.55),
+    "8 bits": Spread(0.90, 0.78, 0.55),
+    "4 bits": Spread(0.85, 0.66, 0.45),
+}
+"""[D] from MEASURED_DECODE: 0.59 to 0.84 in 8 and 16 bits, 0.57 to 0.69 in fewer."""
+
+ON_CARD_COMPUTE: dict[Form, Spread] = {
+    "32 bits": Spread(0.80, 0.55, 0.30),
+    "16 bits": Spread(0.80, 0.55, 0.30),
+    "8 bits": Spread(0.75, 0.50, 0.25),
+    "4 bits": Spread(0.75, 0.45, 0.20),
+}
+"""[D] A large product reaches 0.8 (an H200: 790 of 989, [M]), a whole pass over a prompt less; 4 bits are
+made 16 again before they are multiplied."""
+
+ON_PROCESSOR_BANDWIDTH: dict[Form, Spread] = {
+    "32 bits": Spread(0.85, 0.65, 0.26),
+    "16 bits": Spread(0.85, 0.65, 0.26),
+    "8 bits": Spread(0.80, 0.62, 0.26),
+    "4 bits": Spread(0.75, 0.56, 0.26),
+}
+"""[D] from MEASURED_DECODE: 0.55 to 0.66 on one socket with all channels filled, 0.26 to 0.28 where two
+sockets or empty channels are in the way."""
+
+ON_PROCESSOR_COMPUTE: dict[Form, Spread] = {
+    "32 bits": Spread(0.80, 0.45, 0.20),
+    "16 bits": Spread(0.80, 0.40, 0.20),
+    "8 bits": Spread(1.00, 0.40, 0.20),
+    "4 bits": Spread(1.00, 0.40, 0.20),
+}
+"""[D] from MEASURED_PREFILL, of the float32 rate; integer products can do more, and no more is promised."""
+
+VLLM = Engine(
+    bandwidth=ON_CARD_BANDWIDTH,
+    compute=ON_CARD_COMPUTE,
+    # [D] Recorded graphs: two dozen kernels a layer, of which the products were counted already.
+    layer_seconds=Spread(2e-6, 8e-6, 30e-6),
+    step_seconds=Spread(1e-4, 5e-4, 3e-3),
+    # [D] Two thin products beside each thick one, gathered by adapter.
+    adapter_factor=Spread(1.03, 1.15, 1.4),
+    mixes_adapters=True,
+    cache_bytes=2,
+    cache_block=16,
+    # Context 0.3 to 0.5 GiB [M], library workspaces and recorded graphs [D].
+    runtime_gib=Spread(0.6, 1.0, 1.8),
+    prompt_tokens=2048,
+    logit_rows=256,
+)
+LLAMA_ON_CARD = VLLM._replace(
+    layer_seconds=Spread(4e-6, 12e-6, 40e-6),
+    # Its server does not put requests of different adapters into one batch (its documentation).
+    adapter_factor=Spread(1.02, 1.1, 1.3),
+    mixes_adapters=False,
+    cache_block=256,
+    runtime_gib=Spread(0.3, 0.5, 0.8),
+    prompt_tokens=512,
+    logit_rows=512,
+)
+LLAMA_ON_PROCESSOR = Engine(
+    bandwidth=ON_PROCESSOR_BANDWIDTH,
+    compute=ON_PROCESSOR_COMPUTE,
+    # [D] A dozen waits of all threads for each other.
+    layer_seconds=Spread(5e-6, 3e-5, 2e-4),
+    step_seconds=Spread(5e-5, 2e-4, 1e-3),
+    adapter_factor=Spread(1.02, 1.1, 1.3),
+    mixes_adapters=False,
+    cache_bytes=2,
+    cache_block=256,
+    runtime_gib=Spread(0.1, 0.2, 0.4),
+    prompt_tokens=512,
+    logit_rows=512,
+)
+EMBEDDED = LLAMA_ON_PROCESSOR._replace(
+    # [D] from SmolLM2-135M in float32, 14 tokens/s on two cores [M]: 71 ms; weights explain half.
+    layer_seconds=Spread(2e-4, 8e-4, 2e-3),
+    step_seconds=Spread(5e-4, 2e-3, 1e-2),
+    # [M] Eight rows of a 0.5B shape: base 5.0 s, one adapter 5.1, seven adapters and the base mixed 6.9.
+    adapter_factor=Spread(1.02, 1.2, 1.5),
+    mixes_adapters=True,
+    cache_bytes=4,
+    cache_block=1,
+    # [M] 0.50 with torch and transformers resident.
+    runtime_gib=Spread(0.45, 0.5, 0.9),
+    logit_rows=1,
+)
+
+FORMS_OF: dict[EngineName, tuple[Form, ...]] = {
+    "vllm": ("16 bits", "8 bits", "4 bits"),
+    "llama.cpp": ("32 bits", "16 bits", "8 bits", "4 bits"),
+    "embedded": ("32 bits",),
+}
+GUESSED = "guessed"
+"""The source of a processor that nobody knows: only its cores were counted."""
+GUESSED_RATES = Spread(2.0, 1.0, 0.5)
+CARD_SHARE = 0.95
+"""Of a card's memory; the rest is the driver's, the screen's and the allocator's waste. [D]"""
+HOST_SHARE = 0.92
+"""Of a machine's memory; the rest is the system's. [D]"""
+HOST_LINK_SHARE = 0.6
+"""Of a connector's rate where two cards speak through the host: 19 to 20 of 32 GB/s on A40s [M]."""
+MESSAGE_SECONDS = Spread(8e-6, 3e-5, 1e-4)
+"""Of one exchange between cards, however small. [D]"""
+CHECKED_FORM = Spread(0.99, 1.0, 1.01)
+"""Bytes of weights over what their formats say: headers, alignment."""
+WORKSPACE = Spread(0.6, 1.0, 1.8)
+"""What passes through a layer at once over what was counted. [D]"""
+
+
+def forms_of(name: EngineName, *, on_card: bool) -> tuple[Form, ...]:
+    """The widths that an engine serves, the widest first. On a card nobody serves float32."""
+    return tuple(form for form in FORMS_OF[name] if not (on_card and form == "32 bits"))
+
+
+def find_engine(name: EngineName, *, on_card: bool) -> Engine:
+    if name == "vllm":
+        return VLLM
+    if name == "embedded":
+        return EMBEDDED
+    return LLAMA_ON_CARD if on_card else LLAMA_ON_PROCESSOR

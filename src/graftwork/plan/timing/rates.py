@@ -1,0 +1,142 @@
+"""What a card reaches within a whole training step, from what its maker states. Pure.
+
+In: a card of the catalog. Out: Rates. Every share below says where it comes from; a probe on the card
+itself (`rates_of_probe`) replaces them by what was measured there.
+"""
+
+from graftwork.records.base import Record
+from graftwork.records.fit import Level
+from graftwork.records.hardware import Gpu
+
+POWER_FREE_SHARE, LOST_TO_A_TFLOP_A_WATT = 0.95, 0.215
+"""Share of the stated products that a step reaches, and what it loses where a card has more of them than
+watts to feed them. Measured: 640 of 989 on an H200 (1.41 TFLOPS a watt; benchmarks/results/train_gpu.json,
+2026-11). Published: an RTX 5060 Ti reaches 81 % of its peak over a whole step (0.26 TFLOPS a watt;
+IST-DASLab/llmq). A straight line through both; derived for all others."""
+LEAST_SHARE, MOST_SHARE = 0.40, 0.89
+
+EIGHT_SHARE = 0.90
+"""8-bit products reach less of their peak than 16-bit ones: 1150 of 1979 against 640 of 989 (H200)."""
+BANDWIDTH_SHARE, GDDR_SHARE = 0.73, 0.88
+"""3.5 of 4.8 TB/s within a step on an H200; the slower memory of cards without HBM is used up better, and
+their large caches hold some of it: derived."""
+WITH_HBM = (6.0, 7.0, 8.0, 9.0, 10.0)
+"""Compute capabilities of cards with stacked memory."""
+ATTENTION_SHARE = 0.66
+"""Of what products reach, what attention does: 420 of 640 on an H200."""
+MEASURED_ATTENTION, MEASURED_LENGTH = 420e12, 2048
+"""Where that was measured; how it grows with the length is published (FlashAttention-3, 2024: causal, on an
+H100, 0.5, 0.75, 1, 1.2, 1.3 of it at 512, 1k, 2k, 4k and 8k). Slower cards are full sooner: derived."""
+HALF_FULL_LENGTH = 920
+NARROW_HEADS = 0.85
+"""Heads of 64 over heads of 128; the same source has 0.75 for its own kernels."""
+UNEVEN_SHARE = 0.75
+"""Rows of different lengths go through another kernel than rows of one length: derived."""
+OLD_ATTENTION_SHARE = 0.30
+"""Before Ampere there is no flash attention 2: derived."""
+HOST_SHARE = 0.65
+"""Of the connector's stated rate: 20 of 31.5 GB/s (PCIe 4.0 x16) staged through the host, published."""
+TURNING, DEQUANTISING = 0.65, 0.22
+"""Of the bandwidth, what turning 8-bit weights over and opening NF4 reach within a step (H200)."""
+FIXED_SECONDS, FIXED_A_LAYER = 0.002, 0.00018
+"""A pass's beginning and end on the host; and what each adapted block's small tensors add to the clipping
+and the update (H200, 16 cores: 7 ms with 28 blocks; how it divides is a guess)."""
+LAUNCH_SECONDS = 8e-6
+"""One small kernel called from Python: 7 to 9 µs beside an H200 (2026-11). The host decides."""
+OLD_SHARE = 0.75
+"""Cards before Ampere reach less with the libraries of today: derived."""
+FIRST_WITH_TENSOR_CORES = 7.0
+CONSUMER = ("RTX 3", "RTX 4", "RTX 5")
+"""Cards whose products summed in float32 run at half the rate of their silicon."""
+
+
+class Rates(Record):
+    """Reached rates, in operations and bytes a second; and the peaks that no estimate may beat."""
+
+    name: str
+    half: float
+    """16-bit products in a whole step."""
+    eight: float | None = None
+    """8-bit products; None where the card has none."""
+    single: float
+    """32-bit products."""
+    bandwidth: float
+    attention: float
+    host: float
+    """Bytes to and from host memory."""
+    fixed_seconds: float = FIXED_SECONDS
+    fixed_a_layer: float = FIXED_A_LAYER
+    launch_seconds: float = LAUNCH_SECONDS
+    turning: float = TURNING
+    dequantising: float = DEQUANTISING
+    has_bf16: bool = True
+    peak_half: float
+    peak_eight: float | None = None
+    peak_bandwidth: float
+    layer_factor: float = 1.0
+    """Measured seconds of a layer over those reckoned, where a real step was timed."""
+    form_factors: dict[str, float] = {}
+    """The same for each form of the weights that was timed."""
+    head_factor: float = 1.0
+    """The same for the head and the loss."""
+    certainty: Level = "computed"
+
+    def products(self, dtype: str) -> float:
+        """Rate of products in this type. Without bfloat16 in hardware it goes by 32 bits."""
+        if dtype == "float32" or (dtype == "bfloat16" and not self.has_bf16):
+            return self.single
+        return self.half
+
+    def attention_at(self, length: float, head_dim: int) -> float:
+        """Attention's rate over rows of this length: short rows and narrow heads do not fill a card."""
+        half_full = HALF_FULL_LENGTH * min(1.0, self.attention / MEASURED_ATTENTION)
+        full = self.attention * (1 + half_full / MEASURED_LENGTH)
+        return full * length / (length + half_full) * (NARROW_HEADS if head_dim < 96 else 1.0)
+
+    def factor_of(self, form: str) -> float:
+        """What blocks with weights in this form take over what is reckoned for them."""
+        return self.form_factors.get(form, self.layer_factor)
+
+    @property
+    def best_eight(self) -> float:
+        return self.eight if self.eight is not None else self.half
+
+
+def rates_of(gpu: Gpu) -> Rates:
+    """What this card is expected to reach, before anybody has probed it."""
+    share = _share(gpu)
+    old, stacked = gpu.capability < 8.0, gpu.capability in WITH_HBM
+    half = gpu.half_tflops * 1e12 * share
+    peak_eight = gpu.eight_tflops * 1e12 if gpu.has_fp8 and gpu.eight_tflops else None
+    return Rates(
+        name=gpu.name,
+        half=half,
+        eight=peak_eight * share * EIGHT_SHARE if peak_eight is not None else None,
+        single=min(gpu.half_tflops * 1e12 * single_share(gpu) * MOST_SHARE, half),
+        bandwidth=gpu.bandwidth_gb_s * 1e9 * (BANDWIDTH_SHARE if stacked else GDDR_SHARE),
+        attention=half * (OLD_ATTENTION_SHARE if old else ATTENTION_SHARE),
+        host=gpu.pcie_gb_s * 1e9 * HOST_SHARE,
+        has_bf16=gpu.has_bf16,
+        peak_half=gpu.half_tflops * 1e12,
+        peak_eight=peak_eight,
+        peak_bandwidth=gpu.bandwidth_gb_s * 1e9,
+    )
+
+
+def _share(gpu: Gpu) -> float:
+    share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_A_WATT * gpu.half_tflops / gpu.watts
+    share = min(max(share, LEAST_SHARE), MOST_SHARE)
+    return share * OLD_SHARE if gpu.capability < 8.0 else share
+
+
+def single_share(gpu: Gpu) -> float:
+    """32-bit products over 16-bit ones, by generation: the catalog states only the latter. Derived from
+    the makers' tables (H100 67 of 989, A100 19.5 of 312, V100 15.7 of 125, RTX 4090 82.6 of 165)."""
+    if gpu.capability < FIRST_WITH_TENSOR_CORES:
+        return 1 / 2
+    if gpu.capability < 8.0:
+        return 1 / 8
+    if gpu.capability in (8.0, 9.0, 10.0):
+        return 1 / 16
+    name = gpu.name.upper().removeprefix("NVIDIA ").removeprefix("GEFORCE ")
+    return 1 / 2 if name.startswith(CONSUMER) and " ADA" not in name else 1 / 4

@@ -1,0 +1,41 @@
+"""Lint of a project whose rows are prepared: their own number and lengths are what is looked at."""
+
+import pytest
+
+from graftwork.coordinate.lint import Given, lint_file
+from graftwork.coordinate.pipeline import run_pipeline
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+
+
+@pytest.fixture
+def prepared(small_project, change_settings, listener):
+    def prepare(**sections):
+        change_settings(small_project, **sections)
+        with open_workplace(open_project(small_project), listener) as work:
+            made = run_pipeline(work, upto="prepare")
+        return lint_file(small_project / "graft.yaml", Given()), made.outputs["prepare"].dataset
+
+    return prepare
+
+
+def test_rows_that_were_left_out_for_their_length_are_told(prepared):
+    linted, dataset = prepared(data={"max_tokens": 87})
+    found = {one.rule: one for one in linted.findings}
+    assert dataset.splits["train"].rows > 0
+    assert "left out" in found["rows-are-cut"].what
+    assert "87" in found["rows-are-cut"].what
+
+
+def test_steps_are_counted_from_the_prepared_rows(prepared):
+    linted, dataset = prepared(train={"checkpoint_every": 500, "epochs": 1})
+    steps = -(-dataset.splits["train"].rows // 4)
+    found = {one.rule: one for one in linted.findings}
+    assert f"but the run has {steps}" in found["checkpoint-never-comes"].what
+    assert not any("--rows" in gap or "--lengths" in gap for gap in linted.unknown)
+
+
+def test_a_rate_that_the_held_out_rows_cannot_prove_is_told(prepared):
+    linted, dataset = prepared(gate={"rules": [{"metric": "json_valid", "over": 0.99}]})
+    found = {one.rule: one for one in linted.findings}
+    assert found["rate-cannot-be-proven"].what.startswith(f"{dataset.splits['test'].rows} held-out rows")

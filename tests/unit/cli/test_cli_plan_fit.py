@@ -1,0 +1,104 @@
+"""`graft plan fit` as a user calls it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from graftwork.cli.main import app
+from graftwork.plan.fit.files import ACCELERATE, DEEPSPEED, GRAFT
+from graftwork.records.errors import UserMistake
+
+CARD = ("--gpu", "RTX 5060 Ti 16GB", "--ram", "128")
+LARGE = ("--model", "deepseek-coder-6.7b", *CARD)
+FIGURES = (
+    "peak_allocated_gib",
+    "peak_reserved_gib",
+    "host_gib",
+    "tokens_per_second",
+    "step_seconds",
+    "epoch_minutes",
+    "run_minutes",
+    "late_oom_chance",
+)
+
+
+def graft(*arguments):
+    return CliRunner().invoke(app, ["plan", "fit", *arguments], catch_exceptions=True)
+
+
+def test_the_example_of_the_issue_answers_with_all_its_keys():
+    done = graft(*LARGE, "--method", "qlora", "--gpus", "2", "--seq", "2048", "--offload", "auto", "--json")
+    assert done.exit_code == 0
+    answer = json.loads(done.stdout)
+    assert answer["fits"] is True
+    assert answer["certainty"] == "computed"
+    assert answer["strategy"]["micro_tokens"] >= 2048
+    for name in FIGURES:
+        figure = answer[name]
+        assert figure["low"] <= figure["value"] <= figure["high"], name
+
+
+def test_what_does_not_fit_ends_with_one_and_the_whole_answer():
+    done = graft(*LARGE, "--method", "full", "--gpus", "2", "--json")
+    assert done.exit_code == 1
+    answer = json.loads(done.stdout)
+    assert answer["fits"] is False
+    assert "GiB are lacking" in answer["verdict"]
+    assert {"lora instead of full", "qlora instead of full"} <= {one["name"] for one in answer["remedies"]}
+
+
+def test_people_see_the_verdict_first_then_memory_time_and_strategy():
+    done = graft(*LARGE, "--method", "qlora")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("✓ deepseek-coder-6.7b by qlora")
+    places = [done.stdout.index(word) for word in ("memory", "all of it", "tokens a second", "strategy")]
+    assert places == sorted(places)
+    assert "█" in done.stdout
+
+
+def test_a_long_run_is_told_in_hours_and_a_short_one_in_minutes():
+    long = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100000")
+    assert "hours an epoch" in long.stdout
+    short = graft("--model", "llama-3.2-1b", *CARD, "--rows", "100")
+    assert "minutes an epoch" in short.stdout
+    assert "hours" not in short.stdout
+
+
+def test_a_no_shows_what_would_make_it_fit():
+    done = graft("--model", "llama-3.2-1b", *CARD, "--method", "full", "--memory", "6")
+    assert done.exit_code == 1
+    assert done.stdout.startswith("✗ llama-3.2-1b by full")
+    assert "what would make it fit" in done.stdout
+
+
+def test_settings_are_written_where_asked(tmp_path):
+    done = graft("--model", "llama-3.2-1b", *CARD, "--method", "lora", "--write", str(tmp_path / "out"))
+    assert done.exit_code == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {GRAFT, DEEPSPEED, ACCELERATE}
+
+
+@pytest.mark.parametrize(
+    ("stated", "named"),
+    [
+        (("--seq", "long"), "--seq"),
+        (("--method", "magic"), "--method"),
+        (("--seq", "0"), "--seq"),
+        (("--nvlink",), "--nvlink"),
+        (("--claim", "30000"), "--claim"),
+        (("--offload", "moon"), "--offload"),
+    ],
+)
+def test_a_mistake_names_the_option(tmp_path, monkeypatch, stated, named):
+    monkeypatch.chdir(tmp_path)
+    done = graft(*LARGE, *stated)
+    assert isinstance(done.exception, UserMistake)
+    assert done.exception.where == named
+    assert done.exception.fix
+
+
+def test_without_a_model_or_a_project_it_says_what_to_give(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = graft(*CARD)
+    assert isinstance(done.exception, UserMistake)
+    assert "--model" in done.exception.fix

@@ -1,0 +1,106 @@
+"""The comparison over the shipped catalog: the fit of `graft plan fit`, every place, its rules."""
+
+from datetime import date
+
+import pytest
+
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.catalog.models import find_model
+from graftwork.plan.cost.ask import compare_places, of_size
+from graftwork.plan.cost.brief import fit_in_brief
+from graftwork.plan.cost.nouns import Terms
+from graftwork.plan.cost.runs import Measured
+from graftwork.plan.fit.answer import fit
+from graftwork.plan.fit.ask import make_question
+from graftwork.records.errors import UserMistake
+from graftwork.records.hardware import Machine
+from graftwork.records.offer import Offer
+
+TERMS = Terms(today=date(2026, 8, 22), budget_usd=500.0)
+PLACES = {
+    "runpod", "huggingface-spaces", "huggingface-jobs", "autotrain", "colab-pro", "colab-pro-plus", "lambda",
+    "sagemaker", "sagemaker-spot", "azure-ml", "kaggle", "vast", "gcp",
+}  # fmt: skip
+
+
+def question(gpu="A100 40GB", **more):
+    machine = Machine(gpu=find_gpu(gpu), gpus=1, ram_gib=64.0)
+    facts = {"rows": 2000, "epochs": 3.0, "method": "qlora", "seq": 1024, **more}
+    asked = make_question(find_model("smollm2-135m"), machine=machine, **facts)
+    # Two layers tell as much as thirty, and are reckoned sooner.
+    return asked.model_copy(
+        update={"shape": asked.shape.model_copy(update={"layers": 2}), "adapted_layers": 2}
+    )
+
+
+@pytest.fixture(scope="module")
+def found():
+    return compare_places(
+        question(), terms=TERMS, own=[("RTX 5060 Ti 16GB", 1)], places=sorted(PLACES), with_sensitivity=False
+    )
+
+
+def test_every_place_of_the_catalog_has_a_line(found):
+    assert PLACES | {"own"} <= {row.place for row in found.rows}
+    assert all(row.price_source and row.price_dated for row in found.rows)
+
+
+def test_a_line_is_what_the_fit_says_of_that_card():
+    asked = question("A100 40GB")
+    brief, whole = fit_in_brief(asked), fit(asked)
+    assert brief.fits == whole.fits
+    assert brief.hours.value == pytest.approx(whole.run_minutes.value / 60, rel=0.02)
+    assert brief.steps == whole.steps.value
+
+
+def test_measured_hours_take_the_place_of_ours_and_other_cards_keep_their_ratio(found):
+    measured = compare_places(
+        question(),
+        terms=TERMS,
+        measured=Measured("A100 40GB", 1, 2.0),
+        places=["lambda"],
+        with_sensitivity=False,
+    )
+    ours = {(row.gpu, row.gpus): row.training_hours.value for row in found.rows if row.place == "lambda"}
+    theirs = {(row.gpu, row.gpus): row.training_hours for row in measured.rows}
+    assert theirs["A100 40GB", 1].value == pytest.approx(2.0)
+    assert theirs["A100 40GB", 1].low == theirs["A100 40GB", 1].high
+    ratio = ours["A10", 1] / ours["A100 40GB", 1]
+    assert theirs["A10", 1].value == pytest.approx(2.0 * ratio)
+
+
+def test_a_place_that_is_warned_of_is_listed_and_never_wins(found):
+    warned = [row for row in found.rows if row.place == "autotrain"]
+    assert warned
+    assert all(not row.eligible for row in warned)
+    assert all(row.verdict.startswith("not recommended") for row in warned if row.fits)
+
+
+def test_runpods_spot_that_costs_the_usual_price_is_not_listed(found):
+    assert {row.billing for row in found.rows if row.place == "runpod"} == {"on-demand"}
+
+
+def test_free_quotas_are_told_in_sessions_and_weeks():
+    long = compare_places(
+        question(rows=9_000_000), terms=TERMS, places=["kaggle"], with_sensitivity=False
+    ).rows[0]
+    assert long.sessions.value > 1
+    assert long.hours_to_result.value > long.machine_hours.value
+    assert any("30 h a week" in words for words in long.limits)
+    assert long.cost_usd.value == 0
+
+
+def test_an_unknown_place_or_a_card_that_nobody_offers_is_a_mistake():
+    with pytest.raises(UserMistake, match="no place 'mars'"):
+        compare_places(question(), terms=TERMS, places=["mars"])
+    with pytest.raises(UserMistake, match="no place of the catalog offers"):
+        compare_places(question(), terms=TERMS, gpu="RTX 2080 Ti")
+
+
+def test_the_smallest_machine_of_a_card_is_always_there():
+    offers = [
+        Offer(place=place, gpu="A100", gpus=gpus, usd_per_hour=1.0, source="test", dated="2026-08-22")
+        for place, gpus in (("a", 1), ("a", 2), ("a", 8), ("b", 8))
+    ]
+    assert [(one.place, one.gpus) for one in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
+    assert len(of_size(offers, cards=8)) == 4

@@ -1,0 +1,54 @@
+"""A plan and an outcome as small as they can be."""
+
+from graftwork.records.figure import Figure
+from graftwork.records.plan import DeviceFacts, Plan
+from graftwork.records.run import TrainOutcome
+
+
+def make_plan(**changes) -> Plan:
+    plan = Plan(
+        base="small",
+        base_fingerprint="b",
+        dataset_hash="d",
+        method="lora",
+        dtype="float32",
+        device=DeviceFacts(kind="cpu", name="processor", memory_gib=8, threads=2),
+        certainty="computed",
+        total_parameters=Figure.exact(1000),
+        trainable_parameters=Figure.exact(100),
+        peak_memory_gib=Figure.about(2, down=0.8, up=1.2, unit="GiB"),
+        disk_gib=Figure.exact(0.1, "GiB"),
+        tokens=Figure.exact(36_000),
+        trained_tokens=Figure.exact(9_000),
+        steps=Figure.exact(10),
+        tokens_per_second=Figure.about(100, down=0.7, up=1.3, unit="tokens/s"),
+        minutes=Figure.about(6.5, down=0.7, up=1.3, unit="min"),
+        fits=True,
+        train={},
+    )
+    return plan.model_copy(update=changes)
+
+
+def make_outcome(**changes) -> TrainOutcome:
+    outcome = TrainOutcome(
+        run_id="run",
+        adapter_folder="adapter",
+        adapter_hash="a",
+        base_hash_before="b",
+        base_hash_after="b",
+        steps=10,
+        epochs=1.0,
+        first_loss=2.0,
+        final_loss=1.0,
+        validation_loss_before=2.0,
+        validation_loss_after=1.0,
+        seconds=360.0,
+        load_seconds=6.0,
+        tokens_per_second=100.0,
+        peak_memory_gib=2.0,
+        trainable_parameters=100,
+        restarts=0,
+        replayed_steps=0,
+        replay_identical=None,
+    )
+    return outcome.model_copy(update=changes)

@@ -1,0 +1,244 @@
+"""`plan.fit`: what is promised of every answer."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.plan.catalog.hardware import find_cpu, find_gpu
+from graftwork.plan.catalog.models import find_model
+from graftwork.plan.fit.answer import fit
+from graftwork.plan.fit.ask import make_question
+from graftwork.plan.fit.room import card_room
+from graftwork.plan.fit.setups import WRITTEN_OUT
+from graftwork.records.errors import UserMistake
+from graftwork.records.figure import Figure
+from graftwork.records.hardware import Machine
+
+LARGE, SMALL, TINY = "deepseek-coder-6.7b", "deepseek-coder-1.3b", "llama-3.2-1b"
+
+
+def machine(gpu="RTX 5060 Ti 16GB", gpus=1, ram=128.0, **more):
+    return Machine(gpu=find_gpu(gpu), gpus=gpus, ram_gib=ram, cpu=find_cpu("9950X"), **more)
+
+
+def question(model=LARGE, *, gpu="RTX 5060 Ti 16GB", gpus=1, ram=128.0, **more):
+    return make_question(find_model(model), machine=machine(gpu, gpus, ram), **more)
+
+
+def test_the_example_of_the_manual_fits_and_every_figure_has_a_range():
+    answer = fit(question(gpus=2, method="qlora", seq=2048, offload="auto"))
+    body = answer.model_dump(mode="json")
+    assert body["fits"] is True
+    assert body["certainty"] == "computed"
+    for key in ("peak_allocated_gib", "peak_reserved_gib", "host_gib", "tokens_per_second", "run_minutes"):
+        assert body[key]["low"] < body[key]["value"] < body[key]["high"], key
+    assert body["peak_reserved_gib"]["high"] <= body["card_gib"]["value"] < 15.57
+    assert body["strategy"]["weights"] == "4 bits (NF4)"
+
+
+def test_a_card_has_less_than_its_name_says():
+    room = card_room(question(gpus=2), cards=2)
+    assert 13.5 < room.low < room.value < room.high < 15.57
+    limited = question(memory_limit_gib=9.0)
+    assert card_room(limited, cards=1) == Figure.exact(9.0, "GiB")
+
+
+@pytest.mark.parametrize("engine", ["graft", "hf"])
+@pytest.mark.parametrize("method", ["lora", "qlora", "full"])
+def test_parts_add_up_to_the_peak(engine, method):
+    answer = fit(question(SMALL, method=method, engine=engine, seq=1024, gpus=2, gpu="RTX 4090"))
+    parts = {name: figure.value for name, figure in answer.parts_gib.items()}
+    beyond = parts.pop("allocator")
+    assert sum(parts.values()) == pytest.approx(answer.peak_allocated_gib.value, rel=0.01)
+    assert answer.peak_allocated_gib.value + beyond == pytest.approx(answer.peak_reserved_gib.value, rel=0.01)
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    short=st.integers(2, 60),
+    more=st.integers(1, 60),
+    method=st.sampled_from(["lora", "qlora", "full"]),
+    engine=st.sampled_from(["graft", "hf"]),
+)
+def test_what_fits_long_rows_fits_shorter_ones(short, more, method, engine):
+    asked = {"method": method, "engine": engine, "gpus": 2, "memory_limit_gib": 6.0, "offload": "none"}
+    if fit(question(TINY, seq=(short + more) * 64, **asked), advise=False).fits:
+        assert fit(question(TINY, seq=short * 64, **asked), advise=False).fits
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    less=st.integers(2, 12),
+    more=st.integers(1, 8),
+    method=st.sampled_from(["lora", "qlora"]),
+    engine=st.sampled_from(["graft", "hf"]),
+)
+def test_more_memory_is_never_slower(less, more, method, engine):
+    asked = {"method": method, "engine": engine, "gpu": "A100 80GB"}
+    tight = fit(question(TINY, memory_limit_gib=float(less), **asked), advise=False)
+    roomy = fit(question(TINY, memory_limit_gib=float(less + more), **asked), advise=False)
+    if tight.fits:
+        assert roomy.fits
+        # The card's own tuning ranks by its own reckoning of time: so there may be a little.
+        assert roomy.tokens_per_second.value >= 0.97 * tight.tokens_per_second.value
+
+
+@pytest.mark.parametrize("gpu", ["T4", "V100 16GB", "P100"])
+def test_cards_without_bfloat16_work_in_float16(gpu):
+    answer = fit(question(SMALL, gpu=gpu, method="lora", seq=512))
+    assert answer.strategy.precision == "float16"
+    assert answer.strategy.tuning is None
+    assert any("no bfloat16" in reason for reason in answer.reasons)
+
+
+def test_eight_bits_need_ada_and_a_large_model():
+    large = fit(question(SMALL, gpu="RTX 4090", method="lora"))
+    assert large.strategy.weights == "8 bits"
+    assert fit(question("smollm2-135m", gpu="RTX 4090", method="lora")).strategy.weights == "16 bits"
+    assert fit(question(SMALL, gpu="A100 80GB", method="lora")).strategy.weights == "16 bits"
+
+
+@pytest.mark.parametrize("engine", ["graft", "hf"])
+def test_four_bit_weights_are_never_cut_up(engine):
+    answer = fit(question(SMALL, gpus=2, method="qlora", engine=engine, seq=512))
+    assert answer.strategy.sharding in ("none", "ddp")
+    assert all(one.strategy.sharding in ("none", "ddp") for one in answer.considered)
+
+
+def test_two_cards_share_a_small_model_and_are_faster():
+    one = fit(question(SMALL, engine="hf", method="qlora", gpus=1))
+    two = fit(question(SMALL, engine="hf", method="qlora", gpus=2))
+    assert two.strategy.sharding == "ddp"
+    assert 1.5 < two.tokens_per_second.value / one.tokens_per_second.value <= 2.0
+
+
+def test_full_training_of_7b_on_two_16_gb_cards_needs_the_host_and_is_tight_there():
+    answer = fit(question(gpus=2, method="full", engine="hf", seq=2048))
+    assert answer.fits
+    assert answer.strategy.sharding in ("zero3", "fsdp2")
+    assert answer.strategy.offload != "none"
+    assert 100 < answer.host_gib.low < answer.host_gib.high < 128
+    assert "tight" in answer.verdict
+    assert not fit(question(gpus=2, method="full", engine="hf", ram=96.0)).fits
+    assert not fit(question(gpus=2, method="full", engine="hf", offload="none")).fits
+
+
+def test_a_no_says_by_how_much_and_what_would_make_it_fit():
+    answer = fit(question(gpu="RTX 5070", method="lora", engine="hf", seq=2048, offload="none"))
+    assert not answer.fits
+    assert "does not fit" in answer.verdict
+    assert "GiB are lacking" in answer.verdict
+    lacking = answer.peak_reserved_gib.high - answer.card_gib.value
+    assert f"{lacking:.1f} GiB" in answer.verdict
+    says = [one.name for one in answer.remedies]
+    assert any("qlora instead of lora" in name for name in says)
+    assert any("cards instead of 1" in name or "offload auto" in name for name in says)
+    assert all(one.fits and one.tokens_per_second.value > 0 for one in answer.remedies)
+
+
+def test_the_length_that_is_offered_fits_and_half_as_much_again_does_not():
+    asked = {"method": "qlora", "engine": "hf", "batch_rows": 1}
+    answer = fit(question(seq=32768, **asked))
+    assert not answer.fits
+    offered = next(one for one in answer.remedies if one.name.startswith("rows of at most"))
+    most = offered.strategy.micro_tokens
+    assert fit(question(seq=most, **asked), advise=False).fits
+    assert not fit(question(seq=round(1.5 * most), **asked), advise=False).fits
+
+
+def test_a_processor_alone_is_answered_too():
+    alone = Machine(cpu=find_cpu("9950X"), ram_gib=32.0)
+    answer = fit(
+        make_question(find_model("smollm2-135m"), machine=alone, method="lora", seq=256, batch_rows=8)
+    )
+    assert answer.fits
+    assert answer.strategy.sharding == "none"
+    big = make_question(find_model(LARGE), machine=alone, method="full", seq=2048)
+    assert not fit(big).fits
+
+
+def test_grpo_generates_and_says_why_not_ppo():
+    answer = fit(question(SMALL, method="qlora", algorithm="grpo"))
+    assert answer.fits
+    assert answer.strategy.engine == "hf"
+    assert answer.strategy.train == {}
+    assert answer.step_parts_seconds["generation"].value > 0
+    assert any("value model" in reason for reason in answer.reasons)
+    longer = fit(question(SMALL, method="qlora", algorithm="grpo", completion_tokens=1024))
+    assert longer.step_seconds.value > answer.step_seconds.value
+
+
+@pytest.mark.parametrize(("model", "gpus"), [(LARGE, 1), (LARGE, 2), (SMALL, 1)])
+def test_of_the_ways_that_fit_the_fastest_is_taken(model, gpus):
+    answer = fit(question(model, gpus=gpus, method="qlora", algorithm="grpo", rows=100))
+    assert answer.considered
+    others = [one.tokens_per_second.value for one in answer.considered if one.fits]
+    assert answer.tokens_per_second.value >= 0.995 * max(others, default=0.0)
+
+
+def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
+    answer = fit(question(gpus=2, method="lora"))
+    assert answer.strategy.sharding == "none"
+    assert any("a run of its own on each" in reason for reason in answer.reasons)
+
+
+def test_a_slower_link_is_not_faster():
+    asked = {"method": "full", "engine": "hf", "seq": 1024}
+    model = find_model(SMALL)
+    slow = fit(make_question(model, machine=machine(gpus=2, link_gb_s=4.0), **asked))
+    fast = fit(make_question(model, machine=machine(gpus=2, link_gb_s=40.0), **asked))
+    assert slow.fits
+    assert fast.fits
+    assert fast.tokens_per_second.value > slow.tokens_per_second.value
+
+
+@pytest.mark.parametrize("stated", [{"seq": 0}, {"batch_rows": 0}, {"rank": -1}, {"epochs": 0.0}])
+def test_numbers_that_no_run_can_have_are_refused_by_name(stated):
+    with pytest.raises(UserMistake, match="--"):
+        question(**stated)
+
+
+def test_the_families_are_those_of_the_trainer():
+    from graftwork.train.gpu.families import FAMILIES, FIRST_CARD
+
+    assert WRITTEN_OUT == FAMILIES
+    assert find_gpu("A100 80GB").capability >= FIRST_CARD > find_gpu("T4").capability
+
+
+def test_an_answer_loads_neither_torch_nor_numpy():
+    script = (
+        "from graftwork.plan.catalog.hardware import find_gpu\n"
+        "from graftwork.plan.catalog.models import find_model\n"
+        "from graftwork.plan.fit.ask import make_question\n"
+        "from graftwork.plan.fit.answer import fit\n"
+        "from graftwork.records.hardware import Machine\n"
+        "m = Machine(gpu=find_gpu('T4'), gpus=2, ram_gib=64)\n"
+        "fit(make_question(find_model('deepseek-coder-6.7b'), machine=m))\n"
+        "import sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & {"torch", "transformers", "numpy", "peft", "rich"}
+
+
+def test_a_few_long_rows_decide_on_memory_and_the_mean_on_time():
+    mixed = [200] * 950 + [4000] * 50
+    asked = {"method": "qlora", "engine": "hf", "batch_rows": 4}
+    short = fit(question(TINY, seq=[200] * 1000, **asked), advise=False)
+    long = fit(question(TINY, seq=mixed, **asked), advise=False)
+    assert long.question.rows == 1000
+    assert long.strategy.micro_tokens >= 4000
+    assert long.peak_reserved_gib.value > short.peak_reserved_gib.value
+    # Most batches are short: a step is nowhere near as long as one of long rows only.
+    longest = fit(question(TINY, seq=4000, rows=1000, **asked), advise=False)
+    assert long.run_minutes.value < 0.6 * longest.run_minutes.value
+
+
+def test_who_asks_many_questions_gets_the_same_figures_without_advice():
+    asked = question(TINY, method="full", memory_limit_gib=6.0)
+    with_advice, without = fit(asked), fit(asked, advise=False)
+    assert with_advice.remedies
+    assert not without.remedies
+    assert with_advice.peak_reserved_gib == without.peak_reserved_gib

@@ -1,0 +1,247 @@
+"""Seconds come near what was measured, never beat the hardware, and grow with the work."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
+from graftwork.plan.catalog.models import find_model
+from graftwork.plan.time import (
+    card_seconds_a_token,
+    card_step,
+    link_seconds,
+    plain_step,
+    processor_step,
+    rates_of,
+)
+from graftwork.plan.timing.published import PUBLISHED, set_beside
+from graftwork.plan.timing.roofline import is_possible, least_seconds, needed_tflops
+from graftwork.records.fit import PlainSetup
+from graftwork.records.hardware import Gpu
+from graftwork.records.plan import ModelShape, Tuning
+
+MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "train_gpu.json"
+SEVEN = ModelShape(
+    name="qwen2.5-7b",
+    hidden_size=3584,
+    layers=28,
+    heads=28,
+    kv_heads=4,
+    head_dim=128,
+    intermediate_size=18944,
+    vocab_size=152_064,
+    tied_embeddings=False,
+    max_positions=32_768,
+)
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+TRAINABLE = 40_370_176
+H200 = Gpu(
+    name="H200 SXM",
+    memory_gib=139.8,
+    capability=9.0,
+    half_tflops=989,
+    eight_tflops=1979,
+    bandwidth_gb_s=4800,
+    pcie_gb_s=63,
+    watts=700,
+)
+P100 = Gpu(
+    name="P100",
+    memory_gib=15.9,
+    capability=6.0,
+    half_tflops=21,
+    bandwidth_gb_s=732,
+    pcie_gb_s=15.75,
+    watts=250,
+)
+T4 = Gpu(
+    name="T4",
+    memory_gib=14.6,
+    capability=7.5,
+    half_tflops=65,
+    bandwidth_gb_s=320,
+    pcie_gb_s=15.75,
+    watts=70,
+)
+
+
+def make_tuning(**changes) -> Tuning:
+    whole = {
+        "form": "whole",
+        "head": "whole",
+        "micro_tokens": 4096,
+        "longest": 2048,
+        "keep": 28,
+        "lean": 0,
+        "chunk_tokens": 4096,
+        "head_tokens": 2048,
+        "turned": False,
+        "host_embedding": False,
+        "limit_gib": 100,
+        "peak_gib": 50,
+        "seconds_a_token": 0,
+    }
+    return Tuning.model_validate({**whole, **changes})
+
+
+def seconds_of(tuning, gpu=H200, length=2048.0):
+    step = card_step(SEVEN, tuning, adapted=28, trainable=TRAINABLE, rates=rates_of(gpu), mean_length=length)
+    return sum(step.parts.values()) + sum(step.once_a_step.values())
+
+
+def setup_of(**changes):
+    return PlainSetup.model_validate(
+        {"targets": TARGETS, "adapted_layers": 28, "tokens": 2048, "rows": 4, **changes}
+    )
+
+
+def plain_seconds(setup, gpu=H200):
+    step = plain_step(SEVEN, setup, rates=rates_of(gpu))
+    return sum(step.parts.values()) + sum(step.once_a_step.values())
+
+
+def test_our_step_comes_near_everything_that_an_h200_measured():
+    runs = json.loads(MEASURED.read_text())["figures"]["ours"]
+    off = []
+    for run in runs:
+        tuning = Tuning.model_validate(run["tuning"])
+        measured = tuning.micro_tokens / run["tokens_per_second"]
+        off.append(abs(seconds_of(tuning) / measured - 1))
+    assert len(off) >= 9
+    assert median(off) < 0.05
+    assert max(off) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("name", "setup"),
+    [
+        ("hf-liger-lora-none-mb4", setup_of(loss="fused")),
+        ("trl-liger-lora-gc-mb4", setup_of(loss="fused", checkpointed=28)),
+    ],
+)
+def test_the_plain_step_comes_near_what_transformers_and_peft_measured(name, setup):
+    peers = {peer["name"]: peer for peer in json.loads(MEASURED.read_text())["figures"]["peers"]}
+    assert plain_seconds(setup) == pytest.approx(peers[name]["step_seconds"], rel=0.15)
+
+
+@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.engine} {one.gpu} {one.method}")
+def test_published_figures_of_other_cards_are_of_the_same_order(published):
+    """A comparison, not a gate: others' engines and settings are not ours."""
+    beside = set_beside(published, find_model(published.model).shape, rates_of(find_gpu(published.gpu)))
+    assert 0.6 < beside.reckoned / published.tokens_per_second < 1.4
+
+
+@given(
+    st.sampled_from(["whole", "eight", "four"]),
+    st.sampled_from([256, 1024, 4096, 16384]),
+    st.integers(0, 28),
+    st.sampled_from([H200, T4, P100]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_estimate_of_ours_beats_peak_products_or_bandwidth(form, tokens, keep, gpu):
+    head = "eight" if form == "eight" else "whole"
+    chunk = min(tokens, 2048)
+    tuning = make_tuning(
+        form=form, head=head, micro_tokens=tokens, keep=keep, chunk_tokens=chunk, head_tokens=chunk
+    )
+    roof = least_seconds(SEVEN, tokens=tokens, adapted=28, rates=rates_of(gpu), eight=form == "eight")
+    assert is_possible(seconds_of(tuning, gpu), roof)
+
+
+@given(
+    st.sampled_from(["lora", "qlora", "full"]),
+    st.integers(1, 4096),
+    st.integers(0, 28),
+    st.sampled_from(["bfloat16", "float16", "float32"]),
+    st.sampled_from([H200, T4, P100]),
+)
+@settings(max_examples=60, deadline=None)
+def test_no_estimate_of_a_plain_step_beats_peak_products_or_bandwidth(method, tokens, again, dtype, gpu):
+    setup = setup_of(method=method, tokens=tokens, rows=1, checkpointed=again, dtype=dtype)
+    roof = least_seconds(SEVEN, tokens=tokens, adapted=28, rates=rates_of(gpu), full=method == "full")
+    assert is_possible(plain_seconds(setup, gpu), roof)
+
+
+def test_a_claim_that_needs_twice_the_card_is_found_out():
+    """A blog's 3,200 tokens a second for an 8B model on a card of 47 TFLOPS."""
+    eight = find_model("llama-3.1-8b").shape
+    card = find_gpu("RTX 5060 Ti 16GB")
+    assert needed_tflops(eight, tokens_per_second=3200, adapted=eight.layers) > 1.5 * card.half_tflops
+    roof = least_seconds(eight, tokens=3200, adapted=eight.layers, rates=rates_of(card))
+    assert not is_possible(1.0, roof)
+
+
+@given(st.sampled_from([512, 1024, 2048, 8192]), st.floats(64, 4096), st.floats(1.05, 4))
+@settings(max_examples=40, deadline=None)
+def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, more):
+    tuning = make_tuning(micro_tokens=tokens, chunk_tokens=min(tokens, 2048))
+    assert seconds_of(tuning, length=length * more) > seconds_of(tuning, length=length)
+    less = tuning.model_copy(update={"keep": 20})
+    assert seconds_of(less, length=length) > seconds_of(tuning, length=length)
+
+
+def test_a_token_costs_a_step_shared_by_its_tokens():
+    tuning = make_tuning()
+    a_token = card_seconds_a_token(SEVEN, tuning, adapted=28, trainable=TRAINABLE, rates=rates_of(H200))
+    assert a_token * tuning.micro_tokens == pytest.approx(seconds_of(tuning))
+
+
+def test_what_is_not_compiled_waits_for_its_launches_where_the_model_is_small():
+    small = SEVEN.model_copy(update={"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000})
+    tuning = make_tuning(micro_tokens=256, chunk_tokens=256, head_tokens=256, compiled=False)
+    step = card_step(small, tuning, adapted=28, trainable=1000, rates=rates_of(H200), mean_length=256)
+    assert step.parts["waiting for launches"] > sum(step.parts.values()) / 2
+    plain = plain_step(small, setup_of(tokens=32, rows=1), rates=rates_of(H200))
+    assert plain.parts["waiting for launches"] > sum(plain.parts.values()) / 2
+
+
+def test_bfloat16_on_a_card_without_it_is_much_slower_than_float16():
+    setup = setup_of(dtype="bfloat16")
+    assert plain_seconds(setup, T4) > 2 * plain_seconds(setup_of(dtype="float16"), T4)
+    assert not rates_of(T4).has_bf16
+
+
+def test_a_card_without_tensor_cores_has_rates_too():
+    rates = rates_of(P100)
+    assert 0 < rates.single <= rates.half <= rates.peak_half
+    assert rates.eight is None
+    assert rates.best_eight == rates.half
+
+
+def test_every_card_of_the_catalog_stays_below_what_its_maker_states():
+    for gpu in list_gpus():
+        rates = rates_of(gpu)
+        assert 0 < rates.single <= rates.half < rates.peak_half
+        assert rates.bandwidth < rates.peak_bandwidth
+        assert rates.attention < rates.half
+        assert (rates.eight is not None) == gpu.has_fp8
+
+
+def test_four_bits_cost_time_and_eight_save_it():
+    assert plain_seconds(setup_of(method="qlora")) > plain_seconds(setup_of())
+    whole, eight = make_tuning(), make_tuning(form="eight", head="eight", turned=True)
+    assert seconds_of(eight) < seconds_of(whole) < seconds_of(make_tuning(form="four"))
+
+
+def test_two_cards_send_their_bytes_once_and_many_nearly_twice():
+    assert link_seconds(1e9, cards=1, gb_s=10) == 0
+    assert link_seconds(1e9, cards=2, gb_s=10) == pytest.approx(0.1)
+    assert link_seconds(160e6, cards=2, gb_s=10) == pytest.approx(0.016)
+    assert 0.1 < link_seconds(1e9, cards=8, gb_s=10) < 0.2
+
+
+def test_a_processor_is_slower_for_more_tokens_and_more_layers():
+    cpu = find_cpu("Ryzen 9950X")
+
+    def seconds(tokens, adapted, method="lora"):
+        step = processor_step(SEVEN, tokens=tokens, adapted=adapted, cpu=cpu, method=method)
+        return sum(step.parts.values()) + sum(step.once_a_step.values())
+
+    assert seconds(512, 28) < seconds(1024, 28)
+    assert seconds(512, 8) < seconds(512, 28) < seconds(512, 28, "full")
+    # No faster than its products: 4 operations a weight and token.
+    assert seconds(512, 28) > 4 * 6.5e9 * 512 / (cpu.gflops * 1e9)
