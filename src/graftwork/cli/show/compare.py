@@ -7,7 +7,6 @@ from rich.console import Console
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.plan.cost.nouns import Comparison, PlaceRow, billed_how
 from graftwork.plan.cost.rank import best_of_each_place, count, dollars, duration
-from graftwork.records.figure import Figure
 
 SHOWN = 14
 NOTED = 3
@@ -20,6 +19,7 @@ def show_comparison(console: Console, found: Comparison, *, everything: bool = F
     shown = lines if everything else _with_a_few_that_fail(lines)
     print_line(console, _title(found))
     console.print(_rows(found, shown))
+    print_line(console, f"[dim]{_dates(shown)}; ranges in --json[/]")
     hidden = len(found.rows) - len(shown)
     if hidden > 0:
         print_line(console, f"[dim]{hidden} more offers with --all, everything with --json[/]")
@@ -59,7 +59,7 @@ def _title(found: Comparison) -> str:
 
 def _rows(found: Comparison, shown: Sequence[PlaceRow]) -> object:
     budget, value = found.terms.budget_usd, found.terms.value_usd
-    columns = ["place", "card", "hours", "$/h", "of", "a run", "done in"]
+    columns = ["place", "card", "hours", "$/h", "a run", "done in"]
     columns += ["runs"] if budget is not None else []
     columns += ["return"] if value is not None else []
     made = table(*columns, "verdict", right=RIGHT)
@@ -67,10 +67,9 @@ def _rows(found: Comparison, shown: Sequence[PlaceRow]) -> object:
         cells = [
             quote(_place(row)),
             quote(f"{row.gpus} × {row.gpu}" if row.gpus > 1 else row.gpu),
-            _range(row.training_hours) if row.fits else "–",
-            f"{row.usd_per_hour.value:.2f}",
-            f"{row.price_dated} [yellow]old[/]" if row.stale else row.price_dated,
-            _money(row.cost_usd) if row.fits else "–",
+            f"{row.training_hours.value:.1f}" if row.fits else "–",
+            f"{row.usd_per_hour.value:.2f}{'[yellow]*[/]' if row.stale else ''}",
+            dollars(row.cost_usd.value) if row.fits else "–",
             duration(row.hours_to_result.value) if row.fits else "–",
         ]
         if budget is not None:
@@ -78,7 +77,7 @@ def _rows(found: Comparison, shown: Sequence[PlaceRow]) -> object:
         if value is not None:
             cells.append(f"{row.return_usd.value:,.0f}" if row.return_usd and row.fits else "–")
         mark = "[green]" if row.verdict == "best" else "[dim]" if not row.eligible else ""
-        words = quote("; ".join((row.verdict, *_limits(row))))
+        words = quote("; ".join((row.verdict, *_limits(row)[:1])))
         made.add_row(*cells, f"{mark}{words}[/]" if mark else words)
     return made
 
@@ -100,22 +99,23 @@ def _place(row: PlaceRow) -> str:
     return row.title + billed_how(row.title, row.billing)
 
 
-def _range(figure: Figure) -> str:
-    if figure.low == figure.high:
-        return f"{figure.value:.2f}"
-    return f"{figure.value:.2f} ({figure.low:.2f}–{figure.high:.2f})"
+def _dates(shown: Sequence[PlaceRow]) -> str:
+    """How old the prices are: one line instead of a column."""
+    dated = sorted({row.price_dated for row in shown})
+    words = f"prices of {dated[0]}" if len(dated) == 1 else f"prices of {dated[0]} to {dated[-1]}"
+    return f"{words}{'; * is old: look it up' if any(row.stale for row in shown) else ''}"
 
 
-def _money(figure: Figure) -> str:
-    if figure.low == figure.high:
-        return dollars(figure.value)
-    return f"{dollars(figure.value)} ({figure.low:.2f}–{figure.high:.2f})"
+def _spread(best: PlaceRow) -> str:
+    hours, cost = best.training_hours, best.cost_usd
+    return f"{hours.low:.1f} to {hours.high:.1f} hours, {dollars(cost.low)} to {dollars(cost.high)}"
 
 
 def _show_best(console: Console, best: PlaceRow) -> None:
     parts = ", ".join(
         f"{name} {dollars(part.value)}" for name, part in best.cost_parts_usd.items() if part.value >= 0.005
     )
+    print_line(console, f"  range     {_spread(best)}")
     print_line(console, f"  cost      {parts or 'nothing'}")
     rhythm = best.intervals
     print_line(
