@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from new_database import new_database
 from postgres_server import is_supported, running_postgres
+from s3_server import running_s3
 
 from graftwork.store.database import Database, open_database
 
@@ -30,3 +31,10 @@ def database(database_url: str) -> Iterator[Database]:
     opened = open_database(database_url)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of a running S3 with a bucket in it."""
+    with running_s3() as address:
+        yield address

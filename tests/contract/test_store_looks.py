@@ -24,3 +24,20 @@ def test_looks_at_the_same_time_are_all_counted(database: Database):
     with ThreadPoolExecutor(6) as pool:
         numbers = list(pool.map(lambda n: looks.log("cases", subject=f"s{n}", when=WHEN), range(24)))
     assert sorted(numbers) == list(range(1, 25))
+
+
+def test_the_log_says_who_looked_at_what_and_when(database: Database):
+    Looks(database, who="ada").log("cases", subject="adapter-1", when=WHEN)
+    Looks(database).log("cases", subject="adapter-2", when=WHEN)
+    first, second = Looks(database).history("cases")
+    assert first == (1, "adapter-1", WHEN, "ada")
+    assert second == (2, "adapter-2", WHEN, "")
+
+
+def test_the_same_candidate_again_is_a_look_and_no_further_candidate(database: Database):
+    looks = Looks(database)
+    for subject in ("one", "two", "one", "one"):
+        looks.log("cases", subject=subject, when=WHEN)
+    looks.log("other cases", subject="three", when=WHEN)
+    assert (looks.count("cases"), looks.candidates("cases")) == (4, 2)
+    assert looks.candidates("never looked at") == 0

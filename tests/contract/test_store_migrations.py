@@ -1,11 +1,16 @@
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from sqlalchemy import inspect
+from sqlalchemy import text as sql
+from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.store.database import Database, open_database
 from graftwork.store.migrations import MIGRATIONS, Migration, migrate
+from graftwork.store.releases import Releases
 from graftwork.store.schema import metadata, schema_migrations
 
 
@@ -90,3 +95,52 @@ def restarted(database_url: str) -> Iterator[Database]:
 
 def test_what_was_migrated_is_still_there_for_the_next_process(restarted: Database):
     assert migrate(restarted) == ()
+
+
+def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_new(database_url: str):
+    sample = release("old").model_dump(
+        mode="json", exclude={"format", "model", "tokenizer_fingerprint", "licence"}
+    )
+    named = release("newer").model_dump(mode="json", exclude={"format", "model", "licence"})
+    named["settings"] = {"models": {"tagger": {}, "other": {}}}
+    with first_schema(database_url) as database, database.write() as connection:
+        for seq, body in enumerate((sample, {**sample, "id": "f" * 64}, named), start=1):
+            connection.execute(
+                sql("INSERT INTO releases (seq, project, id, created_at, body) VALUES (:s, :p, :i, :c, :b)"),
+                {"s": seq, "p": PROJECT, "i": body["id"], "c": WHEN, "b": json.dumps(body)},
+            )
+        connection.execute(
+            sql("INSERT INTO aliases VALUES (:p, 'champion', :i)"), {"p": PROJECT, "i": sample["id"]}
+        )
+        connection.execute(
+            sql(
+                "INSERT INTO alias_moves "
+                "(seq, project, alias, release_id, who, moved_at, why, forced, rollback) "
+                "VALUES (1, :p, 'champion', :i, 'ada', :c, 'first', false, false)"
+            ),
+            {"p": PROJECT, "i": sample["id"], "c": WHEN},
+        )
+    upgraded = open_database(database_url)
+    index = Releases(upgraded, project=PROJECT)
+    assert [(one.model, one.version, one.base, one.decision) for one in reversed(index.entries())] == [
+        ("main", "1.0.0", "small", "deploy"),
+        ("main", "1.0.1", "small", "deploy"),
+        ("tagger", "1.0.0", "small", "deploy"),
+    ]
+    assert index.get(sample["id"]) == release("old")
+    assert index.aliases() == {"champion": sample["id"]}
+    assert index.alias_log("champion")[0].verdict_hash is None
+    index.tag(sample["id"], ["keep"])
+    upgraded.close()
+
+
+@contextmanager
+def first_schema(url: str) -> Iterator[Database]:
+    """A database as the first version made it."""
+    made = open_database(url)
+    with made.write() as connection:
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(sql(f"DROP TABLE {table.name}"))
+    migrate(made, migrations=MIGRATIONS[:1])
+    yield made
+    made.close()

@@ -12,6 +12,7 @@ from store_samples import PROJECT, release
 
 from graftwork.records.errors import Busy
 from graftwork.store.database import Database, open_database
+from graftwork.store.migrations import MIGRATIONS
 from graftwork.store.releases import Releases
 from graftwork.store.schema import schema_migrations
 
@@ -42,7 +43,7 @@ def test_a_new_database_that_three_processes_open_at_once_is_made_once(database_
         assert [process.stdout.readline() for process in (a, b, c)] == ["opened\n"] * 3
     database = open_database(database_url)
     with database.read() as connection:
-        assert len(connection.execute(schema_migrations.select()).all()) == 1
+        assert len(connection.execute(schema_migrations.select()).all()) == len(MIGRATIONS)
     database.close()
 
 
@@ -124,4 +125,4 @@ def test_a_failure_inside_a_transaction_undoes_all_of_it(database: Database):
     with pytest.raises(ZeroDivisionError):
         fail_halfway()
     with database.read() as connection:
-        assert len(connection.execute(schema_migrations.select()).all()) == 1
+        assert len(connection.execute(schema_migrations.select()).all()) == len(MIGRATIONS)

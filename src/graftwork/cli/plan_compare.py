@@ -30,7 +30,10 @@ Seq = Annotated[
     typer.Option("--seq", help="Tokens of a row, or `data`: as the project's are.", rich_help_panel=RUN),
 ]
 Rows = Annotated[int | None, typer.Option("--rows", help="Rows of an epoch.", min=1, rich_help_panel=RUN)]
-Epochs = Annotated[float | None, typer.Option("--epochs", rich_help_panel=RUN)]
+Epochs = Annotated[
+    float | None,
+    typer.Option("--epochs", help="Times that all rows are seen.", min=0.001, rich_help_panel=RUN),
+]
 Batch = Annotated[
     int | None, typer.Option("--batch", help="Rows of an optimizer step.", min=1, rich_help_panel=RUN)
 ]
@@ -161,16 +164,11 @@ def run_asked(
     model: str | None, *, catalog: Path | None, project: Path | None, **stated: Any
 ) -> "FitQuestion":
     """What is trained how, as `graft plan fit` understands it; a card is only named to complete it."""
-    from graftwork.coordinate.fit import Asked, ask
-    from graftwork.plan.catalog.models import find_model
-    from graftwork.project.folder import open_project
+    from graftwork.coordinate.fit import Asked, question_of
 
-    opened = open_project(project) if project is not None or model is None else None
-    if model is None and opened is not None:
-        folder = opened.root / opened.settings.base
-        model = str(folder) if (folder / "config.json").is_file() else opened.settings.base
-    asked = Asked(**stated, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, ram=64.0)
-    return ask(asked, model=find_model(str(model), overlay=catalog), project=opened)
+    return question_of(
+        Asked(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, ram=64.0, **stated)
+    )
 
 
 def cards_of(text: str, option: str) -> tuple[str, int]:

@@ -32,13 +32,15 @@ def fit(
         str | None,
         typer.Option("--seq", help="Tokens of a row, or `data`: as the project's are.", rich_help_panel=RUN),
     ] = None,
-    rows: Annotated[int | None, typer.Option("--rows", help="Rows of an epoch.", rich_help_panel=RUN)] = None,
-    epochs: Annotated[float | None, typer.Option("--epochs", rich_help_panel=RUN)] = None,
+    rows: Annotated[
+        int | None, typer.Option("--rows", min=1, help="Rows of an epoch.", rich_help_panel=RUN)
+    ] = None,
+    epochs: Annotated[float | None, typer.Option("--epochs", min=0.001, rich_help_panel=RUN)] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", help="Rows of an optimizer step.", rich_help_panel=RUN)
+        int | None, typer.Option("--batch", min=1, help="Rows of an optimizer step.", rich_help_panel=RUN)
     ] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", help="Rank of the adapters.", rich_help_panel=RUN)
+        int | None, typer.Option("--rank", min=1, help="Rank of the adapters.", rich_help_panel=RUN)
     ] = None,
     optimizer: Annotated[
         str,
@@ -61,27 +63,31 @@ def fit(
     ] = None,
     link: Annotated[
         float | None,
-        typer.Option("--link", help="GB/s between cards, one way, as measured.", rich_help_panel=MACHINE),
+        typer.Option(
+            "--link", min=0.001, help="GB/s between cards, one way, as measured.", rich_help_panel=MACHINE
+        ),
     ] = None,
     nvlink: Annotated[
         bool, typer.Option("--nvlink", help="The cards are bridged.", rich_help_panel=MACHINE)
     ] = False,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", help="GiB of a card that may be taken.", rich_help_panel=MACHINE),
+        typer.Option("--memory", min=0.001, help="GiB of a card that may be taken.", rich_help_panel=MACHINE),
     ] = None,
-    prompt: Annotated[int, typer.Option("--prompt", help="Tokens of a prompt.", rich_help_panel=RL)] = 512,
+    prompt: Annotated[
+        int, typer.Option("--prompt", min=1, help="Tokens of a prompt.", rich_help_panel=RL)
+    ] = 512,
     completion: Annotated[
-        int, typer.Option("--completion", help="Tokens of an answer.", rich_help_panel=RL)
+        int, typer.Option("--completion", min=1, help="Tokens of an answer.", rich_help_panel=RL)
     ] = 512,
     generations: Annotated[
-        int, typer.Option("--generations", help="Answers to a prompt.", rich_help_panel=RL)
+        int, typer.Option("--generations", min=1, help="Answers to a prompt.", rich_help_panel=RL)
     ] = 8,
     trace: Annotated[
         bool, typer.Option("--trace", help="Trace the step without weights: surer, tens of seconds.")
     ] = False,
     claim: Annotated[
-        float | None, typer.Option("--claim", help="Tokens/s that somebody states: can that be?")
+        float | None, typer.Option("--claim", min=0.001, help="Tokens/s that somebody states: can that be?")
     ] = None,
     write: Annotated[
         Path | None,

@@ -40,6 +40,9 @@ def lint(
     lengths: Annotated[
         str | None, typer.Option("--lengths", help="Tokens of the rows: a number, or a file of them.")
     ] = None,
+    catalog: Annotated[
+        Path | None, typer.Option("--catalog", help="Folder of your own catalog; else $GRAFT_CATALOG.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Find what looks right in a training configuration and is not, before the run.
@@ -65,6 +68,7 @@ def lint(
             data_model=data_model,
             deployed_model=deployed_model,
             lengths=lengths,
+            catalog=catalog,
         ),
     )
     if json:

@@ -1,14 +1,11 @@
 """`graft plan serve`: what serving a model will be like, before anything is trained for it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graftwork.cli.output import Json
-
-if TYPE_CHECKING:
-    from graftwork.records.hardware import Cpu, Gpu, Machine
 
 
 def serve(
@@ -18,7 +15,9 @@ def serve(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="A card by name; this machine's by default.")
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", min=1, help="How many of them.")] = 1,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", min=1, help="How many of them; one by default, here all.")
+    ] = None,
     cpu: Annotated[str | None, typer.Option("--cpu", help="Serve on this processor, without a card.")] = None,
     ram: Annotated[float | None, typer.Option("--ram", min=0.1, help="Memory of the machine, GiB.")] = None,
     users: Annotated[int, typer.Option("--users", min=1, help="Who wait for an answer at once.")] = 1,
@@ -58,6 +57,7 @@ def serve(
     Example:  graft plan serve --model qwen2.5-coder-7b --cpu "EPYC 9454P" --ram 128 --context 800 --limit 12
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.coordinate.fit_here import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import serve as answer_question
@@ -66,7 +66,7 @@ def serve(
 
     question = make_question(
         find_model(model, overlay=catalog),
-        machine=_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram=ram, catalog=catalog),
+        machine=named_machine(gpu=gpu, gpus=gpus, cpu=cpu, ram_gib=ram, overlay=catalog),
         engine=engine,
         weights=weights,
         adapters=adapters,
@@ -88,45 +88,3 @@ def serve(
         show_serving(stdout, answered)
     if not answered.good:
         raise typer.Exit(EXIT_ANSWER_IS_NO)
-
-
-def _machine(
-    *, gpu: str | None, gpus: int, cpu: str | None, ram: float | None, catalog: Path | None
-) -> "Machine":
-    """As it was described; what was not is taken from this machine."""
-    from graftwork.model.probe import describe_device
-    from graftwork.plan.catalog.hardware import find_cpu, find_gpu
-    from graftwork.records.hardware import Machine
-
-    ram_gib = describe_device().memory_gib if ram is None else ram
-    if gpu is not None:
-        processor = None if cpu is None else find_cpu(cpu, overlay=catalog)
-        return Machine(gpu=find_gpu(gpu, overlay=catalog), gpus=gpus, cpu=processor, ram_gib=ram_gib)
-    if cpu is not None:
-        return Machine(cpu=find_cpu(cpu, overlay=catalog), ram_gib=ram_gib)
-    here = _cards_here(catalog)
-    if here:
-        return Machine(gpu=here[0], gpus=len(here), ram_gib=ram_gib)
-    return Machine(cpu=_processor_here(catalog), ram_gib=ram_gib)
-
-
-def _cards_here(catalog: Path | None) -> "list[Gpu]":
-    from graftwork.plan.catalog.hardware import find_gpu
-    from graftwork.process.devices import find_probe
-
-    probe = find_probe()
-    return [find_gpu(one.name, overlay=catalog) for one in probe()] if probe is not None else []
-
-
-def _processor_here(catalog: Path | None) -> "Cpu":
-    """By its name where the catalog has it, else guessed from its cores."""
-    from graftwork.model.probe import describe_device
-    from graftwork.plan.catalog.hardware import find_cpu
-    from graftwork.plan.serving.ask import guess_cpu
-    from graftwork.records.errors import UserMistake
-
-    here = describe_device()
-    try:
-        return find_cpu(here.name, overlay=catalog)
-    except UserMistake:
-        return guess_cpu(here.name, cores=here.threads)

@@ -4,17 +4,18 @@ In: what the user stated. Out: a FitAnswer. Reads the project's file and its dat
 driver which cards there are, and with `trace` starts the tracer in a child process. Loads no model.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graftwork.coordinate.fit_here import this_machine
+from graftwork.coordinate.fit_here import named_machine
 from graftwork.files.dataset_folder import MANIFEST, read_manifest
 from graftwork.model.base import EMBEDDED
-from graftwork.plan.catalog.hardware import find_cpu, find_gpu
-from graftwork.plan.catalog.models import CatalogModel, find_model
+from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.plan.fit.roofline import require_possible
+from graftwork.plan.plain.decoder import FAMILIES
 from graftwork.plan.time import Rates
 from graftwork.records.base import Record
 from graftwork.records.dataset import SplitSummary
@@ -68,15 +69,35 @@ def answer_fit(asked: Asked) -> FitAnswer:
         require_possible(question, asked.claim, eight=question.method != "full")
     rates = _probed(question, asked, project)
     answer = fit(question, rates=rates)
-    if not asked.trace:
-        return answer
-    from graftwork.coordinate.fit_trace import correct
+    if asked.trace:
+        from graftwork.coordinate.fit_trace import correct
 
-    return correct(answer, model, rates=rates)
+        answer = correct(answer, model, rates=rates)
+    return answer.model_copy(update={"reasons": (*answer.reasons, *doubts(model, answer))})
+
+
+def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
+    """What was taken for something else, because nobody has written it out."""
+    if model.doubt:
+        yield model.doubt
+        return
+    on_card = answer.question.machine.gpu is not None and answer.strategy.tuning is None
+    if on_card and answer.certainty == "computed" and model.architecture not in FAMILIES:
+        yield (
+            f"the step of {model.architecture} is not written out: its memory is counted as a Llama's; "
+            "--trace follows its own modules"
+        )
+
+
+def question_of(asked: Asked) -> FitQuestion:
+    """The question alone, for those who answer it for many machines."""
+    project = _project(asked)
+    return ask(asked, model=_model(asked, project), project=project)
 
 
 def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
+    require_dense(model)
     train = project.settings.train if project is not None else None
     known = _own_rows(project) if asked.seq == OWN_DATA or (asked.seq is None and project) else None
     if asked.seq == OWN_DATA and known is None:
@@ -86,9 +107,11 @@ def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQ
             fix="run `graft data prepare` first, or give a number: --seq 2048",
             where="--seq",
         )
+    machine = _machine(asked)
+    _require_room(asked, machine)
     return make_question(
         model,
-        machine=_machine(asked),
+        machine=machine,
         method=asked.method or (train.method if train is not None else "qlora"),
         algorithm=asked.algorithm,
         engine=asked.engine,
@@ -158,21 +181,10 @@ def _probed(question: FitQuestion, asked: Asked, project: "Project | None") -> R
 
 
 def _machine(asked: Asked) -> Machine:
-    """The machine that was named; what is left out of it is this machine's."""
-    here = this_machine(overlay=asked.catalog)
-    gpu = find_gpu(asked.gpu, overlay=asked.catalog) if asked.gpu is not None else here.gpu
-    if asked.gpu is None and asked.cpu is not None:
-        # A processor alone was named: that is what it is about.
-        gpu = None
-    gpus = asked.gpus if asked.gpus is not None else (1 if asked.gpu is not None else here.gpus)
-    if asked.gpus is not None and gpu is None:
-        raise UserMistake(
-            f"{asked.gpus} cards of which kind?",
-            why="this machine has none, and none is named",
-            fix='name it: --gpu "RTX 5060 Ti 16GB"',
-            where="--gpus",
-        )
-    link = asked.link
+    machine = named_machine(
+        gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
+    )
+    gpu, link = machine.gpu, asked.link
     if link is None and asked.nvlink and gpu is not None:
         if gpu.nvlink_gb_s is None:
             raise UserMistake(
@@ -182,15 +194,19 @@ def _machine(asked: Asked) -> Machine:
                 where="--nvlink",
             )
         link = gpu.nvlink_gb_s
-    cpu = find_cpu(asked.cpu, overlay=asked.catalog) if asked.cpu is not None else None
-    return Machine(
-        gpu=gpu,
-        gpus=gpus if gpu is not None else 0,
-        # The processor of this machine says nothing of one whose cards were named.
-        cpu=cpu or (here.cpu if asked.gpu is None else None),
-        ram_gib=asked.ram if asked.ram is not None else here.ram_gib,
-        link_gb_s=link,
-    )
+    return machine.model_copy(update={"link_gb_s": link})
+
+
+def _require_room(asked: Asked, machine: Machine) -> None:
+    """A limit says how much of a card may be taken; it makes no card larger."""
+    gpu = machine.gpu
+    if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
+        raise UserMistake(
+            f"{gpu.name} has {gpu.memory_gib:.1f} GiB, not {asked.memory:g}",
+            why="--memory is what may be taken of a card",
+            fix="leave --memory out, or name a card that has as much",
+            where="--memory",
+        )
 
 
 def _number(seq: str | None) -> int:

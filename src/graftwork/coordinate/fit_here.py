@@ -1,23 +1,23 @@
-"""This machine as a plan sees it: cards by their driver, processor and memory by the system.
+"""This machine as a plan sees it, or the one that was named: cards by their driver, the rest by the system.
 
-In: nothing. Out: a Machine. Starts `nvidia-smi` where there is one; needs no torch.
+In: nothing, or names of the catalog. Out: a Machine. Starts `nvidia-smi` where there is one; needs no torch.
 """
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.model.probe import describe_device
-from graftwork.plan.catalog.hardware import find_cpu, find_gpu
+from graftwork.plan.catalog.hardware import find_cpu, find_gpu, guess_cpu
+from graftwork.process.devices import is_visible
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Cpu, Gpu, Machine
 from graftwork.records.plan import DeviceFacts
 
-QUERY = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+QUERY = ("--query-gpu=index,uuid,name,memory.total,compute_cap", "--format=csv,noheader,nounits")
 PATIENCE_SECONDS = 10
-GUESSED_GFLOPS_A_THREAD = 35.0
-GUESSED_BANDWIDTH_GB_S = 40.0
 
 
 class Card(NamedTuple):
@@ -28,10 +28,40 @@ class Card(NamedTuple):
     capability: float
 
 
+def named_machine(
+    *,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    cpu: str | None = None,
+    ram_gib: float | None = None,
+    overlay: Path | None = None,
+) -> Machine:
+    """The machine that was named; what is left out of it is this machine's."""
+    if gpu is None and cpu is None:
+        machine = this_machine(overlay=overlay)
+    else:
+        # A processor alone was named: then it is about no card. A card says nothing of the processor.
+        machine = Machine(
+            gpu=find_gpu(gpu, overlay=overlay) if gpu is not None else None,
+            gpus=1 if gpu is not None else 0,
+            cpu=find_cpu(cpu, overlay=overlay) if cpu is not None else None,
+            ram_gib=describe_device().memory_gib,
+        )
+    if gpus is not None and machine.gpu is None:
+        raise UserMistake(
+            f"{gpus} cards of which kind?",
+            why="this machine has none, and none is named",
+            fix='name it: --gpu "RTX 5060 Ti 16GB"',
+            where="--gpus",
+        )
+    stated = {"gpus": gpus, "ram_gib": ram_gib}
+    return machine.model_copy(update={name: value for name, value in stated.items() if value is not None})
+
+
 def this_machine(*, overlay: Path | None = None) -> Machine:
     """Cards of one kind: the first one's. Others would wait for the slowest anyway."""
     device = describe_device()
-    cards = read_cards(ask_driver())
+    cards = read_cards(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = None
     same: list[Card] = []
     if cards:
@@ -57,15 +87,19 @@ def ask_driver() -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def read_cards(said: str) -> list[Card]:
-    """Lines of `name, MiB, capability`; others are passed over."""
+def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
+    """Lines of `index, uuid, name, MiB, capability`; others, and cards that are hidden, are passed over."""
     cards = []
     for line in said.splitlines():
-        cells = [cell.strip() for cell in line.rsplit(",", 2)]
+        cells = [cell.strip() for cell in line.split(",", 2)]
         try:
-            cards.append(Card(cells[0], float(cells[1]) / 1024, float(cells[2])))
+            index, uuid, rest = int(cells[0]), cells[1], cells[2]
+            name, mib, capability = (cell.strip() for cell in rest.rsplit(",", 2))
+            card = Card(name, float(mib) / 1024, float(capability))
         except (IndexError, ValueError):
             continue
+        if is_visible(index, uuid, visible):
+            cards.append(card)
     return cards
 
 
@@ -80,11 +114,4 @@ def _processor(device: DeviceFacts, *, overlay: Path | None) -> Cpu:
     try:
         return find_cpu(device.name, overlay=overlay)
     except UserMistake:
-        return Cpu(
-            name=device.name,
-            cores=device.threads,
-            gflops=GUESSED_GFLOPS_A_THREAD * device.threads,
-            bandwidth_gb_s=GUESSED_BANDWIDTH_GB_S,
-            watts=15.0 * device.threads,
-            source="guessed by the number of threads",
-        )
+        return guess_cpu(device.name, threads=device.threads)

@@ -44,6 +44,8 @@ class Given(NamedTuple):
     data_model: str | None = None
     deployed_model: str | None = None
     lengths: str | None = None
+    catalog: Path | None = None
+    """A folder of the user's own facts."""
 
 
 OPTIONS = {
@@ -90,9 +92,9 @@ def lint_file(path: Path, given: Given) -> Linted:
 
 def _look(path: Path, said: Configuration, lengths: tuple[int, ...], given: Given) -> Linted:
     said = _add(said, given)
-    known = _find_model(said.model, near=path.parent)
-    said = _by_full_names(said)
-    gpu = find_gpu(said.gpu) if said.gpu is not None else None
+    known = _find_model(said.model, near=path.parent, overlay=given.catalog)
+    said = _by_full_names(said, overlay=given.catalog)
+    gpu = find_gpu(said.gpu, overlay=given.catalog) if said.gpu is not None else None
     said = _expect(said, known, gpu, lengths)
     around = _around(said, known, gpu, lengths)
     return Linted(
@@ -110,7 +112,7 @@ def read_lengths(given: str | None) -> tuple[int, ...]:
     if given is None:
         return ()
     if given.isdigit():
-        return (int(given),)
+        return (_length(int(given)),)
     path = Path(given)
     text = _read(path)
     try:
@@ -133,7 +135,9 @@ def read_lengths(given: str | None) -> tuple[int, ...]:
 def _length(entry: Any) -> int:
     if isinstance(entry, dict):
         value = entry["tokens"] if "tokens" in entry else entry["length"]
-        return len(value) if isinstance(value, list) else int(value)
+        entry = len(value) if isinstance(value, list) else value
+    if int(entry) < 1:
+        raise UserMistake(f"a row of {entry} tokens is none", fix="leave it out", where="--lengths")
     return int(entry)
 
 
@@ -199,24 +203,24 @@ def _add(said: Configuration, given: Given) -> Configuration:
     return said.model_copy(update={**values, "places": places})
 
 
-def _find_model(name: str | None, *, near: Path) -> CatalogModel | None:
+def _find_model(name: str | None, *, near: Path, overlay: Path | None) -> CatalogModel | None:
     """None where no catalog knows it: then the rules that need its size stay silent, and that is said."""
     if name is None:
         return None
     folder = near / name
     try:
-        return find_model(str(folder) if (folder / "config.json").is_file() else name)
+        return find_model(str(folder) if (folder / "config.json").is_file() else name, overlay=overlay)
     except UserMistake:
         return None
 
 
-def _by_full_names(said: Configuration) -> Configuration:
+def _by_full_names(said: Configuration, *, overlay: Path | None) -> Configuration:
     """Models by the names of the Hub, where the catalog calls them otherwise. Its aliases do not
     count: a base and its instruct version share a shape, not their weights."""
     full: dict[str, str] = {}
     for field in ("model", "data_model", "deployed_model"):
         name = getattr(said, field)
-        known = _find_model(name, near=Path())
+        known = _find_model(name, near=Path(), overlay=overlay)
         if known is not None and name.lower() == known.name.lower():
             full[field] = known.hf_id
     return said.model_copy(update=full)

@@ -1,8 +1,9 @@
 """The plan was wrong: the run took more memory than there is. Record it, take fewer rows at a time, go on.
 
 In: a job, and what was measured when memory ran out. Out: the job of the same run with half the rows
-at a time, or None where one row is already too much. What was decided stays in the run's folder, so
-that the same command, given again, does not make the same mistake.
+at a time, on a card at last with blocks that compute again; or None where nothing more can give way.
+What was decided stays in the run's folder, so that the same command, given again, does not make the
+same mistake.
 """
 
 import json
@@ -19,6 +20,7 @@ from graftwork.records.run import TrainJob
 from graftwork.train.files import REPLANNED
 
 MICRO_ROWS = "micro_rows"
+CHECKPOINTING = "checkpointing"
 LIMIT = "limit_gib"
 GIVE_WAY = 0.92
 """Of a card's limit, each time that it was too much."""
@@ -32,7 +34,10 @@ def as_replanned(job: TrainJob) -> TrainJob:
     if not path.exists():
         return job
     said = json.loads(path.read_text())
-    return with_limit(job, said[LIMIT]) if LIMIT in said else with_micro_rows(job, int(said[MICRO_ROWS]))
+    if LIMIT in said:
+        return with_limit(job, said[LIMIT])
+    smaller = with_micro_rows(job, int(said[MICRO_ROWS]))
+    return with_checkpointing(smaller) if said.get(CHECKPOINTING) else smaller
 
 
 def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
@@ -62,12 +67,34 @@ def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
         if limit < tuning.peak_gib * LEAST_SHARE:
             return None
         return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the card"
-    rows = rows_at_a_time(job) // 2
-    return (with_micro_rows(job, rows), {MICRO_ROWS: rows}, f"{rows} row(s) at a time") if rows else None
+    again, rows = computes_again(job), rows_at_a_time(job) // 2
+    if rows:
+        said = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
+        return with_micro_rows(job, rows), said, f"{rows} row(s) at a time"
+    if again or job.plan.device.kind != "cuda" or job.keeping.get(CHECKPOINTING, "auto") != "auto":
+        return None
+    said = {MICRO_ROWS: 1, CHECKPOINTING: True}
+    word = "one row at a time, and blocks that compute again on the way back"
+    return with_checkpointing(with_micro_rows(job, 1)), said, word
+
+
+def computes_again(job: TrainJob) -> bool:
+    """Whether blocks keep only their input already."""
+    asked, planned = job.keeping.get(CHECKPOINTING, "auto"), job.plan.plain
+    return asked == "on" or (asked == "auto" and planned is not None and planned.checkpointed)
+
+
+def with_checkpointing(job: TrainJob) -> TrainJob:
+    return job.model_copy(update={"keeping": {**job.keeping, CHECKPOINTING: "on"}})
 
 
 def rows_at_a_time(job: TrainJob) -> int:
-    return int(job.plan.train.get(MICRO_ROWS) or job.plan.train["settings"]["batch_rows"])
+    """Of each process: as changed before, as planned, else all that it has of a step."""
+    planned = job.plan.plain.micro_rows if job.plan.plain is not None else None
+    alone = job.crew.get("strategy", "single") == "single"
+    shared = 1 if alone else int(job.crew.get("processes", 1)) * int(job.run.get("nodes", 1))
+    whole = -(-int(job.plan.train["settings"]["batch_rows"]) // shared)
+    return int(job.plan.train.get(MICRO_ROWS) or planned or whole)
 
 
 def with_micro_rows(job: TrainJob, rows: int) -> TrainJob:

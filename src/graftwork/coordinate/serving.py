@@ -5,21 +5,24 @@ a child process of the serve stage; this side stays free of torch.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from graftwork.coordinate.release_store import open_store, own_alias
 from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace
 from graftwork.records.capture import Capture
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.release import Release
-from graftwork.registry.folder import release_folder, verify_release
+from graftwork.registry.leases import Lease
+from graftwork.registry.names import take_apart
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.settings import ServeSettings
 
 READY_SECONDS = 120.0
+log = logging.getLogger(__name__)
 
 
 class StoreSink:
@@ -32,18 +35,29 @@ class StoreSink:
         self._captures.add(captures)
 
 
-def engine_job(work: Workplace) -> EngineJob:
-    """The base and every release that an alias points at, each verified byte by byte."""
-    live = [work.releases.get(release_id) for release_id in sorted(set(work.releases.aliases().values()))]
+def engine_job(work: Workplace, held: Lease) -> EngineJob:
+    """The base and every release on it that an alias points at, each verified byte by byte.
+
+    What aliases of other models point at is left out where it needs another base or template.
+    """
+    aliases, own_model = work.releases.aliases(), take_apart(own_alias(work)).model
+    own = {to for alias, to in aliases.items() if take_apart(alias).model == own_model}
     template = load_template(work).template_fingerprint
-    for release in live:
-        _require_same_ground(work, release, template)
+    live = []
+    for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
+        if release.id in own:
+            _require_same_ground(work, release, template)
+        if _is_on_same_ground(work, release, template):
+            live.append(release)
+        else:
+            work.narrator.word(f"{release.model} needs another base ({release.base}): it is not served here")
+    held.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),
         base_folder=work.base.folder,
         template_fingerprint=template,
         reasoning=work.settings.data.reasoning == "keep",
-        adapters={release.id: str(_verified(work, release)) for release in live},
+        adapters={release.id: str(open_store(work).get(release.id)) for release in live},
     )
 
 
@@ -57,19 +71,20 @@ def serve_here(
     """Serve until a signal comes, or `stop` is set."""
     from graftwork.serve.run import run, serve
 
-    job = engine_job(work)
-    sink = StoreSink(work) if settings.capture else None
-    run(
-        serve(
-            settings,
-            engine_job=job,
-            sink=sink,
-            resolve_alias=work.releases.aliases,
-            on_ready=on_ready,
-            stop=stop,
-            find_adapter=lambda release_id: str(_verified(work, work.releases.get(release_id))),
+    with open_store(work).lease() as held:
+        job = engine_job(work, held)
+        sink = StoreSink(work) if settings.capture else None
+        run(
+            serve(
+                settings,
+                engine_job=job,
+                sink=sink,
+                resolve_alias=work.releases.aliases,
+                on_ready=on_ready,
+                stop=stop,
+                find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
+            )
         )
-    )
 
 
 @contextmanager
@@ -87,14 +102,15 @@ def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
 
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
-        await serve(
-            settings,
-            engine_job=engine_job(work),
-            sink=StoreSink(work),
-            resolve_alias=work.releases.aliases,
-            on_ready=answer,
-            stop=stop,
-        )
+        with open_store(work).lease() as held:
+            await serve(
+                settings,
+                engine_job=engine_job(work, held),
+                sink=StoreSink(work),
+                resolve_alias=work.releases.aliases,
+                on_ready=answer,
+                stop=stop,
+            )
 
     def run_thread() -> None:
         try:
@@ -117,11 +133,32 @@ def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
         thread.join()
 
 
-def _verified(work: Workplace, release: Release) -> Path:
-    """The release's folder, every byte checked; it is a plain adapter folder."""
-    folder = release_folder(work.project.releases, release.id)
-    verify_release(folder)
-    return folder
+class _AdapterFinder:
+    """The folders of releases that aliases move to: leased first, then checked byte by byte."""
+
+    def __init__(self, work: Workplace, held: Lease, template: str | None) -> None:
+        self._work, self._held, self._template = work, held, template
+        self._refused: set[str] = set()
+
+    def __call__(self, release_id: str) -> str | None:
+        if release_id in self._refused:
+            return None
+        release = self._work.releases.get(release_id)
+        if not _is_on_same_ground(self._work, release, self._template):
+            self._refused.add(release_id)
+            return None
+        try:
+            self._held.add(release_id)
+            return str(open_store(self._work).get(release_id))
+        except GraftError as error:
+            # The other aliases must not wait for it, and it would be refused again the next second.
+            log.warning("release %s is not loaded: %s (%s)", release_id[:12], error.what, error.why)
+            self._refused.add(release_id)
+            return None
+
+
+def _is_on_same_ground(work: Workplace, release: Release, template: str | None) -> bool:
+    return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
 def _require_same_ground(work: Workplace, release: Release, template: str) -> None:

@@ -73,7 +73,7 @@ class Workplace:
 
     @property
     def looks(self) -> Looks:
-        return Looks(self.database)
+        return Looks(self.database, who=who())
 
     @property
     def residuals(self) -> Residuals:
@@ -98,7 +98,7 @@ def now() -> str:
 
 
 def who() -> str:
-    """Who moves an alias, for the log."""
+    """Who moves an alias or looks at a test set, for the log."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -8,16 +8,24 @@ the same way every time, so that what is asked again comes out the same. Knows n
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from graftwork.evaluate.cases import insert_example
-from graftwork.files.journal import Journal
+from graftwork.evaluate.subjects.book import (
+    ANSWERS_FILE,
+    BATCHES_FILE,
+    AnswerBook,
+    Batch,
+    cut_missing,
+    read_answers,
+)
+from graftwork.evaluate.subjects.kept import repeats_of
+from graftwork.records.base import fingerprint
 from graftwork.records.errors import StoppedInOrder
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, EvalJob, Generation
 
-ANSWERS_FILE = "answers.jsonl"
-BATCHES_FILE = "batches.jsonl"
+__all__ = ["ANSWERS_FILE", "BATCHES_FILE", "Asker", "Timing", "cut_batches", "read_answers", "summarise"]
 
 
 class Turns(Protocol):
@@ -48,11 +56,21 @@ class Progress(Protocol):
     ) -> None: ...
 
 
+class Timing(NamedTuple):
+    """One request alone: seconds to the first token, where that is known, and to the last."""
+
+    first_token: float | None
+    total: float
+
+
 Generate = Callable[[list[list[int]]], Sequence[Said]]
+GenerateSeeded = Callable[[list[list[int]], int], Sequence[Said]]
+Weigh = Callable[[list[tuple[tuple[Message, ...], str]]], Sequence[float | None]]
+"""Conversations with the reply that the log holds; the mean loss of a token of each reply."""
 
 
 class Asker:
-    """Asks all cases of one job with one model."""
+    """Asks all cases of one job with one model. `sample` is needed where the job is not greedy."""
 
     def __init__(
         self,
@@ -63,112 +81,164 @@ class Asker:
         progress: Progress,
         peak_memory_gib: Callable[[], float],
         stop_asked: Callable[[], bool],
+        sample: GenerateSeeded | None = None,
+        time_one: Callable[[list[int]], Timing] | None = None,
+        weigh: Weigh | None = None,
+        described: dict[str, Any] | None = None,
     ) -> None:
         self._job = job
         self._turns = turns
         self._generate = generate
+        self._sample = sample
+        self._time_one = time_one or self._time_whole
+        self._weigh = weigh
         self._progress = progress
         self._peak_memory_gib = peak_memory_gib
         self._stop_asked = stop_asked
-        self._answers = Journal(Path(job.folder) / ANSWERS_FILE)
-        self._batches = Journal(Path(job.folder) / BATCHES_FILE)
+        self._described = described or {}
+        self._peaks: list[float] = []
         self._warm = False
 
     def ask_all(self, cases: Sequence[Case]) -> None:
         """Answer every case that has no answer yet."""
         prompts = {case.id: self._prompt(case) for case in cases}
-        answered = {answer.case_id for answer in read_answers(Path(self._job.folder))}
-        began, asked_before = time.monotonic(), len(answered)
-        self._tell("answering", len(answered), len(cases))
-        for batch in cut_batches(prompts, size=self._job.batch_size):
-            if answered.issuperset(batch):
-                continue
-            self._stop_if_asked(f"{len(answered)} of {len(cases)} cases are answered")
-            for answer in self._ask([(case_id, prompts[case_id]) for case_id in batch]):
-                if answer.case_id not in answered:
-                    self._answers.append(answer.model_dump(mode="json"))
-                    answered.add(answer.case_id)
-            self._batches.append({"rows": len(batch), "peak_memory_gib": self._peak_memory_gib()})
-            pace = (time.monotonic() - began) / (len(answered) - asked_before)
-            self._tell("answering", len(answered), len(cases), left=pace * (len(cases) - len(answered)))
+        by_id = {case.id: case for case in cases}
+        book = AnswerBook(self._job, cases)
+        planned = book.plan({case_id: len(prompt) for case_id, prompt in prompts.items()})
+        began, asked_before = time.monotonic(), book.answered
+        self._tell("answering", book.answered, book.total)
+        for batch in book.open_batches(planned):
+            self._stop_if_asked(f"{book.answered} of {book.total} cases are answered")
+            for answer in self._ask(batch, [by_id[case_id] for case_id in batch.cases], prompts):
+                book.write(answer)
+            book.close_batch(batch, peak_memory_gib=self._peak_memory_gib())
+            pace = (time.monotonic() - began) / max(book.answered - asked_before, 1)
+            self._tell("answering", book.answered, book.total, left=pace * (book.total - book.answered))
+        self._peaks = book.peaks()
 
     def time_single(self, cases: Sequence[Case]) -> tuple[float, ...]:
         """Seconds of one request at a time, as a user would wait for it."""
-        seconds: list[float] = []
+        return tuple(timing.total for timing in self.time_requests(cases))
+
+    def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
+        timings: list[Timing] = []
         chosen = [self._prompt(case) for case in cases[: self._job.latency_cases]]
         if chosen and not self._warm:
             # The first pass of a process pays for lazy initialisation; no user's request does.
             self._generate([chosen[0]])
         for prompt in chosen:
             self._stop_if_asked("all cases are answered, single requests are being timed")
-            began = time.perf_counter()
-            self._generate([prompt])
-            seconds.append(time.perf_counter() - began)
-            self._tell("timing single requests", len(seconds), len(chosen))
-        return tuple(seconds)
+            timings.append(self._time_one(prompt))
+            self._tell("timing single requests", len(timings), len(chosen))
+        return tuple(timings)
 
-    def summarise(self, *, single_latency_seconds: tuple[float, ...]) -> Generation:
-        answers = read_answers(Path(self._job.folder))
-        seconds = sum(answer.seconds for answer in answers)
-        peaks = [float(batch["peak_memory_gib"]) for batch in self._batches.read()]
-        return Generation(
-            subject=self._job.subject,
-            answers=len(answers),
-            seconds=seconds,
-            tokens_per_second=sum(a.tokens for a in answers) / seconds if seconds else 0.0,
+    def summarise(
+        self,
+        *,
+        single_latency_seconds: tuple[float, ...],
+        first_token_seconds: tuple[float, ...] = (),
+    ) -> Generation:
+        return summarise(
+            self._job,
             single_latency_seconds=single_latency_seconds,
-            peak_memory_gib=max([*peaks, self._peak_memory_gib()]),
-            settings={
-                "decoding": "greedy",
-                "max_new_tokens": self._job.max_new_tokens,
-                "batch_size": self._job.batch_size,
-                "threads": self._job.threads,
-                "worked_example": bool(self._job.worked_example),
-            },
+            first_token_seconds=first_token_seconds,
+            peak_memory_gib=max([*self._peaks, self._peak_memory_gib()]),
+            described=self._described,
         )
 
-    def _ask(self, batch: Sequence[tuple[str, list[int]]]) -> list[Answer]:
+    def _ask(self, batch: Batch, cases: Sequence[Case], prompts: dict[str, list[int]]) -> list[Answer]:
+        asked = [prompts[case_id] for case_id in batch.cases]
         began = time.perf_counter()
-        said = self._generate([prompt for _, prompt in batch])
-        share = (time.perf_counter() - began) / len(batch)
+        if self._job.temperature > 0 and self._sample is not None:
+            said = self._sample(asked, seed_of(self._job.seed, batch))
+        else:
+            said = self._generate(asked)
+        share = (time.perf_counter() - began) / len(asked)
         self._warm = True
+        losses: Sequence[float | None] = [None] * len(asked)
+        if self._job.perplexity and self._weigh is not None:
+            losses = self._weigh([(self._messages(case), case.reference) for case in cases])
         return [
             Answer(
-                case_id=case_id,
+                case_id=case.id,
                 text=self._turns.decode(list(reply.tokens)),
                 tokens=len(reply.tokens),
                 prompt_tokens=len(prompt),
                 finish_reason=reply.finish_reason,
                 seconds=share,
+                repeat=batch.repeat,
+                reference_loss=loss,
             )
-            for (case_id, prompt), reply in zip(batch, said, strict=True)
+            for case, prompt, reply, loss in zip(cases, asked, said, losses, strict=True)
         ]
 
+    def _time_whole(self, prompt: list[int]) -> Timing:
+        began = time.perf_counter()
+        self._generate([prompt])
+        return Timing(None, time.perf_counter() - began)
+
+    def _messages(self, case: Case) -> tuple[Message, ...]:
+        return insert_example(case.messages, example=self._job.worked_example)
+
     def _prompt(self, case: Case) -> list[int]:
-        return self._turns.prompt(insert_example(case.messages, example=self._job.worked_example))
+        return self._turns.prompt(self._messages(case))
 
     def _tell(self, phase: str, done: int, total: int, *, left: float | None = None) -> None:
         self._progress.beat(phase, done, total, seconds_left=left, subject=self._job.subject)
 
     def _stop_if_asked(self, reached: str) -> None:
         if self._stop_asked():
-            raise StoppedInOrder(
-                f"the evaluation of {self._job.subject} was stopped: {reached}",
-                fix="run `graft eval` again: it goes on from there",
-                where=self._job.folder,
-            )
+            raise stopped(self._job, reached)
+
+
+def stopped(job: EvalJob, reached: str) -> StoppedInOrder:
+    return StoppedInOrder(
+        f"the evaluation of {job.subject} was stopped: {reached}",
+        fix="run `graft eval` again: it goes on from there",
+        where=job.folder,
+    )
+
+
+def summarise(
+    job: EvalJob,
+    *,
+    single_latency_seconds: tuple[float, ...],
+    first_token_seconds: tuple[float, ...],
+    peak_memory_gib: float,
+    described: dict[str, Any],
+) -> Generation:
+    """How the answers in the job's folder were made. Everything that decided them is named."""
+    answers = read_answers(Path(job.folder))
+    seconds = sum(answer.seconds for answer in answers)
+    greedy = job.temperature <= 0
+    sampling = {} if greedy else {"temperature": job.temperature, "top_p": job.top_p, "seed": job.seed}
+    return Generation(
+        subject=job.subject,
+        answers=len(answers),
+        seconds=seconds,
+        tokens_per_second=sum(a.tokens for a in answers) / seconds if seconds else 0.0,
+        single_latency_seconds=single_latency_seconds,
+        first_token_seconds=first_token_seconds,
+        peak_memory_gib=peak_memory_gib,
+        settings={
+            "decoding": "greedy" if greedy else "sampled",
+            **sampling,
+            "repeats": repeats_of(job),
+            "max_new_tokens": job.max_new_tokens,
+            "batch_size": job.batch_size,
+            "threads": job.threads,
+            "worked_example": bool(job.worked_example),
+            **described,
+        },
+    )
+
+
+def seed_of(seed: int, batch: Batch) -> int:
+    """A seed of its own for each batch, the same whichever process asks it."""
+    return int(fingerprint([seed, batch.repeat, batch.cases])[:8], 16)
 
 
 def cut_batches(prompts: dict[str, list[int]], *, size: int) -> list[tuple[str, ...]]:
     """Case ids in batches of like length: little padding, and the same batches every time."""
-    ordered = sorted(prompts, key=lambda case_id: (len(prompts[case_id]), case_id))
-    return [tuple(ordered[i : i + size]) for i in range(0, len(ordered), size)]
-
-
-def read_answers(folder: Path) -> list[Answer]:
-    """The answers so far; the first one where a case has two."""
-    answers: dict[str, Answer] = {}
-    for value in Journal(folder / ANSWERS_FILE).read():
-        answer = Answer.model_validate(value)
-        answers.setdefault(answer.case_id, answer)
-    return list(answers.values())
+    lengths = {case_id: len(prompt) for case_id, prompt in prompts.items()}
+    return [batch.cases for batch in cut_missing(lengths, set(), size=size, repeats=1)]

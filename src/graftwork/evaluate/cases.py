@@ -1,7 +1,7 @@
 """What is asked: cases from held-out rows, and the worked example that the base is shown.
 
 In: the rows of a split. Out: cases in a fixed order, and the file that a worker reads them from.
-Does not know how a dataset lies on the disk.
+Does not know how a dataset lies on the disk; a user's own file of cases is read in `case_file`.
 """
 
 import hashlib
@@ -27,6 +27,8 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
             reference=row.reply,
             group=row.group,
             session=row.session,
+            domain=row.domain,
+            duration_ms=row.duration_ms,
         )
         for row in rows
     ]
@@ -36,6 +38,11 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
             why="without them nothing can be said about the adapter",
             fix="give the split a larger test share, or bring more logs",
         )
+    return draw_cases(cases, most=most)
+
+
+def draw_cases(cases: Sequence[Case], *, most: int | None) -> tuple[Case, ...]:
+    """At most so many of them, in their order; a larger number takes all that a smaller one took."""
     if most is None or len(cases) <= most:
         return tuple(cases)
     drawn = {case.id for case in sorted(cases, key=_drawing_order)[:most]}
@@ -65,7 +72,11 @@ def insert_example(messages: Sequence[Message], *, example: Sequence[Message]) -
 
 
 def hash_cases(cases: Sequence[Case]) -> str:
-    return fingerprint([case.model_dump(mode="json") for case in cases])
+    """What makes it the same test: questions and what counts as right, not what is told beside them."""
+    asked = {"id", "origin", "messages", "reference", "group", "session"}
+    return fingerprint(
+        [case.model_dump(mode="json", include=asked | {"checks"} if case.checks else asked) for case in cases]
+    )
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:

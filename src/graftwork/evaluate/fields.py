@@ -1,19 +1,37 @@
 """A reply read as a structured answer: what it says, what it cites, whether it refuses.
 
 In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None where the text
-is no JSON object. Does not know what a right answer is.
+is no JSON object; and the numbered sources of a prompt. Does not know what a right answer is.
 """
 
 import json
 import re
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
+from pydantic import field_validator
+
+from graftwork.evaluate.json_schema import require_schema
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 
 _BRACKETED = re.compile(r"\[(\d{1,6})\]")
 _NUMBER = re.compile(r"\[?(\d{1,6})\]?")
+_SOURCE_START = re.compile(r"^[ \t]*\[(\d{1,6})\][:.]?", re.MULTILINE)
 _MISSING = object()
+
+REFUSALS = (
+    "i cannot answer",
+    "i can't answer",
+    "i can not answer",
+    "i don't know",
+    "i do not know",
+    "i'm unable to",
+    "i am unable to",
+    "not in the sources",
+    "the sources do not",
+    "the sources don't",
+    "no information",
+)
 
 
 class AnswerFields(Record):
@@ -27,6 +45,27 @@ class AnswerFields(Record):
     """True where the sources do not say."""
     required: tuple[str, ...] = ()
     """Keys that a reply must have to count as valid JSON."""
+    json_schema: dict[str, Any] | None = None
+    """The JSON Schema that `schema_valid` holds every reply against."""
+    form: Literal["json", "text"] = "json"
+    """`text`: a reply is plain words that cite as `[1]`; it refuses where it holds one of `refusals`."""
+    refusals: tuple[str, ...] = REFUSALS
+    """Of plain words: what only a refusal says, in any case."""
+
+    @field_validator("json_schema")
+    @classmethod
+    def _schema_is_understood(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None:
+            require_schema(schema)
+        return schema
+
+    def inner(self, text: str, path: str) -> str | None:
+        """What stands under a key of a JSON reply, as text; None where it is not there."""
+        document = parse_object(text)
+        value = _MISSING if document is None else _look_up(document, path)
+        if value is _MISSING:
+            return None
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 class StructuredAnswer(NamedTuple):
@@ -39,6 +78,12 @@ class StructuredAnswer(NamedTuple):
 
 
 def read_answer(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
+    """The answer in the form that the fields name; None where the text does not have it."""
+    return _read_words(text, fields) if fields.form == "text" else read_document(text, fields=fields)
+
+
+def read_document(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
+    """The answer as a JSON object, whatever form the fields name."""
     document = parse_object(text)
     if document is None:
         return None
@@ -54,12 +99,17 @@ def read_answer(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
 
 def parse_object(text: str) -> dict[str, Any] | None:
     """The JSON object that the whole text is, or None. NaN and Infinity are no JSON."""
+    parsed = parse_json(text)
+    return parsed[0] if parsed and isinstance(parsed[0], dict) else None
+
+
+def parse_json(text: str) -> tuple[Any, ...]:
+    """The one JSON value that the whole text is; empty where it is none (null is a value)."""
     try:
-        document = json.loads(text, parse_constant=_refuse_constant)
+        return (json.loads(text, parse_constant=_refuse_constant),)
     except (ValueError, RecursionError):
         # Model output may be anything at all; "no JSON" is the answer, not a failure.
-        return None
-    return document if isinstance(document, dict) else None
+        return ()
 
 
 def numbered_sources(case: Case) -> frozenset[int]:
@@ -67,6 +117,55 @@ def numbered_sources(case: Case) -> frozenset[int]:
     asked = [m.content for m in case.messages if m.role in ("user", "tool")]
     numbers = _bracketed("\n".join(asked))
     return numbers or _bracketed("\n".join(m.content for m in case.messages))
+
+
+def source_texts(case: Case) -> dict[int, str]:
+    """The sources of the prompt by number: what follows `[n]` at the start of a line, up to the next.
+
+    The question that stands behind the last source is not part of it.
+    """
+    asked = [m.content for m in case.messages if m.role in ("user", "tool")]
+    return _cut_sources(asked) or _cut_sources([m.content for m in case.messages])
+
+
+def cited_numbers(text: str) -> frozenset[int]:
+    """The sources that a text cites inline, as `[1]`."""
+    return _bracketed(text)
+
+
+def _cut_sources(contents: list[str]) -> dict[int, str]:
+    sources: dict[int, str] = {}
+    for content in contents:
+        starts = list(_SOURCE_START.finditer(content)) or list(_BRACKETED.finditer(content))
+        for place, start in enumerate(starts):
+            end = starts[place + 1].start() if place + 1 < len(starts) else len(content)
+            body = content[start.end() : end]
+            if place == len(starts) - 1:
+                body = _without_question(body)
+            number = int(start[1])
+            sources[number] = f"{sources[number]}\n{body}".strip() if number in sources else body.strip()
+    return sources
+
+
+def _without_question(body: str) -> str:
+    """The last paragraph is the question; without paragraphs, a last line that asks."""
+    before, gap, _ = body.strip().rpartition("\n\n")
+    if gap:
+        return before
+    before, gap, last = body.strip().rpartition("\n")
+    return before if gap and last.rstrip().endswith("?") else body
+
+
+def _read_words(text: str, fields: AnswerFields) -> StructuredAnswer | None:
+    if not text.strip():
+        return None
+    plain = text.casefold().replace("\u2019", "'")
+    return StructuredAnswer(
+        answer=text,
+        citations=_bracketed(text),
+        refused=any(phrase.casefold() in plain for phrase in fields.refusals),
+        complete=True,
+    )
 
 
 def _read_citations(value: Any) -> frozenset[int] | None:

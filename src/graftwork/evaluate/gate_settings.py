@@ -1,24 +1,73 @@
-"""What graft.yaml says about the gate, checked when it is read."""
+"""What graft.yaml says about the gate, checked when it is read.
 
+In: rules as people write them. Out: frozen settings with a hash, so that a change of the rules shows.
+Knows the names of the metrics, not how they are measured.
+"""
+
+from difflib import get_close_matches
 from typing import Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from graftwork.evaluate.metrics import ALWAYS_MEASURED, METRICS, RATES
+from graftwork.evaluate.metrics import (
+    FIRST_TOKEN,
+    GRADERS,
+    JUDGE_PREFERENCE,
+    LATENCY,
+    MEMORY,
+    PERPLEXITY,
+    RATES,
+    TOKENS_PER_SECOND,
+    TRUNCATED,
+    WITH_CONTEXT,
+)
 from graftwork.evaluate.settings import require_known
-from graftwork.records.base import Record
+from graftwork.records.base import Record, fingerprint
 
 Bound = Literal["lower", "upper", "value"]
+Against = Literal["base", "champion", "log"]
+Statistic = Literal["median", "mean", "p95"]
+Evidence = Literal["interval", "value"]
+
+LIMITS = ("over", "under", "at_least", "at_most")
+TIMED = (LATENCY, FIRST_TOKEN)
+"""Measured request by request, so that a mean and a percentile can be asked for."""
+FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY)
+"""Measured beside the grades of answers: what they cost."""
+KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
+NEARLY = 0.85
+"""A name this like a known one is a slip of the pen."""
+
+
+def require_metric(name: str) -> None:
+    """A slip of the pen is refused. Any other name may be a check of the project's own.
+
+    The project knows its checks and refuses what it does not evaluate; here a rule on a figure that nobody
+    measures stays unproven, and lets nothing through.
+    """
+    begun = any(known.startswith(name) for known in KNOWN)
+    if name not in KNOWN and (begun or get_close_matches(name, KNOWN, n=1, cutoff=NEARLY)):
+        require_known(name, KNOWN)
 
 
 class Rule(Record):
-    """One promise: a metric over or under a limit, by a bound of its interval."""
+    """One promise: a metric beyond a limit, or not worse than another subject by more than a margin."""
 
     metric: str
     over: float | None = None
     """The metric must lie over this. Rates are written as 0.95, not 95."""
     under: float | None = None
     """The metric must lie under this."""
+    at_least: float | None = None
+    """As `over`, and just this much is enough."""
+    at_most: float | None = None
+    """As `under`, and just this much is allowed."""
+    margin: float | None = Field(default=None, gt=0)
+    """A guardrail: the metric may be worse by less than this, in its own unit (0.02 is 2 points)."""
+    against: Against | None = None
+    """Whom a guardrail compares with: the base, the champion, or what the log holds."""
+    at: Statistic | None = None
+    """Of measured times: their median (the default), mean or 95th percentile."""
     bound: Bound | None = None
     """What is held against the limit; the lower bound for `over`, the upper for `under`."""
     severity: Literal["must", "invariant"] = "must"
@@ -26,22 +75,111 @@ class Rule(Record):
 
     @model_validator(mode="after")
     def _one_limit_that_fits(self) -> Self:
-        require_known(self.metric, (*METRICS, *ALWAYS_MEASURED))
-        if (self.over is None) == (self.under is None):
-            raise ValueError(f"the rule for {self.metric} needs `over` or `under`, and not both")
-        if self.metric in RATES and not 0 <= self.limit <= 1:
+        require_metric(self.metric)
+        given = [name for name in (*LIMITS, "margin") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"the rule for {self.metric} needs `over` or `under`, and not both; or a `margin`"
+            )
+        if self.metric in (*RATES, JUDGE_PREFERENCE) and not 0 <= self.limit <= 1:
             raise ValueError(
                 f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
+            )
+        if self.margin is None and self.against is not None:
+            raise ValueError(
+                f"the rule for {self.metric} compares with the {self.against}: give it a `margin` "
+                "(0.02 is 2 points), set before the run"
+            )
+        if self.at not in (None, "median") and self.metric not in TIMED:
+            raise ValueError(f"`at: {self.at}` is for {' and '.join(TIMED)}, not for {self.metric}")
+        if self.margin is not None and (self.at or self.bound or self.severity == "invariant"):
+            raise ValueError(
+                f"the guardrail for {self.metric} takes `margin` and `against` alone: its bound is that of "
+                "the difference, and a proven loss aborts anyway"
             )
         return self
 
     @property
     def limit(self) -> float:
-        return self.over if self.over is not None else self.under if self.under is not None else 0.0
+        given = (self.over, self.under, self.at_least, self.at_most, self.margin)
+        return next(value for value in given if value is not None)
+
+    @property
+    def is_guardrail(self) -> bool:
+        return self.margin is not None
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether larger figures keep the rule."""
+        return self.over is not None or self.at_least is not None
 
     @property
     def held_bound(self) -> Bound:
-        return self.bound or ("lower" if self.over is not None else "upper")
+        return self.bound or ("lower" if self.wants_more else "upper")
+
+    @property
+    def reference(self) -> Against:
+        return self.against or "base"
+
+    def clears(self, figure: float) -> bool:
+        if self.at_least is not None or self.at_most is not None:
+            return figure >= self.limit if self.wants_more else figure <= self.limit
+        return figure > self.limit if self.wants_more else figure < self.limit
+
+
+class Primary(Record):
+    """The one metric on which the adapter must be better."""
+
+    metric: str
+    against: Against = "base"
+    """Better than whom."""
+
+    @field_validator("metric")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        require_metric(name)
+        if name in FIGURES:
+            raise ValueError(f"{name} is a cost, not a quality: declare it as a `win`")
+        return name
+
+
+class Win(Record):
+    """A saving that, declared beforehand, is reason enough to deploy what is not worse."""
+
+    metric: str
+    against: Against = "base"
+    """Cheaper than whom."""
+    by: float = Field(default=0.0, ge=0, lt=1)
+    """By at least this share of what it is now: 0.4 is two fifths less."""
+
+    @field_validator("metric")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        require_metric(name)
+        if name not in FIGURES:
+            raise ValueError(
+                f"{name} is a quality, not a cost: make it the `primary` metric, or name one of: "
+                f"{', '.join(FIGURES)}"
+            )
+        return name
+
+
+class Abort(Record):
+    """Worse on all of these at once ends the attempt."""
+
+    worse_on: tuple[str, ...] = Field(min_length=1)
+    """Metrics; worse on only some of them asks for another try."""
+    against: Against = "base"
+    """Worse than whom."""
+    by: Evidence = "interval"
+    """`interval`: each loss is proven. `value`: no metric shows a gain, proven or not."""
+
+    @field_validator("worse_on")
+    @classmethod
+    def _are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            require_metric(name)
+        return tuple(dict.fromkeys(names))
 
 
 class GateSettings(Record):
@@ -53,8 +191,14 @@ class GateSettings(Record):
         Rule(metric="refusal_correct", over=0.80),
     )
     """All of them must hold."""
-    primary: str | None = None
-    """A metric, named beforehand, on which the adapter must beat the base (exact McNemar test)."""
+    primary: str | Primary | None = None
+    """A metric, named beforehand, on which the adapter must beat the base or another subject."""
+    win: str | Win | None = None
+    """A saving (`latency_seconds`, `peak_memory_gib`) that stands in for a better primary metric."""
+    abort_when: Abort | None = None
+    """What ends the attempt, beside a broken invariant; any proven loss on a rate with a rule without it."""
+    session_margin: float = Field(default=0.05, gt=0, lt=1)
+    """Between training sessions: how much worse a metric without a guardrail may be."""
 
     @field_validator("rules")
     @classmethod
@@ -63,9 +207,46 @@ class GateSettings(Record):
             raise ValueError("a gate without rules would let anything through: name at least one")
         return rules
 
-    @field_validator("primary")
-    @classmethod
-    def _primary_is_known(cls, name: str | None) -> str | None:
-        if name is not None:
-            require_known(name, tuple(METRICS))
-        return name
+    @model_validator(mode="after")
+    def _gains_are_sound(self) -> Self:
+        if isinstance(self.primary, str):
+            Primary(metric=self.primary)
+        if isinstance(self.win, str):
+            Win(metric=self.win)
+        if self.win is not None and all(rule.metric in FIGURES for rule in self.rules):
+            raise ValueError(
+                "a cost win needs a rule on the quality of the answers, or whatever is cheap would pass: "
+                "add a guardrail, such as {metric: json_valid, against: base, margin: 0.02}"
+            )
+        return self
+
+    @property
+    def primary_rule(self) -> Primary | None:
+        return Primary(metric=self.primary) if isinstance(self.primary, str) else self.primary
+
+    @property
+    def win_rule(self) -> Win | None:
+        return Win(metric=self.win) if isinstance(self.win, str) else self.win
+
+    def rules_hash(self) -> str:
+        """What the rules ask for, however they are written; a setting left out is as good as its default."""
+        asked = {
+            "rules": list(self.rules),
+            "primary": self.primary_rule,
+            "win": self.win_rule,
+            "abort_when": self.abort_when,
+        }
+        shown = {
+            name: [one.model_dump(mode="json", exclude_defaults=True) for one in value]
+            if isinstance(value, list)
+            else value.model_dump(mode="json", exclude_defaults=True)
+            for name, value in asked.items()
+            if value
+        }
+        return fingerprint(shown)
+
+    def subjects_needed(self) -> tuple[Against, ...]:
+        """Whom the candidate is compared with, in the order of the rules."""
+        named: list[Against] = [rule.reference for rule in self.rules if rule.is_guardrail]
+        named += [one.against for one in (self.primary_rule, self.win_rule, self.abort_when) if one]
+        return tuple(dict.fromkeys(named))

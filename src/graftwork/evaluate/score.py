@@ -1,16 +1,29 @@
-"""Answers counted: rates with exact intervals, latency, memory, and the two subjects in pairs.
+"""Answers counted: rates with exact intervals, scores, and the report of all subjects.
 
-In: cases, answers, how they were generated. Out: a SubjectReport each, their comparisons, the
-Report. Pure; does not know which figures are good enough.
+In: cases, answers, how they were generated. Out: a SubjectReport each, and the Report that compares
+them. Pure; does not know which figures are good enough.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from dataclasses import replace
 
 from graftwork.evaluate.cases import hash_cases
-from graftwork.evaluate.metrics import LATENCY, LOWER_IS_BETTER, MEMORY, METRICS, TRUNCATED
+from graftwork.evaluate.compare import cluster_cases, compare, compare_candidates, differences_of
+from graftwork.evaluate.measure import measure
+from graftwork.evaluate.metrics import (
+    CHECKS_PASSED,
+    JUDGE_SCORE,
+    SCORED,
+    TRUNCATED,
+    Check,
+    FailedGrade,
+    GradeContext,
+    grade,
+)
+from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import bootstrap_median, clopper_pearson, mcnemar, paired_difference
+from graftwork.evaluate.statistics import clopper_pearson, clustered_mean, clustered_rate
+from graftwork.evaluate.statistics.scores import score_mean
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,
@@ -18,9 +31,12 @@ from graftwork.records.report import (
     Comparison,
     Generation,
     Metric,
+    Power,
     Report,
     SubjectReport,
 )
+
+__all__ = ["compare", "compare_candidates", "make_metric", "make_rate", "make_report", "score", "sessions_of"]
 
 Scores = dict[str, float | None]
 
@@ -31,33 +47,76 @@ def score(
     answers: Sequence[Answer],
     generation: Generation,
     settings: EvaluateSettings,
+    context: GradeContext | None = None,
 ) -> SubjectReport:
-    """Grade every answer by every metric of the settings."""
-    said = _one_answer_each(cases, answers, subject=generation.subject)
-    metrics = {
-        name: make_rate(
-            name,
-            scores={case.id: METRICS[name](case, said[case.id].text, settings.fields) for case in cases},
-            confidence=settings.confidence,
+    """Grade every answer by every metric and check of the settings.
+
+    Several answers to a case are averaged: they make its grade steadier, and never count as cases.
+    `context` holds what some graders need: a sandbox, a judge, the project's folder.
+    """
+    said = _answers_of_each(cases, answers, subject=generation.subject)
+    context = _complete(context, settings)
+    confidence, sessions = settings.confidence, sessions_of(cases)
+    metrics: dict[str, Metric] = {}
+    for name in settings.graded:
+        scores = {
+            case.id: average([grade(name, case, answer.text, context=context) for answer in said[case.id]])
+            for case in cases
+        }
+        metric = make_metric(
+            name, scores=scores, confidence=confidence, sessions=sessions, scored=_is_scored(name, context)
         )
-        for name in settings.metrics
-    }
-    metrics[TRUNCATED] = make_rate(
-        TRUNCATED,
-        scores={case.id: float(said[case.id].finish_reason == "length") for case in cases},
-        confidence=settings.confidence,
-    )
-    if generation.single_latency_seconds:
-        metrics[LATENCY] = _make_latency(generation, confidence=settings.confidence)
-    metrics[MEMORY] = _make_memory(generation, confidence=settings.confidence)
+        metrics[name] = _note_failures(metric, context.failed)
+    cut = {case.id: average([float(a.finish_reason == "length") for a in said[case.id]]) for case in cases}
+    metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
+    metrics |= measure(said, generation=generation, confidence=confidence)
     return SubjectReport(subject=generation.subject, metrics=metrics, generation=generation)
 
 
-def make_rate(name: str, *, scores: Scores, confidence: float = 0.95) -> Metric:
+def make_metric(
+    name: str,
+    *,
+    scores: Scores,
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+    scored: bool = False,
+) -> Metric:
+    """A rate where every grade is 0 or 1, a score where they lie between, a number where they do not.
+
+    `scored` says that a mean is meant even if all grades happen to be 0 or 1.
+    """
+    graded = {case: value for case, value in scores.items() if value is not None}
+    values = list(graded.values())
+    if not values or (not scored and all(value in (0.0, 1.0) for value in values)):
+        return make_rate(name, scores=scores, confidence=confidence, sessions=sessions)
+    clusters = cluster_cases(list(graded), sessions=sessions or {})
+    (low, high), method = score_mean(values, clusters=clusters, confidence=confidence)
+    mean = sum(values) / len(values)
+    return Metric(
+        name=name,
+        kind="score" if all(0 <= value <= 1 for value in values) else "number",
+        value=mean,
+        low=min(low, mean),
+        high=max(high, mean),
+        n=len(values),
+        confidence=confidence,
+        scores=scores,
+        clusters=len(set(clusters or ())),
+        method=_name_method(method, clusters),
+    )
+
+
+def make_rate(
+    name: str, *, scores: Scores, confidence: float = 0.95, sessions: Mapping[str, str] | None = None
+) -> Metric:
     """How many of the cases that the metric applies to were right. With none of them: 0 to 1."""
-    graded = [value for value in scores.values() if value is not None]
-    successes = sum(value >= 1.0 for value in graded)
-    low, high = clopper_pearson(successes, n=len(graded), confidence=confidence)
+    graded = {case: float(value >= 1.0) for case, value in scores.items() if value is not None}
+    successes = round(sum(graded.values()))
+    clusters = cluster_cases(list(graded), sessions=sessions or {})
+    if clusters is None:
+        low, high = clopper_pearson(successes, n=len(graded), confidence=confidence)
+    else:
+        low, high = clustered_rate(list(graded.values()), clusters, confidence=confidence)
     return Metric(
         name=name,
         kind="rate",
@@ -68,27 +127,9 @@ def make_rate(name: str, *, scores: Scores, confidence: float = 0.95) -> Metric:
         successes=successes,
         confidence=confidence,
         scores=scores,
+        clusters=len(set(clusters or ())),
+        method=_name_method("exact (Clopper and Pearson)", clusters),
     )
-
-
-def compare(
-    baseline: SubjectReport, *, candidate: SubjectReport, confidence: float = 0.95
-) -> tuple[Comparison, ...]:
-    """Every metric that both have, case by case. A win is a case where only the candidate did well.
-
-    The difference is candidate less baseline; its interval is Tango's and p is McNemar's exact one.
-    """
-    shared = [name for name in candidate.metrics if name in baseline.metrics]
-    comparisons = [
-        _compare_rates(baseline, candidate, name, confidence)
-        for name in shared
-        if candidate.metrics[name].kind == "rate"
-    ]
-    before = baseline.generation.single_latency_seconds
-    after = candidate.generation.single_latency_seconds
-    if before and len(before) == len(after):
-        comparisons.append(_compare_latency(baseline, candidate, confidence))
-    return tuple(comparisons)
 
 
 def make_report(
@@ -98,24 +139,62 @@ def make_report(
     candidate: SubjectReport,
     settings: EvaluateSettings,
     looks: int = 1,
+    champion: SubjectReport | None = None,
+    others: Sequence[SubjectReport] = (),
+    margins: Mapping[str, float] | None = None,
 ) -> Report:
-    """`looks` counts how often these cases were looked at: every look makes them less of a test."""
+    """The candidate against the baseline first, then against the champion, then the others.
+
+    `looks` counts how often these cases were looked at: every look makes them less of a test. `margins`
+    holds for a metric how much worse a candidate may be, as it was set before the run.
+    """
+    sessions = sessions_of(cases)
+    against_baseline = compare_candidates(
+        baseline,
+        candidates=(candidate, *others),
+        confidence=settings.confidence,
+        sessions=sessions,
+        margins=margins,
+    )
+    against_champion: tuple[Comparison, ...] = ()
+    if champion is not None:
+        against_champion = compare(
+            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions, margins=margins
+        )
+    own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
+    rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)
     return Report(
         cases_hash=hash_cases(cases),
         cases=len(cases),
         baseline=baseline,
         candidate=candidate,
-        comparisons=compare(baseline, candidate=candidate, confidence=settings.confidence),
+        comparisons=(*own, *against_champion, *rest),
         looks=looks,
         settings=settings.model_dump(mode="json"),
         groups={case.id: case.group for case in cases if case.group is not None},
+        others=(champion, *others) if champion is not None else tuple(others),
+        champion=champion.subject if champion is not None else None,
+        sessions=sessions,
+        power=_make_power(own, baseline=baseline, candidate=candidate, sessions=sessions, settings=settings),
     )
 
 
-def _one_answer_each(
+def sessions_of(cases: Sequence[Case]) -> dict[str, str]:
+    return {case.id: case.session for case in cases if case.session is not None}
+
+
+def average(grades: Sequence[float | None]) -> float | None:
+    """The mean of the grades that there are."""
+    graded = [grade for grade in grades if grade is not None]
+    return sum(graded) / len(graded) if graded else None
+
+
+def _answers_of_each(
     cases: Sequence[Case], answers: Sequence[Answer], *, subject: str
-) -> Mapping[str, Answer]:
-    said = {answer.case_id: answer for answer in answers}
+) -> Mapping[str, Sequence[Answer]]:
+    said: dict[str, list[Answer]] = {}
+    for answer in answers:
+        said.setdefault(answer.case_id, []).append(answer)
     missing = [case.id for case in cases if case.id not in said]
     if missing:
         raise UserMistake(
@@ -127,83 +206,45 @@ def _one_answer_each(
     return said
 
 
-def _make_latency(generation: Generation, *, confidence: float) -> Metric:
-    seconds = generation.single_latency_seconds
-    middle = median(seconds)
-    low, high = bootstrap_median(seconds, confidence=confidence)
-    return Metric(
-        name=LATENCY,
-        kind="number",
-        value=middle,
-        low=min(low, middle),
-        high=max(high, middle),
-        n=len(seconds),
-        unit="s",
-        confidence=confidence,
-    )
+def _make_power(
+    comparisons: Sequence[Comparison],
+    *,
+    baseline: SubjectReport,
+    candidate: SubjectReport,
+    sessions: Mapping[str, str],
+    settings: EvaluateSettings,
+) -> Power | None:
+    """What the cases can show on the metric named first, which is the one that matters most."""
+    first = next((c for c in comparisons if c.metric in settings.graded and c.n), None)
+    if first is None:
+        return None
+    effective = None
+    if first.clusters:
+        changes = differences_of(baseline, candidate=candidate, metric=first.metric)
+        clusters = cluster_cases(list(changes), sessions=sessions)
+        effective = clustered_mean(list(changes.values()), clusters or list(changes)).effective_n
+    return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)
 
 
-def _make_memory(generation: Generation, *, confidence: float) -> Metric:
-    peak = generation.peak_memory_gib
-    return Metric(
-        name=MEMORY,
-        kind="number",
-        value=peak,
-        low=peak,
-        high=peak,
-        n=1,
-        unit="GiB",
-        confidence=confidence,
-    )
+def _complete(context: GradeContext | None, settings: EvaluateSettings) -> GradeContext:
+    """With the checks of the settings, and a list of failures of its own."""
+    given = context or GradeContext(fields=settings.fields)
+    checks = {check.name: check for check in settings.checks}
+    return replace(given, checks={**checks, **given.checks}, failed=[])
 
 
-def _compare_rates(
-    baseline: SubjectReport, candidate: SubjectReport, name: str, confidence: float
-) -> Comparison:
-    before, after = baseline.metrics[name].scores, candidate.metrics[name].scores
-    pairs = [
-        (old, new) for case, new in after.items() if new is not None and (old := before.get(case)) is not None
-    ]
-    gained = sum(new >= 1 > old for old, new in pairs)
-    lost = sum(old >= 1 > new for old, new in pairs)
-    low, high = paired_difference(gained, losses=lost, n=len(pairs), confidence=confidence)
-    lower_is_better = name in LOWER_IS_BETTER
-    return Comparison(
-        metric=name,
-        baseline=baseline.subject,
-        candidate=candidate.subject,
-        n=len(pairs),
-        wins=lost if lower_is_better else gained,
-        losses=gained if lower_is_better else lost,
-        difference=(gained - lost) / len(pairs) if pairs else 0.0,
-        low=low,
-        high=high,
-        p_value=mcnemar(gained, losses=lost),
-    )
+def _is_scored(name: str, context: GradeContext) -> bool:
+    check: Check | None = context.checks.get(name)
+    return check.scored if check is not None else name in (*SCORED, CHECKS_PASSED, JUDGE_SCORE)
 
 
-def _compare_latency(baseline: SubjectReport, candidate: SubjectReport, confidence: float) -> Comparison:
-    """The same requests, one at a time: the median of the differences, and a sign test."""
-    differences = [
-        new - old
-        for old, new in zip(
-            baseline.generation.single_latency_seconds,
-            candidate.generation.single_latency_seconds,
-            strict=True,
-        )
-    ]
-    faster, slower = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
-    middle = median(differences)
-    low, high = bootstrap_median(differences, confidence=confidence)
-    return Comparison(
-        metric=LATENCY,
-        baseline=baseline.subject,
-        candidate=candidate.subject,
-        n=len(differences),
-        wins=faster,
-        losses=slower,
-        difference=middle,
-        low=min(low, middle),
-        high=max(high, middle),
-        p_value=mcnemar(faster, losses=slower),
-    )
+def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
+    own = [failure for failure in failed if failure.metric == metric.name]
+    if not own:
+        return metric
+    lost = {failure.case_id for failure in own if metric.scores.get(failure.case_id) is None}
+    return metric.model_copy(update={"failed": len(lost), "why_failed": own[0].reason})
+
+
+def _name_method(method: str, clusters: Sequence[str] | None) -> str:
+    return method if clusters is None else f"{method}, by session"

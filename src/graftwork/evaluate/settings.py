@@ -1,12 +1,34 @@
 """What graft.yaml says about evaluation, checked when it is read."""
 
 from difflib import get_close_matches
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.fields import AnswerFields
-from graftwork.evaluate.metrics import METRICS
+from graftwork.evaluate.judge.settings import JudgeSettings
+from graftwork.evaluate.metrics import (
+    ALWAYS_MEASURED,
+    CHECKS_PASSED,
+    CONTEXT_GRADERS,
+    GRADERS,
+    JUDGE_PREFERENCE,
+    JUDGE_SCORE,
+    METRICS,
+    OPTIONAL_MEASURED,
+    PERPLEXITY,
+    TASK_SUCCESS,
+    Check,
+)
+from graftwork.evaluate.subjects.named import parse_subject
+from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
+
+Slice = Literal["group", "role", "domain", "session", "length"]
+
+BY_NAME = (*GRADERS, *CONTEXT_GRADERS, TASK_SUCCESS, CHECKS_PASSED)
+"""What `evaluate.metrics` may name."""
 
 
 def require_known(name: str, known: tuple[str, ...]) -> None:
@@ -17,8 +39,19 @@ def require_known(name: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"there is no metric {name}; {hint}")
 
 
+class SamplingSettings(Record):
+    """How the next token is drawn. Temperature 0 takes the likeliest: the same answer every time."""
+
+    temperature: float = Field(default=0.0, ge=0, le=5)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Draw only from the likeliest tokens that have so much of the chance together."""
+    seed: int = Field(default=0, ge=0)
+    """Where the drawing starts; it is in the report."""
+
+
 class EvaluateSettings(Record):
-    """How base and adapter are asked, and what is measured. Decoding is always greedy."""
+    """How the subjects are asked, and what is measured. Decoding is greedy unless `sampling` says more."""
 
     max_cases: int | None = Field(default=None, ge=1)
     """At most so many held-out cases; all of them without it."""
@@ -28,6 +61,8 @@ class EvaluateSettings(Record):
     """Answers generated side by side."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is graded: names of the metrics."""
+    checks: tuple[Check, ...] = ()
+    """Rules of your own: each a name, a metric, its parameters, and `where` for some of the cases."""
     worked_example: bool = True
     """Show the base one worked example from the training split, so that the comparison is fair."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
@@ -36,6 +71,20 @@ class EvaluateSettings(Record):
     """Cases asked once more, one at a time, to measure the latency of a single request."""
     fields: AnswerFields = AnswerFields()
     """Which keys of a reply hold the answer, the citations and the refusal."""
+    judge: JudgeSettings | None = None
+    """Another model that judges the answers; none is asked without it."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """How code that a model wrote is shut in when its tests are run."""
+    slices: tuple[Slice, ...] = ("group", "domain", "length")
+    """What the report is cut by."""
+    subjects: tuple[str, ...] = ()
+    """Who is asked besides base and adapter: release:ID, an address as URL#model, or log."""
+    repeats: int = Field(default=1, ge=1, le=100)
+    """Answers to each case; they are averaged, and never count as more cases."""
+    sampling: SamplingSettings = SamplingSettings()
+    """How answers are drawn."""
+    perplexity: bool = False
+    """Measure how much the reply that the log holds surprises each model."""
 
     @field_validator("metrics")
     @classmethod
@@ -43,5 +92,72 @@ class EvaluateSettings(Record):
         if not names:
             raise ValueError("name at least one metric")
         for name in names:
-            require_known(name, tuple(METRICS))
+            require_known(name, BY_NAME)
         return tuple(dict.fromkeys(names))
+
+    @field_validator("checks")
+    @classmethod
+    def _checks_have_names_of_their_own(cls, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+        reserved = {*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE}
+        seen: set[str] = set()
+        for check in checks:
+            if check.name in reserved:
+                raise ValueError(f"{check.name} is a metric already: give the check a name of its own")
+            if check.name in seen:
+                raise ValueError(f"two checks are called {check.name}: their figures would be mixed up")
+            seen.add(check.name)
+        return checks
+
+    @field_validator("subjects")
+    @classmethod
+    def _subjects_can_be_asked(cls, subjects: tuple[str, ...]) -> tuple[str, ...]:
+        for subject in subjects:
+            try:
+                parse_subject(subject)
+            except UserMistake as mistake:
+                raise ValueError(f"{mistake.what}: {mistake.why}") from mistake
+        return tuple(dict.fromkeys(subjects))
+
+    @model_validator(mode="after")
+    def _repeats_can_differ(self) -> Self:
+        if self.repeats > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                f"repeats {self.repeats} with sampling at temperature 0 would give the same answer "
+                "every time: give sampling.temperature, or one repeat"
+            )
+        return self
+
+    @property
+    def graded(self) -> tuple[str, ...]:
+        """Everything that one answer is graded by, in the order of the report."""
+        pointwise = self.judge is not None and "pointwise" in self.judge.modes
+        names = (*self.metrics, *(check.name for check in self.checks), *([JUDGE_SCORE] if pointwise else []))
+        return tuple(dict.fromkeys(names))
+
+
+def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
+    """What an evaluation by these settings measures, so that a rule of the gate can name it."""
+    measured = [name for name in OPTIONAL_MEASURED if name != PERPLEXITY or settings.perplexity]
+    return (*settings.graded, *ALWAYS_MEASURED, *measured)
+
+
+def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
+    """What two subjects are compared by: also what only a pair of answers tells."""
+    pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
+    return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
+
+
+def require_evaluated(name: str, settings: EvaluateSettings) -> None:
+    """A rule about a metric that nobody measures could never be decided."""
+    known = known_comparisons(settings)
+    if name in known:
+        return
+    if name in BY_NAME:
+        raise ValueError(f"the metric {name} is not evaluated; add it to evaluate.metrics")
+    if name == PERPLEXITY:
+        raise ValueError(f"the metric {name} is not evaluated; set evaluate.perplexity: true")
+    if name in (JUDGE_SCORE, JUDGE_PREFERENCE):
+        raise ValueError(
+            f"the metric {name} is not evaluated; name the judge and its modes under evaluate.judge"
+        )
+    require_known(name, known)

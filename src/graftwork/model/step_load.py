@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graftwork.model.step_pieces import HALF, WORD, follow, free_all
-from graftwork.model.step_sizes import Group, Memory, Sizes
+from graftwork.model.step_sizes import Group, Memory, Sizes, Tally
 
 TO_EIGHT = "wide+4 scaled+4 wide- cut+4 scaled- codes+1 cut-"
 NF4_BLOCK, NF4_CHUNK = 64, 256
@@ -30,9 +30,7 @@ def load(
     `tied`: the head is the embedding; `on_host`: the embedding does not come at all.
     """
     table = s.vocabulary * s.hidden
-    for _ in range(layers):
-        for group in s.groups:
-            load_group(memory, group, form=s.form, turned=s.turned)
+    _load_blocks(memory, s, layers)
     note("weights")
     if s.head == "eight":
         load_eight(memory, s.vocabulary, s.hidden, turned=s.turned)
@@ -47,6 +45,20 @@ def load(
     if s.head == "whole" and not tied:
         memory.alloc(HALF * table)
     note("head")
+
+
+def _load_blocks(memory: Memory, s: Sizes, layers: int) -> None:
+    """The products of all blocks. A tally is told once what each of them adds: they are alike."""
+    walked = min(layers, 1) if isinstance(memory, Tally) else layers
+    for _ in range(walked):
+        before = memory.now if isinstance(memory, Tally) else 0
+        for group in s.groups:
+            load_group(memory, group, form=s.form, turned=s.turned)
+    if isinstance(memory, Tally) and layers > 1:
+        more = (memory.now - before) * (layers - 1)
+        memory.now += more
+        # What passes beside the last block, on top of all that stays.
+        memory.most += more
 
 
 def load_norms(memory: Memory, s: Sizes, layers: int) -> None:

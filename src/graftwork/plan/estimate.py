@@ -10,17 +10,21 @@ from typing import Any
 
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.model.step_memory import describe_tuning
-from graftwork.plan.memory import MemoryParts, training_memory
+from graftwork.plan.memory import training_memory
+from graftwork.plan.passes import with_rows
 from graftwork.plan.residuals import correct_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
+from graftwork.plan.time import Rates
 from graftwork.records.figure import Figure
-from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, Plan, Tuning, Workload
+from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
 from graftwork.records.residual import LearnedMemory
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB = 2**30
 MEMORY_RANGE = (0.85, 1.2)
+CARD_MEMORY_RANGE = (0.92, 1.08)
+"""Of the plain step on a card, reckoned to the tensor: docs/accuracy.md shows what was found."""
 PROCESSOR_MEMORY_RANGE = (0.88, 1.15)
 """Six settings of one base came out between 4 % less and as much; another base may lie further off."""
 
@@ -39,9 +43,12 @@ def make_plan(
     learned: tuple[float, ...] = (),
     learned_memory: LearnedMemory | None = None,
     tuning: Tuning | None = None,
+    plain: PlainStep | None = None,
+    rates: Rates | None = None,
 ) -> Plan:
     """Say what will happen. With a tuning, memory is what it was tuned to; without one, what earlier runs
-    of the same kind took over what was reckoned for them corrects it."""
+    of the same kind took over what was reckoned for them corrects it. `plain` says how the plain step is
+    taken where all rows of a step at once would be too many; on cards always. `rates` are this card's."""
     parameters = total_parameters(shape)
     trainable = adapter_parameters(
         shape,
@@ -53,10 +60,9 @@ def make_plan(
     )
     steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
     tokens = sum(work.lengths) * work.epochs
-    speed = tokens_per_second(shape, work, device, learned=learned, tuning=tuning)
-    parts = training_memory(shape, work, parameters=parameters, trainable=trainable, width=BYTES[dtype])
-    down, up = MEMORY_RANGE if work.processor is None else PROCESSOR_MEMORY_RANGE
-    computed = Figure.about(parts.total / GIB, down=down, up=up, unit="GiB")
+    speed = tokens_per_second(shape, work, device, learned=learned, tuning=tuning, plain=plain, rates=rates)
+    parts = _memory_parts(shape, work, trainable=trainable, dtype=dtype, device=device, plain=plain)
+    computed = _computed(parts, work, device=device, plain=plain)
     memory = correct_memory(computed, learned_memory)
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
@@ -72,7 +78,7 @@ def make_plan(
         method=work.method,
         dtype=dtype,
         device=device,
-        certainty=_certainty(device, learned),
+        certainty=_certainty(device, learned, rates),
         total_parameters=Figure.exact(parameters),
         trainable_parameters=Figure.exact(trainable),
         peak_memory_gib=memory,
@@ -84,10 +90,45 @@ def make_plan(
         minutes=minutes,
         fits=fits,
         tuning=tuning,
+        plain=plain,
         train=train,
         parts=_parts(parts, spent, computed, tuning=tuning),
-        notes=_notes(parts, memory, minutes, limit=limit, settings=settings, tuning=tuning),
+        notes=_notes(parts, memory, minutes, limit=limit, settings=settings, tuning=tuning, plain=plain),
     )
+
+
+def _memory_parts(
+    shape: ModelShape,
+    work: Workload,
+    *,
+    trainable: int,
+    dtype: str,
+    device: DeviceFacts,
+    plain: PlainStep | None,
+) -> dict[str, float]:
+    """Bytes by what they are for."""
+    if plain is not None and device.kind == "cuda":
+        return {name: size * GIB for name, size in plain.parts_gib.items()}
+    parts = training_memory(
+        shape,
+        work if plain is None else with_rows(work, plain.micro_rows),
+        parameters=total_parameters(shape),
+        trainable=trainable,
+        width=BYTES[dtype],
+        checkpointed=plain is not None and plain.checkpointed,
+    )
+    return {name: float(size) for name, size in parts.model_dump().items()}
+
+
+def _computed(
+    parts: dict[str, float], work: Workload, *, device: DeviceFacts, plain: PlainStep | None
+) -> Figure:
+    """The peak before earlier runs correct it."""
+    if plain is not None and device.kind == "cuda":
+        down, up = CARD_MEMORY_RANGE
+        return Figure.about(plain.peak_gib, down=down, up=up, unit="GiB")
+    down, up = MEMORY_RANGE if work.processor is None else PROCESSOR_MEMORY_RANGE
+    return Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 
 def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure) -> dict[str, Figure]:
@@ -124,35 +165,45 @@ def _add_up(figures: Iterable[Figure], *, unit: str) -> Figure:
 
 
 def _parts(
-    parts: MemoryParts, spent: dict[str, Figure], computed: Figure, *, tuning: Tuning | None
+    parts: dict[str, float], spent: dict[str, Figure], computed: Figure, *, tuning: Tuning | None
 ) -> dict[str, Figure]:
     """What minutes and, where it is reckoned here, memory are made of."""
     found = {f"minutes.{name}": figure for name, figure in spent.items()}
     if tuning is not None:
         return found
-    for name, size in parts.model_dump().items():
+    for name, size in parts.items():
         found[f"peak_memory_gib.{name}"] = Figure.about(size / GIB, down=0.85, up=1.2, unit="GiB")
     return {**found, "peak_memory_gib.computed": computed}
 
 
-def _certainty(device: DeviceFacts, learned: tuple[float, ...]) -> Certainty:
+def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: Rates | None) -> Certainty:
     if learned:
         return "learned"
+    if rates is not None:
+        return "probed" if rates.certainty == "probed" else "computed"
     return "probed" if device.gflops is not None else "computed"
 
 
+def describe_plain(plain: PlainStep) -> str:
+    """How the plain step is taken, in a few words."""
+    again = ", blocks compute again on the way back" if plain.checkpointed else ""
+    return f"{plain.micro_rows} row{'s' * (plain.micro_rows != 1)} at a time{again}"
+
+
 def _notes(
-    parts: MemoryParts,
+    parts: dict[str, float],
     memory: Figure,
     minutes: Figure,
     *,
     limit: float,
     settings: PlanSettings,
     tuning: Tuning | None,
+    plain: PlainStep | None,
 ) -> tuple[str, ...]:
     """How memory is spent; then what stands against the run."""
-    shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.model_dump().items() if value)
-    notes = [f"memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
+    shares = ", ".join(f"{name} {value / GIB:.2f}" for name, value in parts.items() if value)
+    how = "" if plain is None else f"{describe_plain(plain)}; "
+    notes = [f"{how}memory by parts, GiB: {shares}" if tuning is None else describe_tuning(tuning)]
     if memory.high > limit:
         notes.append(
             f"it may need {memory.high:.1f} GiB and there are {limit:.1f}: lower `train.batch_rows` "

@@ -45,9 +45,16 @@ class MemoryParts(Record):
 
 
 def training_memory(
-    shape: ModelShape, work: Workload, *, parameters: int, trainable: int, width: int
+    shape: ModelShape,
+    work: Workload,
+    *,
+    parameters: int,
+    trainable: int,
+    width: int,
+    checkpointed: bool = False,
 ) -> MemoryParts:
-    """The peak, which is where the loss meets the longest batch."""
+    """The peak, which is where the loss meets the longest batch. `checkpointed`: blocks of the plain step
+    keep only their input, and one at a time has the rest."""
     longest = sorted(work.lengths)[-work.batch_rows :]
     mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     replies = max(work.most_replies, mean_replies)
@@ -58,18 +65,28 @@ def training_memory(
         adapter=(1 if work.method == "full" else 2) * trainable * 4,
         optimizer=ADAM_STATES * trainable * 4,
         logits=3 * replies * shape.vocab_size * 4,
-        **_step_bytes(shape, work, longest, replies=replies, width=width),
+        **_step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed),
     )
 
 
 def _step_bytes(
-    shape: ModelShape, work: Workload, longest: list[int], *, replies: float, width: int
+    shape: ModelShape,
+    work: Workload,
+    longest: list[int],
+    *,
+    replies: float,
+    width: int,
+    checkpointed: bool,
 ) -> dict[str, float]:
     """What depends on which step is taken."""
     own = work.processor
     if own is None:
         padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
         kept = padded * work.adapted_layers * layer_bytes(shape, work, width=width)
+        if checkpointed:
+            # Nothing is shared by the rows then.
+            inputs = work.adapted_layers * shape.hidden_size * width
+            kept = max(longest) * len(longest) * (inputs + layer_bytes(shape, work, width=width))
         return {"activations": FRAGMENTATION * kept}
     kept = processor_activations(shape, work, longest, replies=replies)
     waiting = states_bytes(shape, own.distinct_tokens) if own.kept == "memory" else 0

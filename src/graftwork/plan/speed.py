@@ -1,10 +1,12 @@
-"""How long training takes: floating point operations over what the machine gives. Pure."""
+"""How long training takes: a card's step part by part, else operations over what the machine gives. Pure."""
 
 import math
 
 from graftwork.model.shape import adapter_parameters, layer_parameters
+from graftwork.plan.time import Rates, card_step
 from graftwork.records.figure import Figure
-from graftwork.records.plan import DeviceFacts, ModelShape, Tuning, Workload
+from graftwork.records.fit import Level
+from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
 
 LOAD_SECONDS = 10.0
 """Interpreter, libraries, the base and two proofs of it (measured: 11 s with a small base on 2 cores)."""
@@ -18,7 +20,10 @@ PROCESSOR_EFFICIENCY = 0.67
 """The same of the step that is written for processors (measured: 0.67 learning, 0.71 in frozen blocks)."""
 
 MEASURED_GFLOPS = 700_000.0
-"""Half-precision products of the card that tunings are reckoned for."""
+"""Half-precision products of the card that tunings are reckoned for where no rates are known."""
+CARD_SPREAD: dict[Level, float] = {"computed": 1.35, "traced": 1.35, "probed": 1.15}
+"""Factor, either way, on a card whose rates are known. A run has checkpoints and looks between steps."""
+FIXED = "beginning and end"
 
 
 def training_flops(shape: ModelShape, work: Workload) -> float:
@@ -94,11 +99,21 @@ def tokens_per_second(
     *,
     learned: tuple[float, ...],
     tuning: Tuning | None = None,
+    plain: PlainStep | None = None,
+    rates: Rates | None = None,
 ) -> Figure:
-    """From earlier runs of the same kind, else from a measured matrix rate, else from a guess."""
+    """From earlier runs of the same kind; else from a card's rates or a measured matrix rate; else a guess.
+
+    `rates` are those of this very card: of a probe, or of the catalog.
+    """
     if learned:
         middle = sorted(learned)[len(learned) // 2]
         return Figure.about(middle, down=0.8, up=1.25, unit="tokens/s")
+    if rates is not None and device.kind == "cuda":
+        rate = _card_rate(shape, work, tuning=tuning, plain=plain, rates=rates)
+        if rate is not None:
+            spread = CARD_SPREAD[rates.certainty]
+            return Figure.about(rate, down=1 / spread, up=spread, unit="tokens/s")
     if tuning is not None:
         # Reckoned for one card; others are as much slower as their products are.
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
@@ -110,3 +125,31 @@ def tokens_per_second(
         return Figure.about(rate, down=0.55, up=1.6, unit="tokens/s")
     rate = GUESSED_GFLOPS_A_THREAD * 1e9 * device.threads * efficiency / flops_a_token
     return Figure.about(rate, down=0.25, up=4.0, unit="tokens/s")
+
+
+def _card_rate(
+    shape: ModelShape, work: Workload, *, tuning: Tuning | None, plain: PlainStep | None, rates: Rates
+) -> float | None:
+    """Tokens a second of the step that the run takes on a card."""
+    if tuning is None:
+        return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
+    total = sum(work.lengths)
+    step = card_step(
+        shape,
+        tuning,
+        adapted=work.adapted_layers,
+        trainable=adapter_parameters(
+            shape, rank=work.rank, targets=work.targets, layers=work.adapted_layers, ranks=work.ranks
+        ),
+        rates=rates,
+        # Of the row that a token is in, not of all rows.
+        mean_length=sum(length * length for length in work.lengths) / total,
+        trained_share=min(work.trained_tokens / total, 1.0),
+        uneven=min(work.lengths) < max(work.lengths),
+    )
+    tokens = total * work.batch_rows / len(work.lengths)
+    fixed = step.parts.get(FIXED, 0.0)
+    # The last pass of a step is seldom full: its tokens count, its beginning and end too.
+    passes = max(math.ceil(tokens / tuning.micro_tokens), 1)
+    seconds = (sum(step.parts.values()) - fixed) * tokens / tuning.micro_tokens + fixed * passes
+    return tokens / (seconds + sum(step.once_a_step.values()))

@@ -1,34 +1,27 @@
 """How a card's memory is best spent: as much as there is, no more, on what saves the most time. Pure.
 
-In: a decoder's shape, what is trained, the memory limit, what the card can. Out: a Tuning, or None
-where nothing fits. All settings that fit are reckoned and the fastest is taken: how many tokens at a
+In: a decoder's shape, what is trained, the memory limit, what the card can and reaches. Out: a Tuning, or
+None where nothing fits. All settings that fit are reckoned and the fastest is taken: how many tokens at a
 time, which blocks keep what, weights in which form, the embedding here or on the host.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Literal, NamedTuple
 
-from graftwork.model.shape import layer_parameters
-from graftwork.model.step_memory import SLACK, best_levels, extra_bytes, peak_bytes, weights_again
-from graftwork.plan.memory_card import card_peak
+from graftwork.model.step_memory import SLACK, best_levels, extra_bytes, peak_bytes
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.memory_card import card_peak, load_peak
+from graftwork.plan.time import Rates, card_seconds_a_token, rates_of
 from graftwork.records.plan import ModelShape, Tuning
 
 GIB = 2**30
 FIRST_WITH_EIGHT = 8.9
 """Compute capability of Ada; Hopper is 9.0."""
 
-RATES = {"whole": 640e12, "four": 640e12, "eight": 1150e12}
-"""Products a second in a whole step on an H200. Other cards differ, the ranking hardly."""
-BANDWIDTH = 3.5e12
-ELEMENTWISE_BYTES = 46
-"""Traffic a token, block and unit of width beside the products: norms, gates, sums, thin products."""
-FIXED_SECONDS = 0.007
-"""A pass's beginning and end."""
-ATTENTION_RATE = 420e12
-TURNING, DEQUANTISING = 0.65, 0.35
-"""Of the bandwidth, what the two changes of form reach within a step."""
-HOST_BYTES_A_SECOND = 20e9
+RECKONED_FOR = "H200"
+"""The card whose rates settings are ranked by where nobody says which one it is."""
 
 TOKENS = (1024, 2048, 4096, 8192, 16384)
 HEAD_TOKENS = (2048, 1024, 512, 256)
@@ -50,13 +43,41 @@ def choose_tuning(
     step_tokens: int,
     longest: int,
     eight: bool,
+    rates: Rates | None = None,
 ) -> Tuning | None:
-    """The fastest setting within the limit. `eight` says whether 8-bit products may be used."""
+    """The fastest setting within the limit. `eight` says whether 8-bit products may be used; `rates` are
+    those of the card at hand."""
     form: Literal["whole", "eight", "four"] = "four" if method == "qlora" else "eight" if eight else "whole"
-    # Products in 8 bits want sizes that 16 divides.
-    head: Literal["whole", "eight"] = "eight" if eight and shape.vocab_size % 16 == 0 else "whole"
-    ways = list(_settings(form, head, step_tokens=step_tokens, longest=longest, limit_gib=limit_gib))
-    trained = Trained(adapted, trainable)
+    trained = Trained(adapted, trainable, rates or default_rates())
+    best: Tuning | None = None
+    for head in heads(shape, eight=eight):
+        ways = list(_settings(form, head, step_tokens=step_tokens, longest=longest, limit_gib=limit_gib))
+        found = _fastest(shape, _loadable(shape, ways), trained)
+        if found is not None and (best is None or found.seconds_a_token < best.seconds_a_token):
+            best = found
+        if best is not None and best.keep >= adapted:
+            # Memory is no matter any more.
+            break
+    return best
+
+
+def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"], ...]:
+    """In which bits the head may be, the fastest first. Products in 8 bits want sizes that 16 divides; and a
+    head passes through 32 bits on its way into 8, for which a small card may have no room."""
+    return ("eight", "whole") if eight and shape.vocab_size % 16 == 0 else ("whole",)
+
+
+def _loadable(shape: ModelShape, ways: list[Tuning]) -> list[Tuning]:
+    """Those whose weights come onto the card at all."""
+    needed: dict[tuple[bool, bool], int] = {}
+    for tuning in ways:
+        key = (tuning.turned, tuning.host_embedding)
+        if key not in needed:
+            needed[key] = load_peak(shape, tuning)
+    return [one for one in ways if needed[one.turned, one.host_embedding] <= one.limit_gib * GIB]
+
+
+def _fastest(shape: ModelShape, ways: list[Tuning], trained: "Trained") -> Tuning | None:
     filled = [found for tuning in ways if (found := _fill(shape, tuning, trained)) is not None]
     # By a margin for what the allocator rounds up; without one, the smallest may still fit.
     filled.sort(key=lambda tuning: tuning.seconds_a_token)
@@ -64,16 +85,16 @@ def choose_tuning(
     for tuning in candidates:
         fitting = _replayed(shape, tuning, trained)
         if fitting is not None:
-            seconds = _seconds_a_token(shape, fitting, adapted=adapted, trainable=trainable)
-            return fitting.model_copy(update={"seconds_a_token": seconds})
+            return _timed(shape, fitting, trained)
     return None
 
 
 class Trained(NamedTuple):
-    """How many blocks have adapters, and how many parameters those have."""
+    """How many blocks have adapters, how many parameters those have, and what the card reaches."""
 
     adapted: int
     trainable: int
+    rates: Rates
 
 
 def _peak(shape: ModelShape, tuning: Tuning, trained: Trained) -> float:
@@ -147,29 +168,16 @@ def _fill(shape: ModelShape, tuning: Tuning, trained: Trained) -> Tuning | None:
     while (most := peak(keep, lean)) > limit:
         keep, lean = (keep - 1, lean + 1) if keep else (0, lean - 1)
     filled = tuning.model_copy(update={"keep": keep, "lean": lean, "peak_gib": most / GIB})
-    seconds = _seconds_a_token(shape, filled, adapted=adapted, trainable=trained.trainable)
-    return filled.model_copy(update={"seconds_a_token": seconds})
+    return _timed(shape, filled, trained)
 
 
-def _seconds_a_token(shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int) -> float:
-    """Products, traffic beside them, and what comes once a pass, spread over its tokens."""
-    weights = layer_parameters(shape)
-    rate = RATES[tuning.form]
-    again = weights_again(shape, (tuning.keep, tuning.lean), adapted)
-    flops = 2.0 * weights * (shape.layers + adapted) + 2.0 * again
-    head = 4.0 * shape.vocab_size * shape.hidden_size / RATES["eight" if tuning.head == "eight" else "whole"]
-    beside = ELEMENTWISE_BYTES * (shape.hidden_size + shape.intermediate_size) * adapted / BANDWIDTH
-    mixing = 3.5 * 2 * tuning.longest * shape.heads * shape.head_dim * adapted / ATTENTION_RATE
-    once = FIXED_SECONDS + trainable * 28 / BANDWIDTH
-    # A block that computes again does so chunk by chunk, and changes its weights' form in each.
-    again_blocks = (adapted - tuning.keep) * -(-tuning.micro_tokens // tuning.chunk_tokens)
-    if tuning.form == "eight" and not tuning.turned:
-        changed = weights * (tuning.keep + again_blocks) + shape.vocab_size * shape.hidden_size
-        once += 2 * changed / (BANDWIDTH * TURNING)
-    if tuning.form == "four":
-        once += 2.5 * weights * (shape.layers + tuning.keep + 2 * again_blocks) / (BANDWIDTH * DEQUANTISING)
-    # More, smaller goes: the head's and the blocks' products run less full.
-    once += 2e-5 * tuning.micro_tokens / tuning.head_tokens
-    once += 3e-5 * (adapted - tuning.keep) * tuning.micro_tokens / tuning.chunk_tokens
-    host = shape.hidden_size * 2 / HOST_BYTES_A_SECOND if tuning.host_embedding else 0.0
-    return flops / rate + head + beside + mixing + host + once / tuning.micro_tokens
+def _timed(shape: ModelShape, tuning: Tuning, trained: Trained) -> Tuning:
+    seconds = card_seconds_a_token(
+        shape, tuning, adapted=trained.adapted, trainable=trained.trainable, rates=trained.rates
+    )
+    return tuning.model_copy(update={"seconds_a_token": seconds})
+
+
+@cache
+def default_rates() -> Rates:
+    return rates_of(find_gpu(RECKONED_FOR))

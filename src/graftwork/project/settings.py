@@ -1,13 +1,14 @@
 """The whole of graft.yaml: each stage's settings stand in that stage; here they are put together."""
 
-from typing import TYPE_CHECKING, Annotated, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.evaluate.gate_settings import GateSettings
 from graftwork.evaluate.metrics import OF_ANSWERS
-from graftwork.evaluate.settings import EvaluateSettings, require_known
+from graftwork.evaluate.settings import EvaluateSettings, require_evaluated, require_known
 from graftwork.plan.settings import PlanSettings
 from graftwork.project.partial import merge, part_of
 from graftwork.records.base import Record
@@ -91,6 +92,20 @@ class ProjectSettings(Record):
         require_examinable(train, where="examine.metric")
         return train
 
+    @field_validator("gate")
+    @classmethod
+    def _gate_is_about_what_is_evaluated(cls, gate: GateSettings, info: ValidationInfo) -> GateSettings:
+        """A rule about a figure that nobody measures could never be decided."""
+        evaluate = info.data.get("evaluate")
+        if evaluate is not None:
+            # Only what graft.yaml says: the rules that stand for none may well not fit.
+            for key, name in _metrics_named(gate.model_dump(exclude_unset=True)):
+                try:
+                    require_evaluated(name, evaluate)
+                except ValueError as error:
+                    raise ValueError(f"{key}: {error}") from error
+        return gate
+
     @model_validator(mode="after")
     def _each_model_can_be_trained(self) -> Self:
         for name in self.models:
@@ -117,3 +132,14 @@ def require_examinable(train: TrainSettings, *, where: str) -> None:
         require_known(train.examine.metric, (LOSS, *OF_ANSWERS))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _metrics_named(said: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every metric that the gate's settings name, with the key of the gate that it stands under."""
+    for key, value in said.items():
+        for part in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(part, dict):
+                named = [part.get("metric"), *(part.get("worse_on") or ())]
+                yield from ((key, name) for name in named if isinstance(name, str))
+            elif key == "primary" and isinstance(part, str):
+                yield key, part

@@ -44,6 +44,8 @@ class Place(Record):
     setup_minutes: float = 10.0
     """From the order to the first step: machine, packages, weights."""
     smallest_billed_minutes: float = 0.0
+    disk_gib: float | None = None
+    """Of a session, where the place sets it; None where one orders as much as one needs."""
     driven_by: Literal["api", "by hand"] = "api"
     notes: str = ""
     source: str

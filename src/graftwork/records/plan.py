@@ -69,7 +69,7 @@ class Tuning(Record):
     peak_gib: float
     """What it is reckoned to take of the limit."""
     seconds_a_token: float
-    """Reckoned for a card like the one it was measured on: it ranks settings, it is no promise."""
+    """Reckoned by the rates that it was chosen by: it ranks settings, it is no promise."""
 
 
 class ProcessorStep(Record):
@@ -93,6 +93,8 @@ class PlainStep(Record):
     peak_gib: float
     """What it is reckoned to take, of each card or of the host."""
     parts_gib: dict[str, float] = {}
+    seconds_a_token: float | None = None
+    """Of all processes together, by the rates that it was chosen by; without what they send each other."""
 
 
 class Workload(Record):

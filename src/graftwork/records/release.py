@@ -13,7 +13,7 @@ class ReleaseFile(Record):
 
 
 class Release(Record):
-    """The manifest of a release. Its id is the hash of everything below but the id itself."""
+    """The manifest of a release. Its id is the hash of everything below but the id and the time."""
 
     id: str
     project: str
@@ -32,6 +32,52 @@ class Release(Record):
     files: tuple[ReleaseFile, ...]
     settings: dict[str, Any]
     versions: dict[str, str]
+    format: int = 1
+    """1: made before the fields below were there, and named without them."""
+    model: str = "main"
+    """Which of the project's models this is."""
+    tokenizer_fingerprint: str = ""
+    licence: str | None = None
+    """The licence of the base as its files state it; None where they do not."""
+
+
+class ReleaseEntry(Record):
+    """What the index knows of a release beside its manifest: enough to list and to choose."""
+
+    id: str
+    model: str
+    version: str | None
+    base: str
+    decision: Decision
+    run_id: str
+    dataset_hash: str
+    parent: str | None
+    created_at: str
+    tags: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    collected_at: str | None = None
+    """When its files were taken away as garbage."""
+
+
+class ReleaseQuery(Record):
+    """Which releases are asked for; what is not given does not matter."""
+
+    tag: str | None = None
+    decision: Decision | None = None
+    model: str | None = None
+    base: str | None = None
+    since: str | None = None
+    search: str | None = None
+    """Text in the id, version, base, run, tags or notes, in any case."""
+    collected: bool = True
+    """Whether those whose files are gone are meant, too."""
+    limit: int | None = None
+
+
+class ReleaseNote(Record):
+    text: str
+    who: str
+    when: str
 
 
 class AliasMove(Record):
@@ -45,3 +91,22 @@ class AliasMove(Record):
     why: str
     forced: bool = False
     rollback: bool = False
+    verdict_hash: str | None = None
+    """The verdict that the move was made on."""
+
+
+class Garbage(Record):
+    """What a collection took away, or would take away."""
+
+    releases: tuple[str, ...]
+    blobs: int
+    leftovers: int
+    bytes: int
+    kept: int
+    leased: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+    """Releases whose manifests cannot be read: for their sake no blob was taken."""
+    adopted: tuple[str, ...] = ()
+    """Releases that lay in the store and were not in the index: entered, not taken."""
+    why_kept: dict[str, str] = {}
+    dry_run: bool = False

@@ -15,6 +15,28 @@ class Case(Record):
     reference: str
     group: str | None = None
     session: str | None = None
+    domain: str | None = None
+    """The subject that the case is about, where the log names it."""
+    duration_ms: float | None = None
+    """How long the recorded reply took; the log as a subject is as fast as this."""
+    checks: tuple[dict[str, Any], ...] = ()
+    """Checks of this case alone, as `evaluate.checks` writes them."""
+    reward: float | None = None
+    """The mark that reviewers gave the recorded reply, on the scale that the log has."""
+    rejected: str | None = None
+    """The reply that lost against the recorded one, where the log holds a pair."""
+
+
+class Endpoint(Record):
+    """An OpenAI-compatible endpoint. The key itself is never kept, only where it is found."""
+
+    url: str
+    model: str
+    key_variable: str | None = None
+    """The environment variable that holds the key; none is sent without one."""
+    concurrency: int = 4
+    attempts: int = 5
+    timeout_seconds: float = 120.0
 
 
 class EvalJob(Record):
@@ -32,6 +54,25 @@ class EvalJob(Record):
     latency_cases: int = 8
     reasoning: bool = True
     """Whether the template may let the model think first, as the rows were rendered."""
+    identity: str = ""
+    """The hash of the subject's weights, or of its address; found from the files where it is empty."""
+    answers_folder: str | None = None
+    """Where answers are kept for other evaluations of the same subject; None keeps them nowhere else."""
+    endpoint: Endpoint | None = None
+    """Asked instead of a model of our own."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    repeats: int = 1
+    """Answers to each case. Greedy answers are all the same: then one is asked for."""
+    perplexity: bool = False
+    """Whether the reply that the log holds is weighed too."""
+    device: str = "cpu"
+    """`cpu`, `cuda`, or one card as `cuda:1`."""
+    shards: int = 1
+    """Processes that share the cases."""
+    batches: tuple[tuple[int, tuple[str, ...]], ...] | None = None
+    """The share of one process: which answer, to which cases; None asks all that is missing."""
 
 
 class Answer(Record):
@@ -43,6 +84,12 @@ class Answer(Record):
     prompt_tokens: int
     finish_reason: Literal["stop", "length"]
     seconds: float
+    repeat: int = 0
+    """Which of several answers to the same case this is, counted from 0."""
+    first_token_seconds: float | None = None
+    """Until the first token came, where the answer was streamed."""
+    reference_loss: float | None = None
+    """Mean negative log-likelihood of a token of the recorded reply, where it was weighed."""
 
 
 class Generation(Record):
@@ -55,17 +102,20 @@ class Generation(Record):
     single_latency_seconds: tuple[float, ...]
     peak_memory_gib: float
     settings: dict[str, Any]
+    first_token_seconds: tuple[float, ...] = ()
+    """Until the first token of each request that was timed alone."""
 
 
 class Metric(Record):
-    """A measured figure. A rate has `successes` of `n`; a number has only its value and range.
+    """A measured figure. A rate has `successes` of `n`; a score is a mean of grades from 0 to 1; a
+    number has only its value and range.
 
     `low` and `high` are the bounds of the interval at `confidence`; `scores` holds one value a
     case (None where the metric does not apply), so that subjects can be compared in pairs.
     """
 
     name: str
-    kind: Literal["rate", "number"]
+    kind: Literal["rate", "score", "number"]
     value: float
     low: float
     high: float
@@ -74,6 +124,14 @@ class Metric(Record):
     unit: str = ""
     confidence: float = 0.95
     scores: dict[str, float | None] = {}
+    clusters: int = 0
+    """Sessions that the cases come of, where that made the interval wider; 0 where each stands alone."""
+    method: str = ""
+    """How the interval was found, as the report names it."""
+    failed: int = 0
+    """Cases on which the grader itself failed: they are not in `n`, and nothing is known of them."""
+    why_failed: str = ""
+    """What the grader said at the first of them."""
 
 
 class Comparison(Record):
@@ -89,12 +147,104 @@ class Comparison(Record):
     low: float
     high: float
     p_value: float
+    test: str = ""
+    """Which test p comes of, as the report names it; empty in records older than the field."""
+    clusters: int = 0
+    """Sessions that were compared as wholes; 0 where every pair stands alone."""
+    margin: float | None = None
+    """How much worse the candidate may be, set beforehand; in the unit of `difference`."""
+    non_inferior: bool | None = None
+    """Whether the candidate is proven to be worse by less than `margin`; None without a margin."""
+    adjusted_p: float | None = None
+    """p after Holm's correction, where several candidates were compared with one baseline."""
+
+
+class JudgeTally(Record):
+    """Two subjects before a judge, every pair in both orders. Inconsistent pairs are neither won nor lost."""
+
+    model: str
+    baseline: str
+    candidate: str
+    pairs: int
+    wins: int
+    losses: int
+    ties: int
+    inconsistent: int
+    unjudged: dict[str, str] = {}
+    """Cases without a verdict, and why."""
+    agreement: float
+    """The share of pairs to which the judge said the same in both orders."""
+    agreement_low: float
+    agreement_high: float
+    first_place_share: float
+    """How often the answer that stood first was preferred; 0.5 is fair."""
+    position_bias_p: float
+    """The chance of so lopsided an inconsistency if the place did not matter."""
+    confidence: float = 0.95
+    grades: dict[str, float | None] = {}
+    """A case: 1 the candidate is better, 0 the baseline, 0.5 neither."""
+    questions: int = 0
+    cost: float | None = None
 
 
 class SubjectReport(Record):
     subject: str
     metrics: dict[str, Metric]
     generation: Generation
+
+
+class Power(Record):
+    """What so many cases can show. `detectable` is None where no gain, however large, would show."""
+
+    cases: int
+    detectable: float | None
+    """The smallest gain, as a share, that shows in four evaluations of five."""
+    asked: float
+    """A gain that one would like to see, as a share."""
+    needed: int
+    """How many cases show that gain in four evaluations of five."""
+    loss_rate: float
+    """The share of the cases that was taken to get worse all the same."""
+    sentence: str
+
+
+class SliceFigure(Record):
+    """One metric on a part of the cases: those of one role, one domain, or of about one length."""
+
+    by: str
+    part: str
+    metric: str
+    n: int
+    before: float
+    before_low: float
+    before_high: float
+    after: float
+    after_low: float
+    after_high: float
+    wins: int
+    losses: int
+    p_value: float | None = None
+    """None where cases share sessions, so that pairs in a part are too few to be tested."""
+    adjusted_p: float | None = None
+    """p after Holm's correction over all parts that the metric was cut into this way."""
+
+
+class Wear(Record):
+    """What is left of a test set that candidates were chosen on."""
+
+    looks: int
+    candidates: int
+    """Different candidates that were measured on these cases; the same one again chooses nothing."""
+    confidence: float
+    """What is left of the confidence of one interval, over all candidates (Bonferroni)."""
+    chance_gain: float | None
+    """A gain under this may be chance, as a share; None where no gain on so few cases is beyond it."""
+    fresh_gain: float | None
+    """The same for cases that nobody has looked at."""
+    metric: str = ""
+    """The metric whose losses the two gains were reckoned with."""
+    worn: bool
+    sentence: str
 
 
 class Report(Record):
@@ -108,3 +258,20 @@ class Report(Record):
     looks: int = 1
     settings: dict[str, Any] = {}
     groups: dict[str, str] = {}
+    others: tuple[SubjectReport, ...] = ()
+    """Further subjects on the same cases: the champion, other adapters, an endpoint, the log itself."""
+    champion: str | None = None
+    """Which of `others` serves now; the candidate is compared with it as well as with the baseline."""
+    sessions: dict[str, str] = {}
+    """The session of each case that has one: cases of one session do not count as independent."""
+    judged: tuple[JudgeTally, ...] = ()
+    """What a judge said about pairs of subjects, where graft.yaml names one."""
+    power: Power | None = None
+    slices: tuple[SliceFigure, ...] = ()
+    """The same figures on parts of the cases, cut as `evaluate.slices` says."""
+    cuts: dict[str, dict[str, str]] = {}
+    """By what, then case by case, the part that each belongs to."""
+    wear: Wear | None = None
+    """How far these cases can still be trusted; None in records older than the field."""
+    source: str = ""
+    """The tool that measured, where the report was imported; empty for our own."""

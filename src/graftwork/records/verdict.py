@@ -7,6 +7,7 @@ from graftwork.records.base import Record
 
 Decision = Literal["deploy", "iterate", "abort", "not_enough_evidence"]
 RuleOutcome = Literal["pass", "fail", "unknown"]
+RuleKind = Literal["limit", "invariant", "guardrail", "primary", "win", "loss"]
 
 EXIT_CODES: dict[Decision, int] = {
     "deploy": errors.EXIT_DONE,
@@ -28,6 +29,20 @@ class RuleResult(Record):
     limit: float
     sentence: str
     cases_to_decide: int | None = None
+    kind: RuleKind = "limit"
+    against: str = ""
+    """The subject that the candidate was compared with; empty where the figure stands alone."""
+    margin: float | None = None
+    """How much worse a guardrail allows, in the metric's own unit."""
+    n: int | None = None
+    """Cases, pairs or measurements that the figure rests on."""
+    p_value: float | None = None
+    adjusted_p: float | None = None
+    """p after Holm's correction, where several adapters were judged in one go."""
+    test: str = ""
+    """How p or the interval was found, as the report names it."""
+    must: bool = True
+    """False where another rule stands in for this one: a cost win for the primary metric, or the reverse."""
 
 
 class Verdict(Record):
@@ -36,7 +51,27 @@ class Verdict(Record):
     rules: tuple[RuleResult, ...]
     advice: tuple[str, ...] = ()
     report_hash: str
+    rules_hash: str = ""
+    """What the rules of the gate were, so that a change of them shows."""
+    cases_needed: int | None = None
+    """Cases that would settle every open rule, at the rates seen so far."""
+    notes: tuple[str, ...] = ()
+    """What one should know beside the rules: that they were changed, that the test set is worn."""
 
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.decision]
+
+
+class NextStart(Record):
+    """Between two training sessions of one model: which checkpoint the next one starts from."""
+
+    start: Literal["this", "before"]
+    certain: bool
+    """Whether the cases prove it; if not, `reason` says what it rests on."""
+    reason: str
+    rules: tuple[RuleResult, ...] = ()
+    cases_needed: int | None = None
+    adapter_hash: str = ""
+    """The adapter to start from; empty where it is not known."""
+    adapter_folder: str = ""

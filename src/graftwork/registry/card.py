@@ -4,6 +4,7 @@ It names neither the release's own id nor its time: it is one of the files that 
 """
 
 import json
+from collections.abc import Mapping
 
 from graftwork.records.report import Metric, Report
 from graftwork.records.run import TrainOutcome
@@ -11,10 +12,18 @@ from graftwork.records.verdict import Verdict
 from graftwork.registry.release import Lineage
 
 
-def write_card(lineage: Lineage, *, project: str, base: str, parent: str | None) -> str:
+def write_card(
+    lineage: Lineage,
+    *,
+    project: str,
+    base: str,
+    parent: str | None,
+    licence: str | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> str:
     """README.md in the form that the Hugging Face Hub shows as a model card."""
     sections = (
-        _front_matter(base),
+        _front_matter(base, licence),
         f"# {project}: a LoRA adapter on {base}",
         "Made by Graftwork. `manifest.json` names every file with its hash, and the data, plan, run, "
         "report and verdict behind them.",
@@ -28,16 +37,24 @@ def write_card(lineage: Lineage, *, project: str, base: str, parent: str | None)
         _data_lines(lineage),
         "## Where it comes from",
         f"- parent release: {parent or 'none'}\n- run: {lineage.outcome.run_id}\n"
-        f"- adapter hash: `{lineage.outcome.adapter_hash}`",
+        f"- model: {lineage.dataset.model}\n"
+        f"- adapter hash: `{lineage.outcome.adapter_hash}`\n"
+        f"- template: `{lineage.dataset.template_fingerprint}`\n"
+        f"- tokenizer: `{lineage.dataset.tokenizer_fingerprint}`",
+        "## How far the plan was off",
+        _residual_lines(lineage.outcome),
+        "## Licence and versions",
+        _licence_lines(base, licence, versions or {}),
         "## How to load it",
         _usage(base),
     )
     return "\n\n".join(sections) + "\n"
 
 
-def _front_matter(base: str) -> str:
+def _front_matter(base: str, licence: str | None) -> str:
     # JSON strings are YAML strings: a colon in a model's name cannot break the header.
-    return f"---\nbase_model: {json.dumps(base)}\nlibrary_name: peft\ntags:\n- lora\n- graftwork\n---"
+    stated = f"license: {json.dumps(licence)}\n" if licence else ""
+    return f"---\nbase_model: {json.dumps(base)}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---"
 
 
 def _verdict_lines(verdict: Verdict) -> str:
@@ -85,6 +102,23 @@ def _training_lines(outcome: TrainOutcome) -> str:
         f"peak memory {outcome.peak_memory_gib:.2f} GiB, {outcome.restarts} restarts"
     )
     lines.append(f"- base weights unchanged: sha256 `{outcome.base_hash_after}` before and after")
+    return "\n".join(lines)
+
+
+def _residual_lines(outcome: TrainOutcome) -> str:
+    if not outcome.residuals:
+        return "Not measured."
+    rows = [
+        f"| {_cell(one.name)} | {one.planned.value:.4g} ({one.planned.low:.4g} to {one.planned.high:.4g}) "
+        f"| {one.actual:.4g} |"
+        for one in outcome.residuals
+    ]
+    return "\n".join(("| figure | planned | came out |", "|---|---|---|", *rows))
+
+
+def _licence_lines(base: str, licence: str | None, versions: Mapping[str, str]) -> str:
+    lines = [f"- licence of the base {base}: {licence or 'its files do not state one; look it up'}"]
+    lines += [f"- {name} {number}" for name, number in sorted(versions.items())]
     return "\n".join(lines)
 
 

@@ -1,50 +1,35 @@
-"""A release as a folder: written once, read-only, every byte accounted for by its manifest.
+"""A release as a folder: read-only, every byte accounted for by its manifest.
 
-In: a manifest, the adapter's files and the texts beside them. Out: `<root>/<id>/`, whole or not at
-all. The folder is a plain PEFT adapter, or a model's own weights where those were learned: PEFT, vLLM
-and the Hugging Face Hub take it as it is.
+In: the folder of a release. Out: its manifest, proven; or what is wrong with it. The folder is a plain PEFT
+adapter, or a model's own weights where those were learned: PEFT, vLLM and the Hugging Face Hub take it as
+it is. A signature may lie beside the manifest, which it signs.
 """
 
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from graftwork.files.digest import require_digest
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.records.errors import Damaged
+from graftwork.files.whole import explain_os_error
+from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.adapter import learned_files, require_safetensors
-from graftwork.registry.names import NAME, require_name
+from graftwork.registry.blobs import BLOBS
+from graftwork.registry.names import FILE, require_name
 from graftwork.registry.release import name_by_content
 
 MANIFEST = "manifest.json"
-_READ_ONLY = 0o444
+MINISIGN = f"{MANIFEST}.minisig"
+SIGSTORE = f"{MANIFEST}.sigstore.json"
+BESIDE = frozenset({MANIFEST, MINISIGN, SIGSTORE})
+"""What the manifest does not name: itself, and the signatures of it."""
 
 
 def release_folder(root: Path, release_id: str) -> Path:
     """Where a release lies. The id cannot lead out of `root`."""
-    return root / require_name(release_id, kind="release id")
-
-
-def write_release(root: Path, *, release: Release, adapter_folder: Path, texts: Mapping[str, str]) -> Release:
-    """Make the folder, the manifest last, and check what was made.
-
-    A release that is there already stays as it is; it is checked and its manifest comes back.
-    """
-    target = release_folder(root, release.id)
-    if not target.exists():
-        with folder_made_whole(target) as folder:
-            for name in learned_files(adapter_folder):
-                # A copy, not a link: nothing that is done to the run can reach the release.
-                shutil.copyfile(adapter_folder / name, folder / name)
-            for name, text in texts.items():
-                write_whole(folder / name, text)
-            write_whole(folder / MANIFEST, release.to_json())
-            for path in folder.iterdir():
-                path.chmod(_READ_ONLY)
-    return verify_release(target)
+    if require_name(release_id, kind="release id") == BLOBS:
+        raise UserMistake(f"{BLOBS!r} cannot be a release id", why="it is the store's own folder")
+    return root / release_id
 
 
 def read_manifest(folder: Path) -> Release:
@@ -53,9 +38,13 @@ def read_manifest(folder: Path) -> Release:
     try:
         release = Release.from_json(path.read_bytes())
     except FileNotFoundError as error:
+        if not folder.exists():
+            raise _not_here(folder) from error
         raise _damaged("there is no manifest", "it is written last, so this is no release", path) from error
     except ValidationError as error:
         raise _damaged("the manifest cannot be read", str(error).splitlines()[0], path) from error
+    except OSError as error:
+        raise explain_os_error(error, path) from error
     if release.id != name_by_content(release):
         raise _damaged("the manifest was changed", "its id is not the hash of its content", path)
     return release
@@ -65,12 +54,12 @@ def verify_release(folder: Path) -> Release:
     """Check every byte of the folder against its manifest, and that nothing was added."""
     release = read_manifest(folder)
     for file in release.files:
-        if not NAME.fullmatch(file.path.lower()):
+        if not FILE.fullmatch(file.path) or file.path in BESIDE:
             raise _damaged(f"the manifest names {file.path!r}", "that is not a file of a release", folder)
         if (folder / file.path).is_symlink():
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
-        require_digest(folder / file.path, file.sha256)
-    named = {MANIFEST, *(file.path for file in release.files)}
+        _require_bytes(folder / file.path, file.sha256)
+    named = BESIDE | {file.path for file in release.files}
     strangers = sorted(path.name for path in folder.iterdir() if path.name not in named)
     if strangers:
         raise _damaged(f"{strangers[0]} does not belong here", "the manifest does not name it", folder)
@@ -78,7 +67,29 @@ def verify_release(folder: Path) -> Release:
     return release
 
 
+def _require_bytes(path: Path, sha256: str) -> None:
+    try:
+        require_digest(path, sha256)
+    except Damaged as error:
+        raise _damaged(error.what, error.why, path) from error
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+
+
+def _not_here(folder: Path) -> Damaged:
+    return Damaged(
+        f"the files of release {folder.name[:12]} are not in this store",
+        why="they were collected as garbage, or the release was made on another machine",
+        fix="bring them here (`graft release import`), or make the release again (`graft run`)",
+        where=str(folder),
+    )
+
+
 def _damaged(what: str, why: str, where: Path) -> Damaged:
     return Damaged(
-        what, why=why, fix="restore the folder from a copy, or make the release again", where=str(where)
+        what,
+        why=why,
+        fix="restore the release from a copy, or move its folder away and make it again (`graft run`); "
+        "`graft release rollback` leaves it",
+        where=str(where),
     )

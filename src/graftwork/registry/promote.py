@@ -8,13 +8,20 @@ from collections.abc import Iterable
 
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import AliasMove, Release
-from graftwork.registry.names import NAME, require_name
+from graftwork.registry.names import ALIAS, require_alias, take_apart
 from graftwork.registry.ports import ReleaseIndex
+from graftwork.registry.versions import VERSION
 
 
 def find_release(index: ReleaseIndex, name: str) -> Release:
-    """The release that an alias, an id or a unique beginning of an id means."""
-    pointed_at = index.aliases().get(name) if NAME.fullmatch(name) else None
+    """What a name means: an alias, a version (`1.4.0`, `tagger@1.4.0`), an id or the beginning of one."""
+    pointed_at = index.aliases().get(name) if ALIAS.fullmatch(name) else None
+    if pointed_at is None:
+        model, at, version = name.rpartition("@")
+        if VERSION.fullmatch(version):
+            pointed_at = index.find_version(version, model=model if at else None)
+            if pointed_at is None:
+                raise _no_such_version(name)
     return index.get(pointed_at or name)
 
 
@@ -34,7 +41,9 @@ def promote(
     Of two who promote at once one gets Busy and can look again. Only a verdict to deploy lets a
     release pass; `force` overrules it and leaves its reason in the log.
     """
-    require_name(alias, kind="alias")
+    model, _ = take_apart(alias)
+    if model is not None and model != release.model:
+        raise _of_another_model(release, alias)
     cleared = release.decision == "deploy" or not require_verdict
     if not cleared and not force:
         raise _not_cleared(release, alias)
@@ -55,12 +64,13 @@ def promote(
         when=when,
         why=why or release.decision,
         forced=not cleared,
+        verdict_hash=release.verdict_hash,
     )
 
 
 def rollback_target(index: ReleaseIndex, *, alias: str) -> str:
     """The release that a rollback would make live."""
-    history = standing(index.alias_log(require_name(alias, kind="alias")))
+    history = standing(index.alias_log(require_alias(alias)))
     if len(history) < 2:
         raise UserMistake(
             f"there is nothing to roll {alias} back to",
@@ -82,7 +92,13 @@ def rollback(index: ReleaseIndex, *, alias: str, who: str, when: str, why: str =
         when=when,
         why=why or f"rollback of {current[:12]}",
         rollback=True,
+        verdict_hash=index.get(target).verdict_hash,
     )
+
+
+def needed(logs: Iterable[Iterable[AliasMove]]) -> frozenset[str]:
+    """All releases that aliases point at, or could be rolled back to."""
+    return frozenset(one for log in logs for one in standing(log))
 
 
 def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
@@ -94,6 +110,21 @@ def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
         else:
             history.append(move.release_id)
     return tuple(history)
+
+
+def _of_another_model(release: Release, alias: str) -> UserMistake:
+    return UserMistake(
+        f"release {release.id[:12]} is of the model {release.model}",
+        why=f"the alias {alias} belongs to another model",
+        fix=f"promote it as `{release.model}/{take_apart(alias).name}`",
+    )
+
+
+def _no_such_version(name: str) -> UserMistake:
+    return UserMistake(
+        f"no release has the version {name}, or several models have it",
+        fix="name the model, too (`tagger@1.4.0`); `graft release list` shows the versions",
+    )
 
 
 def _not_cleared(release: Release, alias: str) -> AnswerIsNo:

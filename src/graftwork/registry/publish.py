@@ -17,14 +17,14 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.registry.adapter import inspect_adapter
 from graftwork.registry.card import write_card
-from graftwork.registry.folder import write_release
 from graftwork.registry.ports import ReleaseIndex
 from graftwork.registry.release import Lineage, make_release
+from graftwork.registry.store import ReleaseStore
 
 
 def publish(
     *,
-    folder: Path,
+    folder: Path | ReleaseStore,
     index: ReleaseIndex,
     project: str,
     base: str,
@@ -40,11 +40,18 @@ def publish(
     created_at: str,
     settings: Mapping[str, Any],
     versions: Mapping[str, str],
+    licence: str | None = None,
+    version: str | None = None,
 ) -> Release:
-    """Make the release below `folder` and enter it in the index; the folder comes first."""
+    """Make the release in the store and enter it in the index; the store comes first.
+
+    `version` is given to it in the index; without one it gets the next by rule.
+    """
+    store = folder if isinstance(folder, ReleaseStore) else ReleaseStore.open(folder)
     lineage = Lineage(dataset=dataset, plan=plan, outcome=outcome, report=report, verdict=verdict)
     adapter_files = inspect_adapter(adapter_folder, expected_hash=outcome.adapter_hash)
-    texts = _texts(lineage, card=write_card(lineage, project=project, base=base, parent=parent))
+    card = write_card(lineage, project=project, base=base, parent=parent, licence=licence, versions=versions)
+    texts = _texts(lineage, card=card)
     release = make_release(
         lineage,
         project=project,
@@ -56,9 +63,14 @@ def publish(
         files=(*adapter_files, *(_describe(name, text) for name, text in texts.items())),
         settings=settings,
         versions=versions,
+        licence=licence,
     )
-    written = write_release(folder, release=release, adapter_folder=adapter_folder, texts=texts)
-    index.add(written)
+    sources: dict[str, Path | bytes] = {file.path: adapter_folder / file.path for file in adapter_files}
+    sources |= {name: text.encode() for name, text in texts.items()}
+    # Between the store and the index nobody may take the new folder for one that nobody wants.
+    with store.adding():
+        written = store.put(release, sources=sources)
+        index.add(written, version=version)
     return written
 
 

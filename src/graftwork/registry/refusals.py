@@ -32,3 +32,23 @@ def wrong_project(release: Release, project: str, *, where: str) -> UserMistake:
         fix="open the index of its own project",
         where=where,
     )
+
+
+def is_collected(release_id: str, when: str, *, where: str) -> UserMistake:
+    """The files of the release are gone."""
+    return UserMistake(
+        f"the files of release {release_id[:12]} were collected as garbage at {when}",
+        why="an alias can only point at what can be served",
+        fix="make it again (`graft run`) or bring it back (`graft release import`), then promote it",
+        where=where,
+    )
+
+
+def version_taken(version: str, holder: str, *, where: str) -> UserMistake:
+    """Two releases of one model cannot have the same version."""
+    return UserMistake(
+        f"version {version} is release {holder[:12]} already",
+        why="a version of a model means one release",
+        fix="choose a higher one; `graft release list` shows them",
+        where=where,
+    )

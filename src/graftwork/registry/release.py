@@ -18,6 +18,10 @@ from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 
+FORMAT = 2
+SINCE_FORMAT_2 = frozenset({"format", "model", "tokenizer_fingerprint", "licence"})
+"""What a manifest of format 1 does not have, and is not named by."""
+
 
 @dataclass(frozen=True)
 class Lineage:
@@ -42,6 +46,7 @@ def make_release(
     files: Iterable[ReleaseFile],
     settings: Mapping[str, Any],
     versions: Mapping[str, str],
+    licence: str | None = None,
 ) -> Release:
     """Put the manifest together and name it by its content."""
     _require_one_story(lineage, base_fingerprint=base_fingerprint, template_fingerprint=template_fingerprint)
@@ -63,13 +68,18 @@ def make_release(
         files=tuple(sorted(files, key=lambda file: file.path)),
         settings=dict(settings),
         versions=dict(versions),
+        format=FORMAT,
+        model=lineage.dataset.model,
+        tokenizer_fingerprint=lineage.dataset.tokenizer_fingerprint,
+        licence=licence,
     )
     return nameless.model_copy(update={"id": name_by_content(nameless)})
 
 
 def name_by_content(release: Release) -> str:
     """The id that a release with this content has: neither the id itself nor the time counts."""
-    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at"}))
+    later = SINCE_FORMAT_2 if release.format == 1 else frozenset()
+    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at", *later}))
 
 
 def _require_one_story(lineage: Lineage, *, base_fingerprint: str, template_fingerprint: str) -> None:

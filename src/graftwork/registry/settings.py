@@ -15,6 +15,23 @@ class ReleaseSettings(Record):
         description="Promote only what the verdict clears to deploy, unless forced with a reason.",
     )
 
+    public_key: str | None = Field(
+        default=None,
+        description="A minisign public key, or a file with one: only releases signed with it are promoted, "
+        "loaded and served.",
+    )
+    signing_key: str | None = Field(
+        default=None,
+        description="A file with a minisign secret key: new releases are signed with it. "
+        "Its password, if it has one, stands in GRAFT_SIGNING_PASSWORD.",
+    )
+    keep_last: int = Field(
+        default=10, ge=0, description="Garbage collection leaves this many newest releases of each model."
+    )
+    keep_days: int = Field(
+        default=30, ge=0, description="Garbage collection leaves what is younger than this many days."
+    )
+
     @field_validator("alias")
     @classmethod
     def _alias_is_a_name(cls, alias: str) -> str:

@@ -37,3 +37,5 @@ class ReportPage(Record):
     release: Release | None = None
     side_by_side: tuple[SideBySide, ...] = ()
     seconds: dict[str, float | None] = {}
+    evaluation_page: str = ""
+    """The file beside this page on which every case can be read; none without it."""

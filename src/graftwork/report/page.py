@@ -103,7 +103,10 @@ def _interval(metric: Metric) -> str:
 
 def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
     """Every metric with both subjects and, where there is one, the paired comparison."""
-    pairs: dict[str, Comparison] = {c.metric: c for c in page.report.comparisons}
+    sides = (page.report.baseline.subject, page.report.candidate.subject)
+    pairs: dict[str, Comparison] = {
+        c.metric: c for c in page.report.comparisons if (c.baseline, c.candidate) == sides
+    }
     rows = []
     for name, after in page.report.candidate.metrics.items():
         before = page.report.baseline.metrics.get(name)

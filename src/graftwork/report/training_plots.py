@@ -131,11 +131,15 @@ def draw_frame(
     return parts
 
 
+SMALLEST_POWER = -300
+
+
 def _power_of(largest: float) -> int:
     """The power of ten that is taken out of a figure, so that its ticks stay short."""
     if not largest or 0.01 <= largest < 100_000:
         return 0
-    return math.floor(math.log10(largest))
+    # Numbers that are hardly there have no power of ten left to be divided by.
+    return max(math.floor(math.log10(largest)), SMALLEST_POWER)
 
 
 def _raise(power: int) -> str:

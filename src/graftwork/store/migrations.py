@@ -8,10 +8,14 @@ To change the schema: change `schema`, append a migration here, never edit an ol
 test compares what the migrations made with what `schema` declares.
 """
 
+import json
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, select
+from sqlalchemy import text as sql_text
 from sqlalchemy.schema import CreateTable
 
 from graftwork import __version__
@@ -30,11 +34,31 @@ SERIAL = {
 
 @dataclass(frozen=True)
 class Migration:
-    """Frozen SQL that both databases understand, but for `{serial}`."""
+    """Frozen SQL that both databases understand, but for `{serial}`; `then` fills in what SQL cannot."""
 
     number: int
     name: str
     statements: tuple[str, ...]
+    then: Callable[[Connection], None] | None = None
+
+
+def _fill_in_releases(connection: Connection) -> None:
+    """Take what is listed out of the bodies; old releases are of the main model, numbered in their order."""
+    rows = connection.exec_driver_sql("SELECT seq, project, body FROM releases ORDER BY seq").all()
+    counted: Counter[tuple[str, str]] = Counter()
+    for seq, project, text in rows:
+        body = json.loads(text)
+        model = str(body.get("model") or next(iter(body["settings"].get("models") or {}), "main"))
+        values = {key: body[key] for key in ("base", "decision", "run_id", "dataset_hash", "parent")}
+        values |= {"seq": seq, "model": model, "version": f"1.0.{counted[project, model]}"}
+        counted[project, model] += 1
+        connection.execute(
+            sql_text(
+                "UPDATE releases SET model = :model, version = :version, base = :base, decision = :decision, "
+                "run_id = :run_id, dataset_hash = :dataset_hash, parent = :parent WHERE seq = :seq"
+            ),
+            values,
+        )
 
 
 MIGRATIONS: tuple[Migration, ...] = (
@@ -86,6 +110,43 @@ MIGRATIONS: tuple[Migration, ...] = (
             "CREATE INDEX residuals_by_machine ON residuals (device, base, seq)",
         ),
     ),
+    Migration(
+        number=2,
+        name="models, versions, tags and notes of releases; the verdict behind a move",
+        statements=(
+            *(
+                f"ALTER TABLE releases ADD COLUMN {column} TEXT"
+                for column in (
+                    "model",
+                    "version",
+                    "base",
+                    "decision",
+                    "run_id",
+                    "dataset_hash",
+                    "parent",
+                    "collected_at",
+                )
+            ),
+            "CREATE UNIQUE INDEX releases_by_version ON releases (project, model, version)",
+            """CREATE TABLE release_tags (
+                project TEXT NOT NULL, release_id TEXT NOT NULL, tag TEXT NOT NULL,
+                PRIMARY KEY (project, release_id, tag),
+                FOREIGN KEY (project, release_id) REFERENCES releases (project, id))""",
+            """CREATE TABLE release_notes (
+                seq {serial},
+                project TEXT NOT NULL, release_id TEXT NOT NULL, who TEXT NOT NULL,
+                noted_at TEXT NOT NULL, text TEXT NOT NULL,
+                FOREIGN KEY (project, release_id) REFERENCES releases (project, id))""",
+            "CREATE INDEX release_notes_by_release ON release_notes (project, release_id, seq)",
+            "ALTER TABLE alias_moves ADD COLUMN verdict_hash TEXT",
+        ),
+        then=_fill_in_releases,
+    ),
+    Migration(
+        number=3,
+        name="who looked at a test set",
+        statements=("ALTER TABLE looks ADD COLUMN who TEXT",),
+    ),
 )
 
 
@@ -124,6 +185,8 @@ def _apply(connection: Connection, migration: Migration) -> None:
     serial = SERIAL[connection.dialect.name]
     for statement in migration.statements:
         connection.exec_driver_sql(statement.replace("{serial}", serial))
+    if migration.then is not None:
+        migration.then(connection)
     connection.execute(
         schema_migrations.insert().values(
             number=migration.number, name=migration.name, applied_by=__version__

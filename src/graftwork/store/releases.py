@@ -1,17 +1,30 @@
 """The releases of a project and the aliases that point at them: the truth about what is live.
 
-In: releases, and moves of aliases. Out: the same, and the log of all moves. An alias and its log
-change together or not at all. Does not know where the files of a release lie.
+In: releases, what is said about them, and moves of aliases. Out: the same, and the log of all moves. An
+alias and its log change together or not at all. Does not know where the files of a release lie.
 """
 
-from sqlalchemy import select
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
 
-from graftwork.records.release import AliasMove, Release
-from graftwork.registry.names import require_name
+from sqlalchemy import ColumnElement, Connection, RowMapping, select
+
+from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
+from graftwork.registry.names import require_alias, require_name
 from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.refusals import moved_meanwhile, not_one_release, wrong_project
+from graftwork.registry.promote import needed
+from graftwork.registry.refusals import (
+    is_collected,
+    moved_meanwhile,
+    not_one_release,
+    version_taken,
+    wrong_project,
+)
+from graftwork.registry.versions import next_version, require_version, sort_key
 from graftwork.store.database import Database
-from graftwork.store.schema import alias_moves, aliases, releases
+from graftwork.store.release_entries import select_entries, select_entry, select_tags
+from graftwork.store.schema import alias_moves, aliases, release_notes, release_tags, releases
 
 
 class Releases(ReleaseIndex):
@@ -21,22 +34,25 @@ class Releases(ReleaseIndex):
         self._database = database
         self._project = project
 
-    def add(self, release: Release) -> None:
+    def add(self, release: Release, *, version: str | None = None) -> None:
         if release.project != self._project:
             raise wrong_project(release, self._project, where=self._database.name)
         require_name(release.id, kind="release id")
-        row = {
-            "project": self._project,
-            "id": release.id,
-            "created_at": release.created_at,
-            "body": release.model_dump(mode="json"),
-        }
         with self._database.write() as connection:
-            known = select(releases.c.id).where(
-                releases.c.project == self._project, releases.c.id == release.id
+            known = connection.execute(select(releases.c.seq).where(self._is(release.id))).first()
+            if known is not None:
+                connection.execute(releases.update().where(self._is(release.id)).values(collected_at=None))
+                return
+            row = {
+                "project": self._project,
+                "created_at": release.created_at,
+                "body": release.model_dump(mode="json"),
+                "version": self._free_version(connection, release, version),
+            }
+            row |= release.model_dump(
+                include={"id", "model", "base", "decision", "run_id", "dataset_hash", "parent"}
             )
-            if connection.execute(known).first() is None:
-                connection.execute(releases.insert().values(**row))
+            connection.execute(releases.insert().values(**row))
 
     def get(self, id_or_prefix: str) -> Release:
         require_name(id_or_prefix, kind="release id")
@@ -60,6 +76,73 @@ class Releases(ReleaseIndex):
         with self._database.read() as connection:
             return tuple(Release.model_validate(body) for body in connection.scalars(query))
 
+    def entries(self, query: ReleaseQuery = ReleaseQuery()) -> tuple[ReleaseEntry, ...]:  # noqa: B008
+        with self._database.read() as connection:
+            return select_entries(connection, self._project, query)
+
+    def entry(self, release_id: str) -> ReleaseEntry:
+        with self._database.read() as connection:
+            found = select_entry(connection, self._project, require_name(release_id, kind="release id"))
+        if found is None:
+            raise not_one_release(release_id, several=False, where=self._database.name)
+        return found
+
+    def find_version(self, version: str, *, model: str | None = None) -> str | None:
+        query = select(releases.c.id).where(
+            releases.c.project == self._project, releases.c.version == require_version(version)
+        )
+        if model is not None:
+            query = query.where(releases.c.model == model)
+        with self._database.read() as connection:
+            found = connection.scalars(query.limit(2)).all()
+        return str(found[0]) if len(found) == 1 else None
+
+    def set_version(self, release_id: str, version: str) -> None:
+        with self._database.write() as connection:
+            release = self._require(connection, release_id)
+            self._require_free(connection, str(release.model), require_version(version), but=release_id)
+            connection.execute(releases.update().where(self._is(release_id)).values(version=version))
+
+    def tag(self, release_id: str, tags: Collection[str], *, remove: bool = False) -> tuple[str, ...]:
+        wanted = {require_name(one, kind="tag") for one in tags}
+        with self._database.write() as connection:
+            self._require(connection, release_id)
+            has = set(select_tags(connection, self._project, release_id))
+            if remove:
+                here = (release_tags.c.project == self._project) & (release_tags.c.release_id == release_id)
+                connection.execute(release_tags.delete().where(here, release_tags.c.tag.in_(wanted)))
+            else:
+                for one in sorted(wanted - has):
+                    row = {"project": self._project, "release_id": release_id, "tag": one}
+                    connection.execute(release_tags.insert().values(**row))
+            return select_tags(connection, self._project, release_id)
+
+    def note(self, release_id: str, text: str, *, who: str, when: str) -> None:
+        with self._database.write() as connection:
+            self._require(connection, release_id)
+            row = {"project": self._project, "release_id": release_id, "who": who, "noted_at": when}
+            # PostgreSQL keeps no NUL in text.
+            connection.execute(release_notes.insert().values(**row, text=text.replace("\0", "")))
+
+    def notes(self, release_id: str) -> tuple[ReleaseNote, ...]:
+        here = (release_notes.c.project == self._project) & (release_notes.c.release_id == release_id)
+        query = select(release_notes).where(here).order_by(release_notes.c.seq)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        return tuple(ReleaseNote(text=row.text, who=row.who, when=row.noted_at) for row in rows)
+
+    def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
+        with self._database.write() as connection:
+            spared = needed(self._logs(connection).values())
+            marked = tuple(sorted(set(release_ids) - spared))
+            for one in marked:
+                connection.execute(
+                    releases.update()
+                    .where(self._is(one), releases.c.collected_at.is_(None))
+                    .values(collected_at=when)
+                )
+        return marked
+
     def aliases(self) -> dict[str, str]:
         query = (
             select(aliases.c.name, aliases.c.release_id)
@@ -80,8 +163,9 @@ class Releases(ReleaseIndex):
         why: str,
         forced: bool = False,
         rollback: bool = False,
+        verdict_hash: str | None = None,
     ) -> AliasMove:
-        require_name(alias, kind="alias")
+        require_alias(alias)
         release_id = self.get(to).id
         move = AliasMove(
             alias=alias,
@@ -92,6 +176,7 @@ class Releases(ReleaseIndex):
             why=why,
             forced=forced,
             rollback=rollback,
+            verdict_hash=verdict_hash,
         )
         here = (aliases.c.project == self._project) & (aliases.c.name == alias)
         with self._database.write() as connection:
@@ -99,6 +184,9 @@ class Releases(ReleaseIndex):
             current = connection.scalar(select(aliases.c.release_id).where(here))
             if current != expected_previous:
                 raise moved_meanwhile(move, current, where=self._database.name)
+            collected = self._require(connection, release_id).collected_at
+            if collected is not None:
+                raise is_collected(release_id, collected, where=self._database.name)
             if current is None:
                 new = {"project": self._project, "name": alias, "release_id": release_id}
                 connection.execute(aliases.insert().values(**new))
@@ -109,24 +197,53 @@ class Releases(ReleaseIndex):
         return move
 
     def alias_log(self, alias: str) -> tuple[AliasMove, ...]:
-        require_name(alias, kind="alias")
-        query = (
-            select(alias_moves)
-            .where(alias_moves.c.project == self._project, alias_moves.c.alias == alias)
-            .order_by(alias_moves.c.seq)
-        )
         with self._database.read() as connection:
-            rows = connection.execute(query).mappings().all()
-        return tuple(
-            AliasMove(
-                alias=row["alias"],
-                release_id=row["release_id"],
-                previous=row["previous"],
-                who=row["who"],
-                when=row["moved_at"],
-                why=row["why"],
-                forced=row["forced"],
-                rollback=row["rollback"],
-            )
-            for row in rows
+            return self._logs(connection, alias=require_alias(alias)).get(alias, ())
+
+    def alias_logs(self) -> dict[str, tuple[AliasMove, ...]]:
+        with self._database.read() as connection:
+            return self._logs(connection)
+
+    def _logs(self, connection: Connection, *, alias: str | None = None) -> dict[str, tuple[AliasMove, ...]]:
+        query = select(alias_moves).where(alias_moves.c.project == self._project).order_by(alias_moves.c.seq)
+        if alias is not None:
+            query = query.where(alias_moves.c.alias == alias)
+        logs = defaultdict[str, list[AliasMove]](list)
+        for row in connection.execute(query).mappings():
+            logs[row["alias"]].append(_as_move(row))
+        return {name: tuple(moves) for name, moves in sorted(logs.items())}
+
+    def _is(self, release_id: str) -> ColumnElement[bool]:
+        return (releases.c.project == self._project) & (releases.c.id == release_id)
+
+    def _require(self, connection: Connection, release_id: str) -> Any:
+        columns = (releases.c.model, releases.c.version, releases.c.collected_at)
+        found = connection.execute(select(*columns).where(self._is(release_id))).first()
+        if found is None:
+            raise not_one_release(release_id, several=False, where=self._database.name)
+        return found
+
+    def _free_version(self, connection: Connection, release: Release, given: str | None) -> str:
+        if given is not None:
+            self._require_free(connection, release.model, require_version(given), but=release.id)
+            return given
+        of_model = (releases.c.project == self._project) & (releases.c.model == release.model)
+        versioned = select(releases.c.version, releases.c.seq).where(
+            of_model, releases.c.version.is_not(None)
         )
+        newest = max(connection.execute(versioned), key=lambda row: sort_key(row.version), default=None)
+        if newest is None:
+            return next_version(None, before=None, now=release)
+        body = connection.scalar(select(releases.c.body).where(releases.c.seq == newest.seq))
+        return next_version(newest.version, before=Release.model_validate(body), now=release)
+
+    def _require_free(self, connection: Connection, model: str, version: str, *, but: str) -> None:
+        of_model = (releases.c.project == self._project) & (releases.c.model == model)
+        holder = connection.scalar(select(releases.c.id).where(of_model, releases.c.version == version))
+        if holder is not None and holder != but:
+            raise version_taken(version, holder, where=self._database.name)
+
+
+def _as_move(row: RowMapping) -> AliasMove:
+    values = {key: row[key] for key in AliasMove.model_fields if key != "when"}
+    return AliasMove(**values, when=row["moved_at"])

@@ -101,7 +101,40 @@ releases = Table(
     Column("id", Text, nullable=False),
     Column("created_at", Text, nullable=False),
     Column("body", JsonText, nullable=False),
+    # What is listed and searched, taken from the body so that none has to be read for it.
+    Column("model", Text),
+    Column("version", Text),
+    Column("base", Text),
+    Column("decision", Text),
+    Column("run_id", Text),
+    Column("dataset_hash", Text),
+    Column("parent", Text),
+    Column("collected_at", Text),
     UniqueConstraint("project", "id"),
+    Index("releases_by_version", "project", "model", "version", unique=True),
+)
+
+release_tags = Table(
+    "release_tags",
+    metadata,
+    Column("project", Text, nullable=False),
+    Column("release_id", Text, nullable=False),
+    Column("tag", Text, nullable=False),
+    PrimaryKeyConstraint("project", "release_id", "tag"),
+    ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
+)
+
+release_notes = Table(
+    "release_notes",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("release_id", Text, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("noted_at", Text, nullable=False),
+    Column("text", Text, nullable=False),
+    ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
+    Index("release_notes_by_release", "project", "release_id", "seq"),
 )
 
 aliases = Table(
@@ -127,6 +160,7 @@ alias_moves = Table(
     Column("why", Text, nullable=False),
     Column("forced", Boolean, nullable=False),
     Column("rollback", Boolean, nullable=False),
+    Column("verdict_hash", Text),
     ForeignKeyConstraint(["project", "release_id"], ["releases.project", "releases.id"]),
     ForeignKeyConstraint(["project", "previous"], ["releases.project", "releases.id"]),
     Index("alias_moves_by_alias", "project", "alias", "seq"),
@@ -153,6 +187,7 @@ looks = Table(
     Column("number", Integer, nullable=False),
     Column("subject", Text, nullable=False),
     Column("looked_at", Text, nullable=False),
+    Column("who", Text),
     PrimaryKeyConstraint("cases_hash", "number"),
 )
 

@@ -14,7 +14,7 @@ from torch import nn
 from graftwork.model.shape import read_shape
 from graftwork.model.step_memory import describe_tuning
 from graftwork.records.dataset import Row
-from graftwork.records.plan import Tuning
+from graftwork.records.plan import PlainStep, Tuning
 from graftwork.records.run import TrainJob
 from graftwork.train.crew import Crew
 from graftwork.train.engine import Engine
@@ -36,6 +36,7 @@ def make_engine(
     """`shares` says that this run shares its steps with others: then only the plain way will do."""
     if job.plan.tuning is not None and not shares:
         return _on_card(job, job.plan.tuning, model, learned, rows, settings=settings, pulse=pulse, say=say)
+    planned = job.plan.plain
     return Engine(
         model,
         learned,
@@ -43,8 +44,17 @@ def make_engine(
         loss=None if shares else _own_loss(job, model, rows, settings, say),
         crew=crew,
         pulse=pulse,
-        micro_rows=job.plan.train.get("micro_rows"),
+        # What an earlier attempt had to change, before what was planned.
+        micro_rows=job.plan.train.get("micro_rows") or (planned.micro_rows if planned else None),
+        checkpointing=not shares and _computes_again(settings, planned),
     )
+
+
+def _computes_again(settings: TrainSettings, planned: PlainStep | None) -> bool:
+    """Whether blocks keep only their input: as asked for, else as the plan found it to be needed."""
+    if settings.checkpointing == "auto":
+        return planned is not None and planned.checkpointed
+    return settings.checkpointing == "on"
 
 
 def _on_card(
@@ -91,7 +101,9 @@ def _own_loss(
     if settings.strategy != "single":
         # The written-out ways read weights that a crew may hold in parts.
         return None
-    way = processor_way(model, rows, settings=settings, folder=Path(job.folder))
+    # Where blocks are asked to compute again, it is the plain way that does so.
+    again = settings.checkpointing == "on"
+    way = None if again else processor_way(model, rows, settings=settings, folder=Path(job.folder))
     if way is None:
         return mixed_loss(model, settings, dtype=job.plan.dtype)
     say(way[1])

@@ -21,6 +21,7 @@ from graftwork.train.chance import random_states, restore_random
 from graftwork.train.crew import Alone, Crew
 from graftwork.train.host_copy import HostCopies
 from graftwork.train.loss import Batch, mean_loss, summed_loss
+from graftwork.train.recompute import recompute_blocks
 from graftwork.train.scaler import Scaler
 from graftwork.train.settings import TrainSettings
 
@@ -50,6 +51,7 @@ class Engine:
         pulse: Callable[..., None] = lambda *_: None,
         micro_rows: int | None = None,
         loss: Callable[[Batch], Tensor] | None = None,
+        checkpointing: bool = False,
     ) -> None:
         self.model = model
         self.crew = crew or Alone()
@@ -57,6 +59,11 @@ class Engine:
         self._pulse = pulse
         self._micro_rows = micro_rows
         self._given_loss = loss
+        # Where no process holds the whole model, all must call it equally often: no extra reading. And a
+        # block that computes again would fill the beginning's cache once more.
+        self._share_beginning = not self.crew.shards and not checkpointing
+        if checkpointing:
+            recompute_blocks(model)
         self._scaler = Scaler(on=getattr(model, "dtype", None) == torch.float16)
         self._overflowed = False
         self._copies = HostCopies()
@@ -81,8 +88,7 @@ class Engine:
         total = 0.0
         for portion in self.crew.share(rows, self._micro_rows):
             self._pulse("data")
-            # Where no process holds the whole model, all must call it equally often: no extra reading.
-            batch = Batch(portion.rows, device=self._device, share_beginning=not self.crew.shards)
+            batch = Batch(portion.rows, device=self._device, share_beginning=self._share_beginning)
             self._pulse("forward")
             loss = self.crew.loss(batch) / trained * portion.counts
             self._pulse("backward")
@@ -111,7 +117,7 @@ class Engine:
         ordered = sorted(rows, key=lambda row: len(row.tokens))
         total, trained = 0.0, sum(len(row.tokens) - row.trained_from for row in rows)
         for portion in self.crew.share(ordered, batch_rows):
-            batch = Batch(portion.rows, device=self._device, share_beginning=not self.crew.shards)
+            batch = Batch(portion.rows, device=self._device, share_beginning=self._share_beginning)
             total += float(self.crew.loss(batch)) * portion.counts
         return self.crew.sum_up(total) / trained
 
@@ -163,6 +169,8 @@ class Engine:
 
     def peak_memory_gib(self) -> float:
         """The most that this process took: of a card's memory where it works on one."""
+        if torch.device(self._device).type == "cuda":
+            return torch.cuda.max_memory_reserved(self._device) / 2**30
         return peak_memory_gib()
 
     @torch.no_grad()

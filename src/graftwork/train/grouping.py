@@ -48,7 +48,16 @@ def _wanted(job: TrainJob) -> bool:
         return False
     if job.plan.train["settings"]["method"] not in ("lora", "dora"):
         return False
+    if _is_tight(job):
+        return False
     return asked == "on" or (PAYS[job.plan.device.kind] and _tokens_a_step(job) <= SMALL_TOKENS)
+
+
+def _is_tight(job: TrainJob) -> bool:
+    """Whether its own rows do not fit at once: those that share a step take all of theirs together."""
+    plain = job.plan.plain
+    rows = int(job.plan.train["settings"].get("batch_rows", 1))
+    return plain is not None and (plain.checkpointed or plain.micro_rows < rows)
 
 
 def _fit(jobs: Sequence[TrainJob]) -> bool:

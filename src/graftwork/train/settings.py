@@ -14,7 +14,7 @@ Switch = Literal["auto", "on", "off"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 CREW = ("strategy", "processes", "offload")
-KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing")
+KEEPING = ("checkpoint_every", "keep_checkpoints", "compile", "packing", "checkpointing")
 LOSS = "loss"
 """The metric of a look that needs no answers."""
 
@@ -113,6 +113,10 @@ class TrainSettings(Record):
     )
     compile: Switch = Field("auto", description="Layers compiled one by one, where that is faster.")
     packing: Switch = Field("auto", description="Rows packed into sequences, each seeing only itself.")
+    checkpointing: Switch = Field(
+        "auto",
+        description="On the plain path: blocks keep their input and compute the rest again; auto: by plan.",
+    )
     epochs: int = Field(2, ge=1, description="How often every row is seen.")
     batch_rows: int = Field(8, ge=1, description="Rows in one optimizer step.")
     learning_rate: float = Field(5e-4, gt=0, le=1, description="The highest rate; it falls as a cosine.")

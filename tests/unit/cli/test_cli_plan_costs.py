@@ -116,3 +116,20 @@ def test_people_see_the_purchase_as_tables():
 def test_a_card_that_is_unknown_or_has_no_price_is_named(words):
     result = ask("buy", *RUN, *words, "--place", "lambda")
     assert isinstance(result.exception, UserMistake)
+
+
+def test_nothing_of_an_epoch_is_a_mistake_and_not_one_epoch():
+    result = ask("compare", *RUN, "--epochs", "0")
+    assert result.exit_code == 2
+    assert "--epochs" in result.output
+
+
+def test_a_broken_project_beside_it_is_no_hindrance_where_the_model_is_named(tmp_path):
+    (tmp_path / "graft.yaml").write_text("base: [unclosed")
+    assert read("compare", *RUN, "--place", "lambda")["best"]
+
+
+def test_without_a_model_and_a_project_it_says_what_to_give():
+    result = ask("compare", "--rows", "10")
+    assert isinstance(result.exception, UserMistake)
+    assert result.exception.where == "--model"

@@ -86,6 +86,7 @@ def test_settings_are_written_where_asked(tmp_path):
         (("--seq", "0"), "--seq"),
         (("--nvlink",), "--nvlink"),
         (("--claim", "30000"), "--claim"),
+        (("--memory", "80"), "--memory"),
         (("--offload", "moon"), "--offload"),
     ],
 )
@@ -95,6 +96,16 @@ def test_a_mistake_names_the_option(tmp_path, monkeypatch, stated, named):
     assert isinstance(done.exception, UserMistake)
     assert done.exception.where == named
     assert done.exception.fix
+
+
+@pytest.mark.parametrize(
+    "option", ["--rows", "--epochs", "--batch", "--rank", "--link", "--memory", "--claim", "--prompt"]
+)
+def test_nothing_and_less_are_refused_instead_of_replaced_by_what_is_usual(option):
+    for number in ("0", "-1"):
+        done = graft(*LARGE, option, number)
+        assert done.exit_code == 2
+        assert option in done.output
 
 
 def test_without_a_model_or_a_project_it_says_what_to_give(tmp_path, monkeypatch):

@@ -129,3 +129,23 @@ def test_the_help_has_an_example(graft):
     assert code == 0
     assert "Example:" in out
     assert "--json" in out
+
+
+def test_a_card_of_ones_own_catalog_is_known(graft, tmp_path):
+    header = "name,memory_gib,capability,half_tflops,bandwidth_gb_s,pcie_gb_s,watts,source,dated\n"
+    (tmp_path / "gpus.csv").write_text(header + "Our card,20,8.6,70,600,25,200,ours,2026-11-15\n")
+    file = tmp_path / "training.yaml"
+    file.write_text(GOOD)
+    code, out = graft("plan", "lint", file, "--gpu", "Our card", "--catalog", tmp_path, "--json")
+    assert code == 0
+    assert json.loads(out)["gpu"] == "Our card"
+
+
+@pytest.mark.parametrize("written", ["0", "12\n0\n", '{"tokens": []}\n'])
+def test_rows_of_no_tokens_are_a_mistake(graft, tmp_path, written):
+    (tmp_path / "training.yaml").write_text(GOOD)
+    given = written
+    if not written.isdigit():
+        (tmp_path / "lengths").write_text(written)
+        given = tmp_path / "lengths"
+    assert graft("plan", "lint", tmp_path / "training.yaml", "--lengths", given)[0] == 2

@@ -7,10 +7,8 @@ import sys
 import pytest
 
 from graftwork.cli.main import main
-from graftwork.model import probe
-from graftwork.process import devices
+from graftwork.coordinate import fit_here
 from graftwork.records.plan import DeviceFacts
-from graftwork.records.vitals import DeviceVitals
 
 KEYS = {
     "verdict",
@@ -115,22 +113,19 @@ def test_a_config_file_will_do_for_a_model(graft, tmp_path):
     assert json.loads(out)["question"]["shape"]["layers"] == 4
 
 
-def card_here(name):
-    return DeviceVitals(index=0, name=name)
-
-
 def test_without_a_name_the_cards_of_this_machine_are_meant(graft, monkeypatch):
-    here = (card_here("NVIDIA GeForce RTX 4090"), card_here("NVIDIA GeForce RTX 4090"))
-    monkeypatch.setattr(devices, "find_probe", lambda: lambda: here)
+    two = "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 8.9\n1, GPU-b, NVIDIA GeForce RTX 4090, 24564, 8.9\n"
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: two)
     machine = json.loads(graft("--model", "smollm2-135m", "--json")[1])["question"]["machine"]
     assert machine["gpu"]["name"] == "RTX 4090"
+    assert machine["gpu"]["memory_gib"] == 24564 / 1024
     assert machine["gpus"] == 2
 
 
 def test_a_machine_without_a_card_serves_on_its_processor(graft, monkeypatch):
-    monkeypatch.setattr(devices, "find_probe", lambda: None)
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
     here = DeviceFacts(kind="cpu", name="A processor of next year", memory_gib=16, threads=8)
-    monkeypatch.setattr(probe, "describe_device", lambda: here)
+    monkeypatch.setattr(fit_here, "describe_device", lambda: here)
     answer = json.loads(graft("--model", "smollm2-135m", "--json")[1])
     assert answer["question"]["engine"] == "llama.cpp"
     assert answer["question"]["machine"]["cpu"]["cores"] == 8

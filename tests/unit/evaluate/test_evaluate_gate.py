@@ -208,7 +208,13 @@ def test_a_report_counts_what_was_answered():
         cases, answers=good, generation=make_generation("adapter", (2.0, 2.2, 1.7)), settings=settings
     )
     report = make_report(cases, baseline=before, candidate=after, settings=settings)
-    assert list(after.metrics) == [*METRICS, "truncated", "latency_seconds", "peak_memory_gib"]
+    assert list(after.metrics) == [
+        *METRICS,
+        "truncated",
+        "latency_seconds",
+        "tokens_per_second",
+        "peak_memory_gib",
+    ]
     assert after.metrics["citation_coverage"].n == 5
     assert (before.metrics["truncated"].successes, after.metrics["truncated"].successes) == (10, 0)
     by_name = {c.metric: c for c in report.comparisons}

@@ -1,4 +1,4 @@
-"""The statistics against scipy and against the figures of the design's research."""
+"""Rates, pairs and the counts that decide: against scipy and against published figures."""
 
 import pytest
 from hypothesis import given

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
+from graftwork.plan.fit import plain_steps
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.plan.fit.room import card_room
@@ -16,6 +17,7 @@ from graftwork.plan.fit.setups import WRITTEN_OUT
 from graftwork.records.errors import UserMistake
 from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
+from graftwork.train.settings import TrainSettings
 
 LARGE, SMALL, TINY = "deepseek-coder-6.7b", "deepseek-coder-1.3b", "llama-3.2-1b"
 
@@ -179,6 +181,15 @@ def test_of_the_ways_that_fit_the_fastest_is_taken(model, gpus):
     assert answer.tokens_per_second.value >= 0.995 * max(others, default=0.0)
 
 
+def test_a_remedy_changes_one_thing():
+    asked = question(SMALL, gpu="RTX 3060 12GB", method="full", engine="hf", offload="none")
+    answer = fit(asked)
+    assert not answer.fits
+    changed = [one for one in answer.remedies if "offload" not in one.name]
+    assert any("cards instead of 1" in one.name for one in changed)
+    assert {one.strategy.offload for one in changed} == {"none"}
+
+
 def test_cards_that_a_run_leaves_idle_are_for_a_second_run():
     answer = fit(question(gpus=2, method="lora"))
     assert answer.strategy.sharding == "none"
@@ -242,3 +253,47 @@ def test_who_asks_many_questions_gets_the_same_figures_without_advice():
     assert with_advice.remedies
     assert not without.remedies
     assert with_advice.peak_reserved_gib == without.peak_reserved_gib
+
+
+def test_two_cards_share_a_7b_in_four_bits_with_checkpointing_and_the_settings_say_so():
+    answer = fit(question(gpus=2, gpu="RTX 4060 Ti 16GB", method="qlora", seq=2048), advise=False)
+    assert answer.fits
+    assert answer.strategy.sharding == "ddp"
+    assert answer.strategy.checkpointed_layers == 32
+    assert answer.strategy.train["checkpointing"] == "on"
+    TrainSettings.model_validate(answer.strategy.train)
+    assert any("with checkpointing" in reason for reason in answer.reasons)
+    without = [one for one in answer.considered if one.name == "DDP × 2, graft's plain step"]
+    assert not any(one.fits for one in without)
+
+
+def test_a_card_that_the_step_fits_and_loading_does_not_keeps_its_head_in_16_bits():
+    asked = question("qwen2.5-7b", gpu="RTX 4060 Ti 16GB", method="lora", seq=2048, memory_limit_gib=10.0)
+    answer = fit(asked, advise=False)
+    assert answer.fits
+    assert answer.strategy.tuning.head == "whole"
+    assert any("the head stays in 16 bits" in reason for reason in answer.reasons)
+    roomy = fit(asked.model_copy(update={"memory_limit_gib": 15.0}), advise=False)
+    assert roomy.strategy.tuning.head == "eight"
+    assert not any("loading" in reason for reason in roomy.reasons)
+
+
+def test_where_nothing_can_even_be_loaded_the_reasons_say_so():
+    answer = fit(
+        question("qwen2.5-7b", gpu="RTX 4060 Ti 16GB", method="lora", memory_limit_gib=6.0), advise=False
+    )
+    assert not answer.fits
+    assert any("loading alone takes" in reason for reason in answer.reasons)
+
+
+def test_a_no_counts_few_ways_to_the_tensor(monkeypatch):
+    """Each takes a third of a second: what lies far from the edge is not worth it."""
+    counted = []
+    real = plain_steps.exact_peak
+    monkeypatch.setattr(
+        plain_steps, "exact_peak", lambda *given, **named: counted.append(1) or real(*given, **named)
+    )
+    answer = fit(question("llama-3.1-8b", gpu="T4", method="lora", seq=2048))
+    assert not answer.fits
+    assert answer.remedies
+    assert len(counted) <= 3

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.model.shape import adapter_parameters, linear_names
+from graftwork.model.step_load import load
 from graftwork.model.step_memory import peak_bytes, static_bytes
+from graftwork.model.step_sizes import Tally
 from graftwork.model.step_walk import round_places, walk_of
 from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.records.plan import ModelShape, Tuning
@@ -121,3 +123,23 @@ def test_places_are_filled_up_as_batches_fill_them(places, head_tokens):
     assert round_places(places, head_tokens=head_tokens) == round_places_of_batches(
         places, head_tokens=head_tokens
     )
+
+
+class Patient:
+    """A tally that is told of every block."""
+
+    alloc, free = Tally.alloc, Tally.free
+
+    def __init__(self):
+        self.now = self.most = 0
+
+
+@pytest.mark.parametrize("form", ["whole", "eight", "four"])
+@pytest.mark.parametrize("host", [True, False])
+def test_a_tally_that_is_told_once_what_a_block_adds_comes_to_the_same(form, host):
+    setting = tuned(form=(form, "eight" if form == "eight" else "whole"), host_embedding=host)
+    sizes = walk_of(SMALL, setting, trainable=0, adapted=0).sizes
+    quick, slow = Tally(), Patient()
+    for one in (quick, slow):
+        load(one, sizes, layers=SMALL.layers, tied=SMALL.tied_embeddings, on_host=host)
+    assert (quick.now, quick.most) == (slow.now, slow.most)

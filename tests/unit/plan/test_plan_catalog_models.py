@@ -136,7 +136,7 @@ def test_a_nested_config_of_gemma_3_needs_no_more_than_it_says(tmp_path: Path):
 def test_an_unknown_family_is_counted_as_llama_and_says_so(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "novel", **SMALL}))
     found = find_model(tmp_path)
-    assert "'novel' is not known" in found.note
+    assert "'novel' is not known" in found.doubt
 
 
 def test_experts_are_counted_all_and_take_no_adapter(tmp_path: Path):

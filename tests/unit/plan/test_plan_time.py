@@ -1,6 +1,7 @@
 """Seconds come near what was measured, never beat the hardware, and grow with the work."""
 
 import json
+import re
 from pathlib import Path
 from statistics import median
 
@@ -126,6 +127,18 @@ def test_our_step_comes_near_everything_that_an_h200_measured():
 def test_the_plain_step_comes_near_what_transformers_and_peft_measured(name, setup):
     peers = {peer["name"]: peer for peer in json.loads(MEASURED.read_text())["figures"]["peers"]}
     assert plain_seconds(setup) == pytest.approx(peers[name]["step_seconds"], rel=0.15)
+
+
+def test_the_page_tells_how_far_published_figures_lie_from_ours():
+    page = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text()
+    said = re.search(r"lie (\d+) to (\d+) % above what the planner says", page)
+    assert said is not None
+    above = [
+        one.tokens_per_second
+        / set_beside(one, find_model(one.model).shape, rates_of(find_gpu(one.gpu))).reckoned
+        for one in PUBLISHED
+    ]
+    assert [round(100 * (ratio - 1)) for ratio in (min(above), max(above))] == [int(n) for n in said.groups()]
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one.engine} {one.gpu} {one.method}")

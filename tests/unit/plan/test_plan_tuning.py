@@ -5,6 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.model.step_memory import describe_tuning, keep_measured, peak_bytes
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.memory_card import load_peak
+from graftwork.plan.time import card_seconds_a_token, rates_of
 from graftwork.plan.tuning import choose_tuning
 from graftwork.records.plan import ModelShape
 
@@ -24,7 +27,7 @@ SEVEN = ModelShape(
 TRAINABLE = 40_370_176
 
 
-def choose(limit, *, method="lora", eight=True, longest=2048, step=8192):
+def choose(limit, *, method="lora", eight=True, longest=2048, step=8192, rates=None):
     return choose_tuning(
         SEVEN,
         method=method,
@@ -34,6 +37,7 @@ def choose(limit, *, method="lora", eight=True, longest=2048, step=8192):
         step_tokens=step,
         longest=longest,
         eight=eight,
+        rates=rates,
     )
 
 
@@ -107,3 +111,31 @@ def test_a_vocabulary_that_sixteen_does_not_divide_keeps_its_head_whole():
         eight=True,
     )
     assert (tuning.form, tuning.head) == ("eight", "whole")
+
+
+def test_a_setting_is_ranked_by_the_rates_of_the_card_at_hand():
+    usual, named = choose(40), choose(40, rates=rates_of(find_gpu("H200")))
+    assert usual == named
+    slow = choose(40, rates=rates_of(find_gpu("L4")))
+    assert slow.seconds_a_token > 4 * usual.seconds_a_token
+    again = card_seconds_a_token(SEVEN, slow, adapted=28, trainable=TRAINABLE, rates=rates_of(find_gpu("L4")))
+    assert slow.seconds_a_token == pytest.approx(again)
+
+
+def test_where_a_link_to_the_host_is_slow_the_embedding_stays_on_the_card():
+    quick = rates_of(find_gpu("H200"))
+    slow = quick.model_copy(update={"host": quick.host / 1000})
+    assert not choose(40, rates=slow).host_embedding
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+@pytest.mark.parametrize("limit", [7.5, 9, 10, 11, 12, 14])
+def test_what_is_chosen_can_be_loaded(method, limit):
+    tuning = choose(limit, method=method)
+    if tuning is not None:
+        assert load_peak(SEVEN, tuning) <= limit * GIB
+
+
+def test_a_head_that_cannot_pass_through_32_bits_stays_in_16():
+    assert choose(10, method="lora").head == "whole"
+    assert choose(24, method="lora").head == "eight"

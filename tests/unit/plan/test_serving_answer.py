@@ -13,8 +13,9 @@ from serving_samples import (
     ask,
 )
 
+from graftwork.plan.catalog.hardware import guess_cpu
 from graftwork.plan.serving.answer import serve
-from graftwork.plan.serving.ask import find_form, guess_cpu
+from graftwork.plan.serving.ask import find_form
 from graftwork.plan.serving.words import say_seconds
 from graftwork.records.errors import UserMistake
 
@@ -102,7 +103,7 @@ def test_only_one_row_is_chosen():
 
 def test_a_guessed_processor_has_a_wider_range_and_says_so():
     known = serve(ask(SMOLLM2, TWO_CORES))
-    guessed = serve(ask(SMOLLM2, guess_cpu("something", cores=2)))
+    guessed = serve(ask(SMOLLM2, guess_cpu("something", threads=2)))
     assert guessed.answer_seconds.high / guessed.answer_seconds.low > (
         known.answer_seconds.high / known.answer_seconds.low
     )

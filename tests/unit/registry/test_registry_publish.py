@@ -11,6 +11,7 @@ from graftwork.records.errors import Damaged, GraftError, UserMistake
 from graftwork.registry.folder import release_folder, verify_release
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_a_release_is_a_read_only_peft_folder_named_by_its_content(root, adapter
         not path.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH) for path in folder.iterdir()
     )
     assert verify_release(folder) == release == index.get(release.id)
-    assert [path.name for path in root.iterdir()] == [release.id]
+    assert ReleaseStore.open(root).ids() == (release.id,)
 
 
 def test_the_same_content_is_the_same_release_whenever_it_is_made(root, adapter, index):
@@ -213,7 +214,7 @@ def test_publishing_over_a_damaged_release_says_so_instead_of_hiding_it(root, ad
 
 
 def test_a_release_id_cannot_lead_out_of_the_store(root):
-    for name in ("..", "../x", "/etc", "a/b", ""):
+    for name in ("..", "../x", "/etc", "a/b", "", "blobs", ".lock", ".leases"):
         with pytest.raises(UserMistake):
             release_folder(root, name)
 

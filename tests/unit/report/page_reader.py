@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "br", "img", "line", "circle", "rect", "path"}
+VOID = {"meta", "link", "br", "img", "input", "line", "circle", "rect", "path"}
 
 
 class Reader(HTMLParser):

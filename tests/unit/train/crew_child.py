@@ -45,14 +45,14 @@ def make_rows(count=16):
     return rows
 
 
-def make_engine(base, *, crew=None, strategy="single", shape=SHAPE):
+def make_engine(base, *, crew=None, strategy="single", shape=SHAPE, **more):
     torch.set_num_threads(1)
     settings = TrainSettings(rank=4, alpha=8, strategy=strategy, weight_decay=0.01, max_gradient_norm=0.5)
     if crew is None:
         crew = Alone()
     model = load_base(Path(base))
     learned = begin_learning(model, shape, seed=settings.seed)
-    return Engine(model, learned, settings=settings, crew=crew, micro_rows=2)
+    return Engine(model, learned, settings=settings, crew=crew, micro_rows=2, **more)
 
 
 def train(engine, *, skip=0, save_as=None, rate=RATE):
@@ -108,6 +108,8 @@ def main(base, folder):
         third = make_engine(base, crew=meet(strategy), strategy=strategy, shape=FULL)
         whole["full"] = train(third, rate=FULL_RATE)
         whole["full_digest"] = third.digest()
+        fourth = make_engine(base, crew=meet(strategy), strategy=strategy, checkpointing=True)
+        whole["checkpointed"] = train(fourth)
         found[strategy] = whole
         if engine.crew.rank == 0:
             print(strategy, flush=True)

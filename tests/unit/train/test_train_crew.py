@@ -72,6 +72,10 @@ def test_whole_weights_are_trained_by_two_as_by_one(together, alone, strategy):
         assert one == pytest.approx(other, rel=1e-4)
 
 
+def test_blocks_that_compute_again_give_two_processes_the_losses_of_one(together, alone, strategy):
+    close(together[strategy]["checkpointed"], alone["figures"])
+
+
 def test_a_gradient_over_all_parts_is_shortened(together, alone, strategy):
     # The limit is 0.5: without shortening the losses after it would differ, and some step must exceed it.
     assert max(norm for _, norm in together[strategy]["figures"]) > 0.5

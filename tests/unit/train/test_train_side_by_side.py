@@ -11,6 +11,7 @@ from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
+from graftwork.records.plan import PlainStep
 from graftwork.train.engine import Engine
 from graftwork.train.grouping import choose_groups
 from graftwork.train.held import HeldBase
@@ -175,12 +176,14 @@ def planned(
     tokens=100,
     steps=1,
     tuning=None,
+    plain=None,
 ):
     """As much of a job as the choice looks at."""
     plan = SimpleNamespace(
         tuning=tuning,
+        plain=plain,
         dtype=dtype,
-        train={"settings": {"method": method}},
+        train={"settings": {"method": method, "batch_rows": 4}},
         device=SimpleNamespace(kind="cpu", memory_gib=4.0),
         total_parameters=SimpleNamespace(value=2**27),  # half a GiB in float32
         peak_memory_gib=SimpleNamespace(high=peak),
@@ -218,3 +221,12 @@ def test_a_group_takes_no_more_memory_than_there_is():
     jobs = [planned(f"runs/{number}", peak=1.5) for number in range(5)]
     assert choose_groups(jobs) == ((0, 1, 2), (3, 4))
     assert choose_groups([planned("runs/x", peak=3.0), planned("runs/y", peak=3.0)]) == ()
+
+
+def test_who_has_no_room_for_its_own_rows_at_once_shares_no_step():
+    all_at_once, few, again = (
+        PlainStep(micro_rows=rows, checkpointed=computed_again, peak_gib=1.0)
+        for rows, computed_again in ((4, False), (2, False), (4, True))
+    )
+    jobs = [planned(f"runs/{at}", plain=one) for at, one in enumerate((all_at_once, few, again, None))]
+    assert choose_groups(jobs) == ((0, 3),)

@@ -15,8 +15,8 @@ def show_purchase(console: Console, found: Purchase) -> None:
     print_line(
         console,
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
-        f"{run['tokens_a_row']} tokens, {count(run['epochs'], 'epoch')}; {count(found.runs_a_week, 'run')} a week for "
-        f"{count(found.years, 'year')}",
+        f"{run['tokens_a_row']} tokens, {count(run['epochs'], 'epoch')}; "
+        f"{count(found.runs_a_week, 'run')} a week for {count(found.years, 'year')}",
     )
     _show_choices(console, found)
     _show_reach(console, found)

@@ -4,8 +4,11 @@ from typing import Any
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.records.release import AliasMove, Release
+from graftwork.cli.show.tables import print_line, quote, table, to_text
+from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
+from graftwork.registry.lineage import LineageGraph, LineageNode
+
+_LONGEST_FACT = 160
 
 
 def show_release(console: Console, release: Release) -> None:
@@ -24,29 +27,115 @@ def show_release(console: Console, release: Release) -> None:
     console.print(rows)
 
 
-def show_releases(console: Console, releases: tuple[Release, ...], aliases: dict[str, str]) -> None:
-    if not releases:
-        print_line(console, "no release yet: `graft run` makes one")
+def show_known(
+    console: Console, release: Release, entry: ReleaseEntry, notes: tuple[ReleaseNote, ...]
+) -> None:
+    """A release with what is said of it in the index."""
+    show_release(console, release)
+    for label, value in (
+        ("model", f"{release.model} {entry.version or ''}"),
+        ("aliases", ", ".join(entry.aliases) or "none"),
+        ("tags", ", ".join(entry.tags) or "none"),
+        ("licence of the base", release.licence or "not stated by its files"),
+        ("files", f"collected {entry.collected_at}" if entry.collected_at else f"{len(release.files)}"),
+    ):
+        print_line(console, f"[bold]{label}[/]: {quote(value)}")
+    for note in notes:
+        print_line(console, f"[dim]{quote(note.when[:19])} {quote(note.who)}:[/] {quote(note.text)}")
+
+
+def show_entries(console: Console, entries: tuple[ReleaseEntry, ...], *, more: bool = False) -> None:
+    if not entries:
+        print_line(console, "no such release; `graft run` makes one")
         return
-    rows = table("release", "alias", "verdict", "parent", "made", "base")
-    for release in releases:
-        names = ", ".join(sorted(alias for alias, to in aliases.items() if to == release.id))
+    rows = table("release", "version", "alias", "verdict", "made", "tags")
+    for entry in entries:
         rows.add_row(
-            release.id[:12],
-            f"[bold green]{quote(names)}[/]",
-            release.decision,
-            (release.parent or "")[:12],
-            release.created_at[:19].replace("T", " "),
-            quote(release.base),
+            entry.id[:12],
+            quote(f"{entry.model} {entry.version or ''}"),
+            f"[bold green]{quote(', '.join(entry.aliases))}[/]",
+            "[dim]collected[/]" if entry.collected_at else entry.decision,
+            entry.created_at[:16].replace("T", " "),
+            quote(", ".join(entry.tags)),
         )
-    for column in rows.columns[:-1]:
-        column.no_wrap = True
+    for place in (0, 4):
+        rows.columns[place].no_wrap = True
     console.print(rows)
+    if more:
+        print_line(console, "[dim]there are more: --limit 0 lists all[/]")
 
 
 def show_move(console: Console, move: AliasMove) -> None:
     before = move.previous[:12] if move.previous else "nothing"
     print_line(console, f"{quote(move.alias)}: {before} → [bold]{move.release_id[:12]}[/]")
+
+
+def show_log(console: Console, alias: str, moves: tuple[AliasMove, ...]) -> None:
+    if not moves:
+        print_line(console, f"{quote(alias)} never pointed at a release")
+        return
+    rows = table("when", "to", "from", "who", "verdict", "why")
+    for move in moves:
+        how = "rollback: " if move.rollback else "forced: " if move.forced else ""
+        rows.add_row(
+            quote(move.when[:16].replace("T", " ")),
+            f"[bold]{move.release_id[:12]}[/]",
+            (move.previous or "")[:12],
+            quote(move.who),
+            (move.verdict_hash or "")[:8],
+            quote(how + move.why),
+        )
+    for column in rows.columns[:3]:
+        column.no_wrap = True
+    console.print(rows)
+
+
+def show_garbage(console: Console, found: Garbage) -> None:
+    would = "would go" if found.dry_run else "went"
+    for one in found.releases:
+        print_line(console, f"{one[:12]} {would}")
+    for one in found.adopted:
+        print_line(
+            console, f"{one[:12]} lay in the store without an entry in the index: it is entered and stays"
+        )
+    for one in found.unreadable:
+        words = (
+            "its manifest cannot be read, so no shared file was touched (`graft release verify` says more)"
+        )
+        print_line(console, f"[yellow]{quote(one[:12])}[/]: {words}")
+    print_line(
+        console,
+        f"{len(found.releases)} releases, {found.blobs} files and {found.leftovers} leftovers {would}: "
+        f"{found.bytes:,} bytes; {found.kept} releases stay",
+    )
+
+
+def show_lineage(console: Console, graph: LineageGraph) -> None:
+    """The graph as a tree; what hangs in it twice is drawn once."""
+    from rich.tree import Tree
+
+    drawn: set[str] = set()
+
+    def draw(tree: Tree, node: LineageNode) -> None:
+        drawn.add(node.id)
+        for edge, below in graph.below(node.id):
+            branch = tree.add(to_text(f"[dim]{quote(edge.how)}[/] {_describe(below)}"))
+            if below.id not in drawn:
+                draw(branch, below)
+
+    top = graph.nodes[0]
+    tree = Tree(to_text(_describe(top)))
+    draw(tree, top)
+    console.print(tree)
+
+
+def _describe(node: LineageNode) -> str:
+    facts = ", ".join(f"{key} {_shorten(value)}" for key, value in node.facts.items())
+    return f"{node.kind} [bold]{quote(node.name)}[/] [dim]{quote(facts)}[/]"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_FACT else f"{text[: _LONGEST_FACT - 1]}…"
 
 
 def show_try_out(console: Console, try_out: Any) -> None:

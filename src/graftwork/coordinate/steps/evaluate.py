@@ -1,117 +1,118 @@
-"""Step: base and adapter answer the same held-out cases, each in a child process."""
+"""Step: base and adapter answer the same held-out cases, beside the champion and the log's own answers."""
 
 from pathlib import Path
 
+from graftwork.coordinate.evaluate_context import open_grading
+from graftwork.coordinate.evaluate_run import Evaluated, Lineup, measure_subjects, report_on
+from graftwork.coordinate.evaluate_subjects import Asking, Subject, find_champion, resolve_subject
+from graftwork.coordinate.gate_rules import note_rules
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
-from graftwork.coordinate.supervise import run_job
 from graftwork.coordinate.workplace import Workplace, now
-from graftwork.evaluate.ask import read_answers
 from graftwork.evaluate.cases import choose_cases, choose_worked_example, hash_cases, read_cases, write_cases
-from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
 from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.files.dataset_folder import read_rows
-from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Message
-from graftwork.records.report import Case, EvalJob, Generation, Report, SubjectReport
+from graftwork.records.report import Case
 from graftwork.records.run import TrainOutcome
+
+__all__ = [
+    "ADAPTER",
+    "BASE",
+    "LOG",
+    "STEP",
+    "Evaluated",
+    "held_out",
+    "line_up",
+    "load_cases",
+    "worked_example",
+]
 
 BASE = "base"
 ADAPTER = "adapter"
+LOG = "log"
+REFERENCES = ("endpoint", "log")
+"""Kinds of subjects that the candidate is measured against and that are no candidates themselves."""
 
 
-class Evaluated(Record):
-    """The report, and the folders in which the answers lie."""
+def held_out(work: Workplace, prepared: Prepared) -> tuple[Case, ...]:
+    """The cases of the prepared test split, as many as the settings allow."""
+    return choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
 
-    cases_file: str
-    folders: dict[str, str]
-    report: Report
+
+def worked_example(work: Workplace, prepared: Prepared) -> tuple[Message, ...]:
+    settings = work.settings.evaluate
+    if not settings.worked_example:
+        return ()
+    return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
+
+
+def line_up(work: Workplace, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
+    """Base and adapter; the champion where there is another one; who the settings name; the log."""
+
+    def resolved(subject: NamedSubject) -> Subject:
+        return resolve_subject(work, subject, asking=asking, outcome=outcome)
+
+    champion = None
+    if find_champion(work, unlike=outcome.adapter_hash) is not None:
+        try:
+            champion = resolved(parse_subject(CHAMPION))
+        except GraftError as trouble:
+            # Damaged or of another template: the new one can still be compared with the base.
+            work.narrator.word(f"not compared with the champion: {trouble.what}")
+    named = parse_subjects((*work.settings.evaluate.subjects, LOG))
+    further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
+    return Lineup(
+        baseline=resolved(parse_subject(BASE)),
+        candidate=resolved(parse_subject(ADAPTER)),
+        champion=champion,
+        others=tuple(resolved(subject) for subject in further if subject.kind not in REFERENCES),
+        references=tuple(resolved(subject) for subject in further if subject.kind in REFERENCES),
+    )
+
+
+def put_cases(work: Workplace, cases: tuple[Case, ...]) -> Path:
+    """The file that the workers read the cases from, named by what is in it."""
+    path = work.project.evaluations / f"cases-{hash_cases(cases)[:12]}.jsonl"
+    write_cases(path, cases=cases)
+    return path
 
 
 def _do(work: Workplace, made: Made) -> Evaluated:
     prepared, outcome = made.get("prepare", Prepared), made.get("train", TrainOutcome)
-    settings = work.settings.evaluate
-    cases = choose_cases(read_rows(Path(prepared.folder), "test"), most=settings.max_cases)
-    cases_file = work.project.evaluations / f"cases-{hash_cases(cases)[:12]}.jsonl"
-    write_cases(cases_file, cases=cases)
-    example: tuple[Message, ...] = ()
-    if settings.worked_example:
-        example = choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
-    jobs = {
-        BASE: _job(work, BASE, cases_file, example=example, adapter=None),
-        ADAPTER: _job(work, ADAPTER, cases_file, example=(), adapter=outcome),
-    }
-    subjects = {name: _ask(work, job, cases) for name, job in jobs.items()}
+    note_rules(work, outcome.run_id, stage="evaluated")
+    cases = held_out(work, prepared)
+    asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
+    lineup = line_up(work, asking=asking, outcome=outcome)
+    grading = open_grading(work, cases)
+    scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     looks = work.looks.log(hash_cases(cases), subject=outcome.adapter_hash, when=now())
-    report = make_report(
-        cases, baseline=subjects[BASE], candidate=subjects[ADAPTER], settings=settings, looks=looks
-    )
     return Evaluated(
-        cases_file=str(cases_file),
-        folders={name: job.folder for name, job in jobs.items()},
-        report=report,
+        cases_file=str(asking.cases_file),
+        folders={subject.name: str(subject.folder) for subject in lineup.all},
+        report=report_on(work, lineup, cases=cases, scored=scored, grading=grading, looks=looks),
+        champion=_champion_of(work, outcome.adapter_hash),
+        adapter_hash=outcome.adapter_hash,
     )
 
 
-def _job(
-    work: Workplace,
-    subject: str,
-    cases_file: Path,
-    *,
-    example: tuple[Message, ...],
-    adapter: TrainOutcome | None,
-) -> EvalJob:
-    settings = work.settings.evaluate
-    folder = cases_file.parent / _folder_name(work, subject, cases_file, example, adapter)
-    return EvalJob(
-        subject=subject,
-        folder=str(folder),
-        base_folder=work.base.folder,
-        adapter_folder=adapter.adapter_folder if adapter else None,
-        cases_file=str(cases_file),
-        worked_example=example,
-        max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
-        threads=work.settings.train.threads,
-        latency_cases=settings.latency_cases,
-        reasoning=work.settings.data.reasoning == "keep",
-    )
+def _champion_of(work: Workplace, adapter_hash: str) -> str | None:
+    """The release that serves now, unless it is this very adapter."""
+    found = find_champion(work, unlike=adapter_hash)
+    return found.id if found is not None else None
 
 
-def _folder_name(
-    work: Workplace,
-    subject: str,
-    cases_file: Path,
-    example: tuple[Message, ...],
-    adapter: TrainOutcome | None,
-) -> str:
-    """Named by what decides the answers, so that a base is asked the same cases only once."""
-    decided_by = [
-        work.base.revision,
-        adapter.adapter_hash if adapter else None,
-        cases_file.name,
-        [message.model_dump() for message in example],
-        work.settings.evaluate.model_dump(mode="json", include={"max_new_tokens", "batch_size"}),
-    ]
-    return f"{subject}-{fingerprint(decided_by)[:12]}"
-
-
-def _ask(work: Workplace, job: EvalJob, cases: tuple[Case, ...]) -> SubjectReport:
-    folder = Path(job.folder)
-    run_job(
-        name=f"the evaluation of the {job.subject}",
-        module="graftwork.evaluate.worker",
-        job=job,
-        folder=folder,
-        narrator=work.narrator,
-    )
-    generation = Generation.from_json((folder / GENERATION_FILE).read_bytes())
-    return score(cases, answers=read_answers(folder), generation=generation, settings=work.settings.evaluate)
-
-
-def _still_there(_work: Workplace, evaluated: Evaluated) -> bool:
+def _still_there(work: Workplace, evaluated: Evaluated) -> bool:
+    """Whether the answers are, and no other champion serves than the one that was compared with."""
     files = [Path(folder) / GENERATION_FILE for folder in evaluated.folders.values()]
-    return all(path.exists() for path in (*files, Path(evaluated.cases_file)))
+    if not all(path.exists() for path in (*files, Path(evaluated.cases_file))):
+        return False
+    if not evaluated.adapter_hash:
+        return True
+    # Promoted, the candidate is the champion itself: then nothing is to be compared anew.
+    return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 
 def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:

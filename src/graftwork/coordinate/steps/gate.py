@@ -1,21 +1,67 @@
 """Step: deploy, iterate or abort, by the rules in graft.yaml."""
 
+from pathlib import Path
+from typing import Any
+
+from graftwork.coordinate.gate_champion import find_champion, surroundings_of, with_champion
+from graftwork.coordinate.gate_reports import keep_report
+from graftwork.coordinate.gate_rules import note_rules, with_changes
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
 from graftwork.coordinate.workplace import Workplace
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate import Judged, Training, decide
+from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
+from graftwork.train.log import read_steps
 
 
 def _do(work: Workplace, made: Made) -> Verdict:
-    return decide(made.get("evaluate", Evaluated).report, work.settings.gate)
+    judged = gather(work, made)
+    verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
+    return finish(work, made, judged, verdict)
+
+
+def gather(work: Workplace, made: Made) -> Judged:
+    """All that the gate looks at: the report with the champion in it, the rules, how training went."""
+    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
+    champion = find_champion(work, adapter_hash=outcome.adapter_hash) if _asks_champion(work) else None
+    folder = work.project.runs / outcome.run_id
+    steps = tuple(read_steps(folder)) if Path(folder).is_dir() else ()
+    return Judged(
+        report=with_champion(work, report, champion),
+        settings=work.settings.gate,
+        training=Training(outcome, steps),
+        around=surroundings_of(champion),
+    )
+
+
+def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Verdict:
+    """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
+    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
+    keep_report(work, outcome.adapter_hash, report)
+    noted = note_rules(work, outcome.run_id, stage="judged")
+    # The champion may stand beside it from elsewhere; what is released is the report without it.
+    verdict = verdict.model_copy(update={"report_hash": report.fingerprint()})
+    return with_changes(verdict, judged, noted)
+
+
+def _asks_champion(work: Workplace) -> bool:
+    return "champion" in work.settings.gate.subjects_needed()
+
+
+def _depends_on(work: Workplace, made: Made) -> Any:
+    rules = work.settings.gate.model_dump(mode="json")
+    if not _asks_champion(work):
+        return rules
+    champion = find_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
+    return {"rules": rules, "champion": champion.id if champion is not None else None}
 
 
 STEP = Step(
     name="gate",
     title="decide by the rules",
-    needs=("evaluate",),
+    needs=("train", "evaluate"),
     makes=Verdict,
-    depends_on=lambda work, _made: work.settings.gate.model_dump(mode="json"),
+    depends_on=_depends_on,
     do=_do,
 )

@@ -1,6 +1,5 @@
 """Step: say what training will take, before anything is loaded."""
 
-import json
 import math
 import shutil
 from itertools import islice
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.coordinate.lineage import identity_of, start_of
+from graftwork.coordinate.plan_card import base_config, card_rates, plan_passes, plan_tuning
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace
@@ -21,25 +21,17 @@ from graftwork.model.processor_step import (
     packed_bytes,
     why_plain_here,
 )
-from graftwork.model.shape import adapter_parameters, linear_names, read_shape, total_parameters
+from graftwork.model.shape import linear_names, read_shape
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
-from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.figure import Figure
-from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Tuning, Workload
-from graftwork.train.gpu.families import why_plain
+from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.precision import choose_precision, has_amx_here
 from graftwork.train.settings import LOSS, TrainSettings
-
-COMPILING_PAYS_SECONDS = 120.0
-"""A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
-LARGE_PARAMETERS = 1e9
-CARD_SHARE = 0.94
-"""Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
 
 
 def _do(work: Workplace, made: Made) -> Plan:
@@ -53,7 +45,11 @@ def _do(work: Workplace, made: Made) -> Plan:
     work_ahead = _measure_work(prepared, settings, shape)
     if device.kind == "cpu":
         work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
-    tuning = _tuning(work, device, shape, work_ahead.load)
+    rates = card_rates(work, device, shape)
+    tuning = plan_tuning(work, device, shape, work_ahead.load, rates=rates)
+    plain = (
+        None if tuning is not None else plan_passes(work, device, shape, work_ahead.load, dtype, rates=rates)
+    )
     # Earlier runs of the same kind on this machine: how fast they were, and what they took.
     recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
     plan = make_plan(
@@ -77,6 +73,8 @@ def _do(work: Workplace, made: Made) -> Plan:
         # A peak that was itself corrected says nothing of the reckoning.
         learned_memory=learned_memory([one for one in recent if one.name == COMPUTED]),
         tuning=tuning,
+        plain=plain,
+        rates=rates,
     )
     # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
     plan = plan.model_copy(update={"steps": Figure.exact(work_ahead.steps, "steps")})
@@ -87,42 +85,6 @@ def _do(work: Workplace, made: Made) -> Plan:
             fix="change the settings that the reason names",
         )
     return plan
-
-
-def _tuning(work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload) -> Tuning | None:
-    """How a card's memory is spent; None where the run takes the plain step or a processor's."""
-    settings = work.settings.train
-    config = json.loads((Path(work.base.folder) / "config.json").read_text())
-    if device.kind != "cuda" or why_plain(settings, config, capability=device.capability) is not None:
-        return None
-    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
-    tuning = choose_tuning(
-        shape,
-        method=settings.method,
-        adapted=load.adapted_layers,
-        trainable=adapter_parameters(
-            shape, rank=load.rank, targets=load.targets, layers=load.adapted_layers, ranks=load.ranks
-        ),
-        limit_gib=limit,
-        step_tokens=sum(load.lengths) * load.batch_rows // len(load.lengths),
-        longest=max(load.lengths),
-        eight=_wants_eight(settings, shape) and (device.capability or 0) >= FIRST_WITH_EIGHT,
-    )
-    if tuning is None:
-        raise AnswerIsNo(
-            f"it does not fit into {limit:.1f} GiB",
-            why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
-            fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
-        )
-    seconds = tuning.seconds_a_token * sum(load.lengths) * load.epochs
-    pays = settings.compile == "on" or (settings.compile == "auto" and seconds > COMPILING_PAYS_SECONDS)
-    return tuning.model_copy(update={"compiled": pays})
-
-
-def _wants_eight(settings: TrainSettings, shape: ModelShape) -> bool:
-    """Small models are quick in 16 bits, and 8 cost them most: on SmolLM2 the loss was 5 % higher."""
-    large = total_parameters(shape) >= LARGE_PARAMETERS
-    return settings.fp8 == "on" or (settings.fp8 == "auto" and large)
 
 
 class _WorkAhead(NamedTuple):
@@ -136,9 +98,12 @@ def _as_on_processor(
     work: Workplace, ahead: _WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
 ) -> _WorkAhead:
     """The work with how the step that is written for processors does it, where the run takes that step."""
-    settings, base = work.settings.train, Path(work.base.folder)
+    settings = work.settings.train
+    if settings.checkpointing == "on":
+        # The step that is written out for processors has no such switch.
+        return ahead
     why = why_plain_here(
-        json.loads((base / "config.json").read_text()),
+        base_config(work),
         method=settings.method,
         dtype=dtype,
         longest=max(ahead.load.lengths),

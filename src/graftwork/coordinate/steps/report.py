@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from graftwork.coordinate.evaluation_page import put_page
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
 from graftwork.coordinate.steps.prepare import Prepared
@@ -42,6 +43,7 @@ def _do(work: Workplace, made: Made) -> Written:
         release=made.get("release", Release) if released else None,
         side_by_side=_side_by_side(made) if released else (),
         seconds=_seconds(work, made),
+        evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
     )
     write_whole(work.project.report, render_report(page))
     return Written(path=str(work.project.report), sha256=file_digest(work.project.report))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.coordinate.gate_rules import note_rules
 from graftwork.coordinate.lineage import run_id_of, start_of
 from graftwork.coordinate.machines import launch_of
 from graftwork.coordinate.replan import as_replanned, replan
@@ -92,6 +93,8 @@ def enter_run(work: Workplace, job: TrainJob) -> None:
     """Enter the run in the store, once."""
     if work.runs.get(job.run_id) is None:
         work.runs.create(job.run_id, folder=job.folder, plan=job.plan.model_dump(mode="json"), when=now())
+    # Rules are written before the result is known: a later change of them is seen at the gate.
+    note_rules(work, job.run_id, stage="trained")
 
 
 def _train(work: Workplace, job: TrainJob) -> float:

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from graftwork.coordinate.release_store import own_alias
 from graftwork.coordinate.serving import served_beside
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated, load_cases
@@ -103,7 +104,7 @@ def _ask_both(work: Workplace, client: Any, case: Case, place: int, total: int) 
     base = client.chat.completions.create(model="base", messages=messages, max_tokens=limit, temperature=0)
     begun = time.perf_counter()
     raw = client.chat.completions.with_raw_response.create(
-        model=work.settings.release.alias,
+        model=own_alias(work),
         messages=messages,
         max_tokens=limit,
         temperature=0,

@@ -30,6 +30,14 @@ CPU_COLUMNS = Columns(
     optional=("aliases", "half_gflops", "launch_usd"),
     key=("name",),
 )
+GUESSED = "guessed from the number of threads"
+"""The source of a processor that no catalog knows."""
+GUESSED_GFLOPS_A_THREAD = 35.0
+"""Float32: half a core of 32 operations a clock at 2.5 GHz; two shared threads of an EPYC gave 57."""
+GUESSED_GB_S_A_THREAD = 10.0
+GUESSED_MOST_GB_S = 80.0
+"""What a thread reads, and what two channels give to however many."""
+GUESSED_WATTS_A_THREAD = 15.0
 OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` or GRAFT_CATALOG"
 
 
@@ -43,6 +51,18 @@ def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
     """A processor by its name or an alias."""
     things = {cpu.name: (cpu, cpu.aliases) for cpu in list_cpus(overlay=overlay)}
     return find_named(name, things, kind="processor", fix=OWN_FILE.format("cpus"))
+
+
+def guess_cpu(name: str, *, threads: int) -> Cpu:
+    """A processor of which only the threads are known: right within a factor of two."""
+    return Cpu(
+        name=name,
+        cores=threads,
+        gflops=GUESSED_GFLOPS_A_THREAD * threads,
+        bandwidth_gb_s=min(GUESSED_GB_S_A_THREAD * threads, GUESSED_MOST_GB_S),
+        watts=GUESSED_WATTS_A_THREAD * threads,
+        source=GUESSED,
+    )
 
 
 def list_gpus(*, overlay: Path | None = None) -> tuple[Gpu, ...]:

@@ -6,7 +6,7 @@ name is given; needs no torch.
 
 from pathlib import Path
 
-from graftwork.model.shape import read_config_shape, shape_of
+from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, shape_of
 from graftwork.plan.catalog.names import find_named
 from graftwork.plan.catalog.table import Columns, Row, read_table
 from graftwork.records.base import Record
@@ -35,6 +35,10 @@ COLUMNS = Columns(
 )
 
 
+MOST_OUTSIDE = 1.5
+"""Weights of a block over those of its linear layers; norms and biases are some thousandths."""
+
+
 class CatalogModel(Record):
     """A model that can be planned for: what it is called, its sizes, and who says so."""
 
@@ -47,6 +51,8 @@ class CatalogModel(Record):
     dated: str
     aliases: tuple[str, ...] = ()
     note: str = ""
+    doubt: str = ""
+    """What the sizes were taken for, where nobody knows the family."""
 
 
 def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> CatalogModel:
@@ -68,6 +74,19 @@ def find_model(name_or_path: str | Path, *, overlay: Path | None = None) -> Cata
     return find_named(
         str(name_or_path), things, kind="model", fix="or give its config.json: any of Hugging Face is read"
     )
+
+
+def require_dense(model: CatalogModel) -> None:
+    """Refuse experts: their weights are in no linear layer, and only some are used for a token."""
+    inside = sum(inputs * outputs for inputs, outputs in linear_sizes(model.shape).values())
+    if layer_parameters(model.shape) > MOST_OUTSIDE * inside:
+        raise UserMistake(
+            f"{model.name} has experts, and those cannot be planned for yet",
+            why="which of their weights are quantised, adapted and used for a token differs by engine: "
+            "no figure is better than a wrong one",
+            fix="name a dense model, or measure this one on the machine itself",
+            where=model.source,
+        )
 
 
 def list_models(*, overlay: Path | None = None) -> tuple[CatalogModel, ...]:
@@ -118,5 +137,5 @@ def _from_config(path: Path) -> CatalogModel:
         shape=read.shape,
         source=str(file),
         dated="",
-        note=read.note,
+        doubt=read.note,
     )

@@ -38,6 +38,7 @@ PLACE_COLUMNS = Columns(
         "smallest_billed_minutes",
         "driven_by",
         "notes",
+        "disk_gib",
     ),
     key=("name",),
 )
@@ -113,6 +114,7 @@ def _place(row: Row) -> Place:
             "kind": row.text("kind"),
             "spot": row.yes("spot") if row.text("spot") else False,
             "preemptions_per_hour": row.number_or_none("preemptions_per_hour"),
+            "disk_gib": row.number_or_none("disk_gib"),
             "source": row.text("source"),
             "dated": row.text("dated"),
             **known,

@@ -7,6 +7,7 @@ spot price that is the usual price, or nothing, is none: spot was withdrawn ther
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.nouns import Billing, Candidate, CardRun
 from graftwork.records.hardware import Gpu
 from graftwork.records.offer import Offer, Place
@@ -59,6 +60,17 @@ def list_candidates(
         run = reckon(kind.gpu.name, kind.cards, None)
         found.append(Candidate(place=mine, offer=offer, billing="electricity", run=run))
     return tuple(found)
+
+
+def within_disk(candidate: Candidate, disk: DiskNeed) -> Candidate:
+    """The candidate; not possible where the place's disk is too small for what the run needs."""
+    there, needed = candidate.place.disk_gib, disk.total_gib
+    if there is None or needed.value <= there or not candidate.run.fits:
+        return candidate
+    why = f"its disk is too small: {needed.value:.0f} GiB are needed, {there:.0f} are there"
+    return candidate.model_copy(
+        update={"run": candidate.run.model_copy(update={"fits": False, "why_not": why})}
+    )
 
 
 def ways(offer: Offer) -> tuple[Billing, ...]:

@@ -5,6 +5,7 @@ from datetime import date
 
 from graftwork.plan.cost.assess import assess
 from graftwork.plan.cost.bill import ASSUMED_SPOT_RATE, CRASH_RATE
+from graftwork.plan.cost.candidates import within_disk
 from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.nouns import Candidate, Comparison, PlaceRow, Terms
 from graftwork.plan.cost.rank import order, verdict
@@ -21,6 +22,7 @@ def compare(
     with_sensitivity: bool = True,
 ) -> Comparison:
     """`rows` are those of all epochs; `run` is told on as it is."""
+    candidates = [within_disk(one, disk) for one in candidates]
     lines = tuple(
         assess(one, terms=terms, disk=disk, rows=rows, age_days=_age(one.offer.dated, terms.today))
         for one in candidates

@@ -86,7 +86,7 @@ def dollars(value: float) -> str:
     return f"${value:.2f}" if value >= 0.01 or value == 0 else f"${value:.3f}"
 
 
-def count(number: float, noun: str) -> str:
+def count(number: object, noun: str) -> str:
     return f"{number:g} {noun}" + ("" if number == 1 else "s")
 
 

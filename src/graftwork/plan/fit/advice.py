@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.models import CatalogModel, list_models
-from graftwork.plan.fit.candidate import GIB, RESERVED_SPREAD, Candidate, fits, preference
+from graftwork.plan.fit.candidate import GIB, RESERVED_SPREAD, Candidate, card_excess, fits, preference
 from graftwork.plan.fit.figures import consider
 from graftwork.plan.fit.own_step import may_fit
 from graftwork.plan.fit.plain_steps import plain_candidate
@@ -31,6 +31,10 @@ TRIED_EXACTLY, SHORTER = 4, 0.9
 SMALLER_TRIED = 2
 LEAST_SHARE = 0.75
 """Of a card, what weights may take where anything is to be learned with the rest."""
+
+
+ROOMY = 0.12
+"""Of a card, what must stay free for straight lines to be trusted without a count to the tensor."""
 
 
 class Change(NamedTuple):
@@ -61,7 +65,8 @@ def _best(question: FitQuestion, *, rates: Rates | None, level: Level) -> Candid
     fitting = search(question, rates=known, level=level).fitting
     for one in sorted(fitting, key=preference)[:TRIED_EXACTLY]:
         exact = one
-        if one.setup is not None and known is not None:
+        roomy = card_excess(one, question, level) < -ROOMY * card_room(question, cards=1).value
+        if one.setup is not None and known is not None and not roomy:
             exact = plain_candidate(question, one.way, rates=known, exact=True)
         if fits(exact, question, level):
             return exact
@@ -89,7 +94,7 @@ def _changes(question: FitQuestion) -> Iterator[Change]:
     if question.engine == "graft" and question.machine.gpu is not None:
         yield Change(
             "transformers + PEFT instead of graft train (--engine hf)",
-            question.model_copy(update={"engine": "hf", "offload": "auto"}),
+            question.model_copy(update={"engine": "hf"}),
         )
     if question.optimizer != "adamw_8bit" and question.method == "full" and question.machine.gpu is not None:
         yield Change(
@@ -141,9 +146,7 @@ def _more_cards(question: FitQuestion, *, rates: Rates | None, level: Level) -> 
         return None
     for cards in CARDS:
         if cards > machine.gpus:
-            more = question.model_copy(
-                update={"machine": machine.model_copy(update={"gpus": cards}), "offload": "auto"}
-            )
+            more = question.model_copy(update={"machine": machine.model_copy(update={"gpus": cards})})
             if (best := _best(more, rates=rates, level=level)) is not None:
                 return consider(best, more, name=f"{cards} cards instead of {machine.gpus}", level=level)
     return None

@@ -46,6 +46,8 @@ def train_settings(candidate: Candidate, question: FitQuestion) -> dict[str, Any
         "processes": shared.cards,
         "offload": shared.offload != "none",
     }
+    if candidate.way.checkpointed and not candidate.way.own_step:
+        settings["checkpointing"] = "on"
     if question.adapted_layers < question.shape.layers:
         settings["upper_layers"] = question.adapted_layers
     return settings

@@ -4,20 +4,20 @@ In: a question, what the card reaches. Out: candidates. The engine measures its 
 where that was too much; so what decides is whether the leanest tuning fits.
 """
 
-import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from graftwork.model.shape import total_parameters
 from graftwork.model.step_memory import peak_bytes
+from graftwork.model.step_walk import walk_of
 from graftwork.plan.fit.candidate import GIB, RESERVED_SPREAD, Candidate, Way
 from graftwork.plan.fit.offload import host_memory
 from graftwork.plan.fit.plain_steps import trained
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.sharding import Shared
-from graftwork.plan.memory_card import card_peak
+from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.plan.time import Rates, card_step
-from graftwork.plan.tuning import choose_tuning
+from graftwork.plan.tuning import choose_tuning, heads
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
 
@@ -25,10 +25,9 @@ ALONE = Shared("none", "none", 1)
 LARGE_PARAMETERS = 1e9
 """8-bit products only above: small models are quick in 16 bits, and 8 cost them most."""
 LEAST_CHUNK, LEAST_HEAD = 1024, 256
-LIMITS_A_DOUBLING, LIMITS_TRIED = 4, 1
+FAR_BEYOND = 1.15
+"""Times the room: no allocator makes that good."""
 FIXED, HALF_BYTES = "beginning and end", 2.0
-WORTH_A_LIMIT = 1.02
-"""A lower limit must be set by hand: for less than this it is not."""
 
 
 def own_step_candidates(question: FitQuestion, *, rates: Rates, level: Level) -> list[Candidate]:
@@ -37,19 +36,14 @@ def own_step_candidates(question: FitQuestion, *, rates: Rates, level: Level) ->
     A tuning that fills the card needs room to give way; where it has none, one with a margin is taken.
     """
     room, spread = card_room(question, cards=1).value, RESERVED_SPREAD[level]
-    best: Tuning | None = None
-    fastest = 0.0
-    for limit in (room, *lower_limits(room), room / (1 + spread)):
-        if best is not None and limit == room / (1 + spread):
+    for limit in (room, room / (1 + spread)):
+        tuning = _tune(question, limit=limit, rates=rates)
+        if tuning is None:
+            # Under a lower limit there is nothing either.
             break
-        tuning = _tune(question, limit=limit)
-        if tuning is None or min(_floor(question, tuning), tuning.peak_gib * GIB) * (1 + spread) > room * GIB:
-            continue
-        seconds = _step_parts(question, tuning, rates=rates)
-        rate = question.batch_rows / sum(seconds.values())
-        if rate > WORTH_A_LIMIT * fastest:
-            best, fastest = tuning, rate
-    return [_reckon(question, best or leanest_tuning(question), rates=rates)]
+        if min(_floor(question, tuning), tuning.peak_gib * GIB) * (1 + spread) <= room * GIB:
+            return [_reckon(question, tuning, rates=rates)]
+    return [_reckon(question, leanest_tuning(question), rates=rates)]
 
 
 def _floor(question: FitQuestion, tuning: Tuning) -> float:
@@ -58,28 +52,28 @@ def _floor(question: FitQuestion, tuning: Tuning) -> float:
     return peak_bytes(question.shape, bare, trainable=trained(question), adapted=question.adapted_layers)
 
 
-def lower_limits(room: float) -> tuple[float, ...]:
-    """Limits below the room that may be faster: the trainer ranks tunings by the rates of one card for all.
-
-    They stand on a fixed scale, so that a larger card tries what a smaller one found.
-    """
-    first = math.ceil(LIMITS_A_DOUBLING * math.log2(room)) - 1
-    return tuple(2.0 ** ((first - at) / LIMITS_A_DOUBLING) for at in range(LIMITS_TRIED))
-
-
 def may_fit(question: FitQuestion, *, spread: float) -> bool:
     """Whether the leanest tuning has room, by the formula alone: quick enough to be asked often."""
+    room = card_room(question, cards=1).value * GIB
     lean = leanest_tuning(question)
-    needed = peak_bytes(question.shape, lean, trainable=trained(question), adapted=question.adapted_layers)
-    return needed * (1 + spread) <= card_room(question, cards=1).value * GIB
+    return lean.peak_gib * GIB * (1 + spread) <= room and load_peak(question.shape, lean) <= room
 
 
 def leanest_tuning(question: FitQuestion) -> Tuning:
-    """The tuning that needs the least, whatever it costs in time."""
+    """The tuning that needs the least, whatever it costs in time; with the head as it can be loaded."""
+    room = card_room(question, cards=1).value * GIB
+    ways = [_leanest(question, head) for head in heads(question.shape, eight=uses_eight(question))]
+    loadable = [one for one in ways if load_peak(question.shape, one) <= room]
+    if loadable:
+        return min(loadable, key=lambda one: one.peak_gib)
+    return min(ways, key=lambda one: load_peak(question.shape, one))
+
+
+def _leanest(question: FitQuestion, head: Literal["whole", "eight"]) -> Tuning:
     longest, eight = max(question.lengths), uses_eight(question)
     lean = Tuning(
         form="four" if question.method == "qlora" else "eight" if eight else "whole",
-        head="eight" if eight and question.shape.vocab_size % 16 == 0 else "whole",
+        head=head,
         micro_tokens=longest,
         longest=longest,
         keep=0,
@@ -96,13 +90,29 @@ def leanest_tuning(question: FitQuestion) -> Tuning:
     return lean.model_copy(update={"peak_gib": peak / GIB})
 
 
+class Loading(NamedTuple):
+    """GiB while weights come onto the card: as the tuning has them, and with the head in 8 bits."""
+
+    taken: float
+    in_eight: float | None
+    """None where the head is in 8 bits, or never would be."""
+
+
+def loading(question: FitQuestion, tuning: Tuning) -> Loading:
+    taken = load_peak(question.shape, tuning) / GIB
+    if tuning.head == "eight" or "eight" not in heads(question.shape, eight=uses_eight(question)):
+        return Loading(taken, None)
+    in_eight = load_peak(question.shape, tuning.model_copy(update={"head": "eight"})) / GIB
+    return Loading(taken, in_eight)
+
+
 def uses_eight(question: FitQuestion) -> bool:
     """Whether frozen weights are multiplied in 8 bits, as `train.fp8: auto` decides."""
     gpu = question.machine.gpu
     return gpu is not None and gpu.has_fp8 and total_parameters(question.shape) >= LARGE_PARAMETERS
 
 
-def _tune(question: FitQuestion, *, limit: float) -> Tuning | None:
+def _tune(question: FitQuestion, *, limit: float, rates: Rates) -> Tuning | None:
     mean = sum(question.lengths) / len(question.lengths)
     return _chosen(
         question.shape.model_dump_json(),
@@ -115,6 +125,7 @@ def _tune(question: FitQuestion, *, limit: float) -> Tuning | None:
         ),
         limit,
         uses_eight(question),
+        rates.model_dump_json(),
     )
 
 
@@ -128,10 +139,15 @@ class Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _chosen(shape: str, method: str, sizes: Sizes, limit: float, eight: bool) -> Tuning | None:
+def _chosen(shape: str, method: str, sizes: Sizes, limit: float, eight: bool, rates: str) -> Tuning | None:
     """Asked again and again by questions that differ in something else."""
     return choose_tuning(
-        ModelShape.model_validate_json(shape), method=method, limit_gib=limit, eight=eight, **sizes._asdict()
+        ModelShape.model_validate_json(shape),
+        method=method,
+        limit_gib=limit,
+        eight=eight,
+        rates=Rates.model_validate_json(rates),
+        **sizes._asdict(),
     )
 
 
@@ -143,6 +159,14 @@ def _peak(shape: str, tuning: str, trainable: int, adapted: int) -> MemoryPeak:
         trainable=trainable,
         adapted=adapted,
     )
+
+
+def _counted(question: FitQuestion, tuning: Tuning) -> MemoryPeak:
+    """What does not fit by far, without the allocator: replaying many layers takes long, for nothing."""
+    walk = walk_of(question.shape, tuning, trainable=trained(question), adapted=question.adapted_layers)
+    top = count(walk)
+    reserved = max(float(top.bytes), tuning.peak_gib * GIB)
+    return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
 
 
 def _step_parts(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> dict[str, float]:
@@ -174,13 +198,21 @@ def _reckon(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> Candidate
     shape, trainable, adapted = question.shape, trained(question), question.adapted_layers
     mean = sum(question.lengths) / len(question.lengths)
     parts = _step_parts(question, tuning, rates=rates)
-    peak = _peak(shape.model_dump_json(), tuning.model_dump_json(), trainable, adapted)
+    if tuning.peak_gib > FAR_BEYOND * tuning.limit_gib:
+        peak = _counted(question, tuning)
+    else:
+        peak = _peak(shape.model_dump_json(), tuning.model_dump_json(), trainable, adapted)
+    loaded, floor = load_peak(shape, tuning), min(_floor(question, tuning), peak.reserved)
+    if loaded > card_room(question, cards=1).value * GIB:
+        # It is over before the first step.
+        peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
+        floor = float(loaded)
     return Candidate(
         way=Way("graft", True, ALONE, max(round(tuning.micro_tokens / mean), 1), adapted - tuning.keep),
         setup=None,
         tuning=tuning,
         peak=peak,
-        floor=min(_floor(question, tuning), peak.reserved),
+        floor=floor,
         host=host_memory(
             question, ALONE, trainable=trainable, base_bytes=total_parameters(shape) * HALF_BYTES
         ),

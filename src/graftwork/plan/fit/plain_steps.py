@@ -16,6 +16,7 @@ from graftwork.plan.fit.sharding import WIDTH, Shared, is_cut_up, passing_setup,
 from graftwork.plan.time import Rates, link_seconds, plain_step
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import ModelShape
 
 LINK_SHARE = 0.6
 """Of a connector's rate, what two cards reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""
@@ -104,15 +105,37 @@ def shared_peak(
     exact: bool = False,
 ) -> MemoryPeak:
     """The peak of one card, with the logits that are there where only replies are predicted."""
+    return peak_of_each(
+        question.shape,
+        setup,
+        shared,
+        architecture=question.architecture,
+        trainable=trainable,
+        predicted=question.trained_share if question.engine == "graft" else 1.0,
+        correction=correction,
+        exact=exact,
+    )
+
+
+def peak_of_each(
+    shape: ModelShape,
+    setup: PlainSetup,
+    shared: Shared,
+    *,
+    architecture: str,
+    trainable: int,
+    predicted: float = 1.0,
+    correction: float = 1.0,
+    exact: bool = False,
+) -> MemoryPeak:
+    """What each card holds at most. `predicted`: of the tokens, those whose logits are built."""
     asked = passing_setup(setup) if is_cut_up(setup, shared) else setup
     if exact:
-        alone = exact_peak(question.shape, asked, architecture=question.architecture)
+        alone = exact_peak(shape, asked, architecture=architecture)
     else:
-        alone = quick_peak(question.shape, asked, architecture=question.architecture, trainable=trainable)
-    alone = _corrected(alone, correction)
-    if question.engine == "graft":
-        alone = _with_fewer_logits(alone, question.trained_share)
-    return share(alone, question.shape, setup, shared, trainable=trainable)
+        alone = quick_peak(shape, asked, architecture=architecture, trainable=trainable)
+    alone = _with_fewer_logits(_corrected(alone, correction), predicted)
+    return share(alone, shape, setup, shared, trainable=trainable)
 
 
 def _corrected(peak: MemoryPeak, factor: float) -> MemoryPeak:
@@ -129,6 +152,8 @@ def _corrected(peak: MemoryPeak, factor: float) -> MemoryPeak:
 
 
 def _with_fewer_logits(peak: MemoryPeak, share_: float) -> MemoryPeak:
+    if share_ == 1.0:
+        return peak
     saved = peak.parts.get("logits", 0.0) * (1 - share_)
     parts = {**peak.parts, "logits": peak.parts.get("logits", 0.0) - saved}
     return peak.model_copy(

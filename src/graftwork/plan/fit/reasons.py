@@ -4,10 +4,12 @@ from graftwork.plan.fit import rl
 from graftwork.plan.fit.candidate import Candidate, card_excess, host_excess, is_tight, reserved_figure
 from graftwork.plan.fit.describe import name_of
 from graftwork.plan.fit.offload import padded_gb
+from graftwork.plan.fit.own_step import loading
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.setups import half_precision, why_plain
 from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
+from graftwork.records.plan import Tuning
 
 HOUR = 60.0
 WAITING_WORTH_SAYING = 0.10
@@ -109,7 +111,9 @@ def _about_the_step(question: FitQuestion, chosen: Candidate) -> list[str]:
         and not chosen.way.own_step
     ):
         why = why_plain(question) or "several cards share the run"
-        reasons.append(f"the plain step, without checkpointing: {why}")
+        how = "with" if chosen.way.checkpointed else "without"
+        rows = f"{chosen.way.micro_rows} row{'s' * (chosen.way.micro_rows != 1)} at a time"
+        reasons.append(f"the plain step, {how} checkpointing, {rows}: {why}")
     if chosen.tuning is not None:
         tuning = chosen.tuning
         again = question.adapted_layers - tuning.keep - tuning.lean
@@ -117,7 +121,21 @@ def _about_the_step(question: FitQuestion, chosen: Candidate) -> list[str]:
             f"{tuning.keep} blocks keep everything, {tuning.lean} all but the widest tensor, {again} start "
             "again from their input; the first step is measured, and fewer keep where that was too much"
         )
+        reasons += _about_loading(question, tuning)
     return reasons
+
+
+def _about_loading(question: FitQuestion, tuning: Tuning) -> list[str]:
+    """Where weights need more room on their way onto the card than the step does."""
+    room, found = card_room(question, cards=1).value, loading(question, tuning)
+    if found.taken > room:
+        return [f"loading alone takes {found.taken:.1f} GiB of the card, and there are {room:.1f}"]
+    if found.in_eight is not None and found.in_eight > room:
+        return [
+            f"the head stays in 16 bits: on its way into 8 it passes through 32, and loading would take "
+            f"{found.in_eight:.1f} GiB of the card, where there are {room:.1f}"
+        ]
+    return []
 
 
 def _about_the_cards(question: FitQuestion, chosen: Candidate) -> list[str]:

@@ -72,8 +72,8 @@ def _families(question: FitQuestion) -> Iterator[Way]:
     """Ways of the plain step, before the number of rows is chosen."""
     layers = question.shape.layers
     graft = question.engine == "graft"
-    # The trainer's plain path keeps everything; transformers checkpoint all blocks or none.
-    depths = (0,) if graft else (0, layers)
+    # Both engines checkpoint all blocks or none.
+    depths = (0, layers)
     for shared in _sharings(question, graft=graft):
         if graft and shared.cards == 1 and takes_own_step(question):
             continue

@@ -5,7 +5,8 @@ Each remedy is the same question asked once more with one thing changed.
 
 from collections.abc import Callable, Iterator
 
-from graftwork.plan.serving.engines import GUESSED, MEASURED_DECODE, MEASURED_PREFILL, find_engine
+from graftwork.plan.catalog.hardware import GUESSED
+from graftwork.plan.serving.engines import MEASURED_DECODE, MEASURED_PREFILL, find_engine
 from graftwork.plan.serving.memory import hold, in_words
 from graftwork.plan.serving.question import Form, FormRow, ServeQuestion
 from graftwork.plan.serving.speed import time_answers
@@ -133,6 +134,8 @@ def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
         + f" again as soon as answered; {question.prompt} tokens read, {question.answer} written, "
         f"{question.context} held for each"
     ]
+    if question.doubt:
+        notes.append(question.doubt)
     if question.context > shape.max_positions:
         notes.append(
             f"{question.context} tokens are more than the {shape.max_positions} the model was made for"

@@ -7,11 +7,10 @@ or at this machine.
 from typing import Literal
 
 from graftwork.model.shape import linear_names
-from graftwork.plan.catalog.models import CatalogModel
-from graftwork.plan.serving.engines import GUESSED
+from graftwork.plan.catalog.models import CatalogModel, require_dense
 from graftwork.plan.serving.question import EngineName, Form, ServeQuestion
 from graftwork.records.errors import UserMistake
-from graftwork.records.hardware import Cpu, Machine
+from graftwork.records.hardware import Machine
 
 NAMES_OF_FORMS: dict[str, Form | Literal["auto"]] = {
     "auto": "auto",
@@ -26,10 +25,6 @@ NAMES_OF_ENGINES: dict[str, EngineName] = {
     "llamacpp": "llama.cpp",
     "embedded": "embedded",
 }
-GUESSED_GFLOPS_A_CORE = 80.0
-GUESSED_GB_S_A_CORE = 10.0
-GUESSED_MOST_GB_S = 80.0
-"""A core of recent years: 32 operations a clock at 2.5 GHz, and what it reads; many share two channels."""
 
 
 def make_question(
@@ -49,6 +44,7 @@ def make_question(
     memory_limit_gib: float | None = None,
 ) -> ServeQuestion:
     """`prompt` is all of the context but the answer unless it is stated: nothing is held from before."""
+    require_dense(model)
     read = context - answer if prompt is None else prompt
     if read < 1 or read + answer > context:
         raise UserMistake(
@@ -59,6 +55,7 @@ def make_question(
         )
     return ServeQuestion(
         model=model.name,
+        doubt=model.doubt,
         shape=model.shape,
         machine=machine,
         engine=find_engine_name(engine, machine=machine),
@@ -108,15 +105,3 @@ def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
             "the embedded engine is planned for processors only", fix="leave --engine out", where="--engine"
         )
     return found
-
-
-def guess_cpu(name: str, *, cores: int) -> Cpu:
-    """A processor of which only the cores are known."""
-    return Cpu(
-        name=name,
-        cores=cores,
-        gflops=GUESSED_GFLOPS_A_CORE * cores,
-        bandwidth_gb_s=min(GUESSED_GB_S_A_CORE * cores, GUESSED_MOST_GB_S),
-        watts=0,
-        source=GUESSED,
-    )

@@ -160,9 +160,8 @@ FORMS_OF: dict[EngineName, tuple[Form, ...]] = {
     "llama.cpp": ("32 bits", "16 bits", "8 bits", "4 bits"),
     "embedded": ("32 bits",),
 }
-GUESSED = "guessed"
-"""The source of a processor that nobody knows: only its cores were counted."""
 GUESSED_RATES = Spread(2.0, 1.0, 0.5)
+"""Of a processor that no catalog knows."""
 CARD_SHARE = 0.95
 """Of a card's memory; the rest is the driver's, the screen's and the allocator's waste. [D]"""
 HOST_SHARE = 0.92

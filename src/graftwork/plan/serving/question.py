@@ -25,6 +25,8 @@ class ServeQuestion(Record):
     """A model, who asks it how much at a time, and what it is to run on."""
 
     model: str
+    doubt: str = ""
+    """What is not sure about the shape."""
     shape: ModelShape
     machine: Machine
     engine: EngineName

@@ -8,8 +8,8 @@ as they are answered; then each answer waits for everybody's prompt once: users 
 from typing import NamedTuple
 
 from graftwork.model.shape import layer_parameters
+from graftwork.plan.catalog.hardware import GUESSED
 from graftwork.plan.serving.engines import (
-    GUESSED,
     GUESSED_RATES,
     HOST_LINK_SHARE,
     MESSAGE_SECONDS,

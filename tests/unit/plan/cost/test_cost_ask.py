@@ -6,6 +6,7 @@ import pytest
 
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
+from graftwork.plan.catalog.prices import list_places
 from graftwork.plan.cost.ask import compare_places, of_size
 from graftwork.plan.cost.brief import fit_in_brief
 from graftwork.plan.cost.nouns import Terms
@@ -104,3 +105,16 @@ def test_the_smallest_machine_of_a_card_is_always_there():
     ]
     assert [(one.place, one.gpus) for one in of_size(offers, cards=1)] == [("a", 1), ("b", 8)]
     assert len(of_size(offers, cards=8)) == 4
+
+
+def test_two_kinds_of_one_card_at_one_place_are_told_apart():
+    both = compare_places(question(), terms=TERMS, places=["runpod"], with_sensitivity=False)
+    labels = [row.label for row in both.rows]
+    assert len(labels) == len(set(labels))
+    assert {"RunPod (A100 80GB)", "RunPod (A100 80GB PCIe)"} <= set(labels)
+
+
+def test_the_disks_of_notebooks_are_known():
+    disks = {place.name: place.disk_gib for place in list_places()}
+    assert disks["sagemaker-studio-lab"] < 15 < disks["kaggle"] < disks["colab-pro"]
+    assert disks["runpod"] is None

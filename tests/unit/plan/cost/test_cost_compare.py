@@ -187,3 +187,14 @@ def test_intervals_are_whole_steps_and_saves_are_closer_where_machines_are_taken
     assert every["wild"].checkpoint_steps.value < every["calm"].checkpoint_steps.value
     assert every["calm"].evaluations <= 20
     assert every["wild"].checkpoint_minutes.value == pytest.approx(1200 / every["wild"].checkpoints)
+
+
+def test_a_place_whose_disk_is_too_small_is_not_possible_and_says_so():
+    small = make_candidate("lab", usd=0.01, place={"disk_gib": 14.0})
+    roomy = make_candidate("roomy", usd=5.0, place={"disk_gib": 500.0})
+    found = table_of(small, roomy)
+    assert found.best == "Roomy (A100 40GB)"
+    line = next(row for row in found.rows if row.place == "lab")
+    assert not line.fits
+    assert "disk is too small" in line.why_not
+    assert not any("Lab" in change.winner for change in found.sensitivity)

@@ -1,14 +1,16 @@
 """What to try next, drawn from what was seen, the largest cause first.
 
-In: a report and its judged rules. Out: sentences. Pure. Says nothing that the report does not show.
+In: a report, its judged rules, how training went. Out: sentences. Pure. Says nothing that was not seen.
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from graftwork.evaluate.metrics import LATENCY, MEMORY, TRUNCATED
+from graftwork.evaluate.gate.course import Training, hints_of
+from graftwork.evaluate.gate.evidence import count_cases_needed
+from graftwork.evaluate.gate.hint import Hint
+from graftwork.evaluate.gate_settings import FIGURES
+from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND, TRUNCATED
 from graftwork.evaluate.wording import name_of, plural
 from graftwork.records.report import Report
 from graftwork.records.verdict import Decision, RuleResult
@@ -19,16 +21,14 @@ CLUSTER_FACTOR = 2.0
 """A group stands out when it fails so many times as often as the others."""
 
 
-class _Hint(NamedTuple):
-    """`cases` is how many answers the cause accounts for: what the hints are ranked by."""
-
-    cases: float
-    text: str
-
-
-def advise(report: Report, *, decision: Decision, rules: Sequence[RuleResult]) -> tuple[str, ...]:
-    hints = [*_on_json(report), *_on_refusals(report), *_on_citations(report), *_on_groups(report, rules)]
-    hints += _on_limits(rules)
+def advise(
+    report: Report, *, decision: Decision, rules: Sequence[RuleResult], training: Training | None = None
+) -> tuple[str, ...]:
+    """What to try, ranked by how many answers each cause accounts for."""
+    hints = [*_on_json(report), *_on_length(report, rules), *_on_refusals(report), *_on_citations(report)]
+    hints += [*_on_groups(report, rules), *_on_limits(report, rules)]
+    if decision != "not_enough_evidence":
+        hints += hints_of(training, failures=_count_failures(report, rules))
     ranked = [hint.text for hint in sorted(hints, key=lambda hint: -hint.cases)]
     evidence = _on_evidence(report, rules)
     if decision == "not_enough_evidence":
@@ -37,27 +37,17 @@ def advise(report: Report, *, decision: Decision, rules: Sequence[RuleResult]) -
         ranked += evidence
     if decision == "abort":
         ranked.insert(0, "Do not release this adapter; the one that serves now stays.")
-    return tuple(ranked) or ("Train longer or on more rows, then evaluate again.",)
+    return tuple(dict.fromkeys(ranked)) or ("Train longer or on more rows, then evaluate again.",)
 
 
-def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | None:
-    """How many cases would settle every open rule; a metric that applies to half needs twice as many."""
-    factors = []
-    for rule in rules:
-        metric = report.candidate.metrics.get(rule.metric)
-        if rule.cases_to_decide and metric is not None and metric.n:
-            factors.append(rule.cases_to_decide / metric.n)
-    return math.ceil(max(factors) * report.cases) if factors else None
-
-
-def _on_json(report: Report) -> list[_Hint]:
+def _on_json(report: Report) -> list[Hint]:
     broken = _failed(report, "json_valid")
     cut = broken & _passed(report, TRUNCATED)
     hints = []
     if cut:
         limit = report.settings.get("max_new_tokens", "the limit of")
         hints.append(
-            _Hint(
+            Hint(
                 len(cut),
                 f"{len(cut)} of {len(broken)} invalid answers were cut off at {limit} tokens: raise "
                 "evaluate.max_new_tokens, or train on shorter replies.",
@@ -65,7 +55,7 @@ def _on_json(report: Report) -> list[_Hint]:
         )
     if whole := broken - cut:
         hints.append(
-            _Hint(
+            Hint(
                 len(whole),
                 f"{plural(len(whole), 'answer')} ended without being cut off and without valid JSON: "
                 "train for more steps, and check with `graft data audit` that the replies are valid.",
@@ -74,7 +64,7 @@ def _on_json(report: Report) -> list[_Hint]:
     return hints
 
 
-def _on_refusals(report: Report) -> list[_Hint]:
+def _on_refusals(report: Report) -> list[Hint]:
     wrong = _failed(report, "refusal_correct") - _failed(report, "json_valid")
     coverage = report.candidate.metrics.get("citation_coverage")
     if coverage is None:
@@ -85,7 +75,7 @@ def _on_refusals(report: Report) -> list[_Hint]:
     hints = []
     if invented:
         hints.append(
-            _Hint(
+            Hint(
                 len(invented),
                 f"{plural(len(invented), 'question')} without an answer in the sources got one anyway: "
                 "add rows that refuse.",
@@ -93,7 +83,7 @@ def _on_refusals(report: Report) -> list[_Hint]:
         )
     if timid:
         hints.append(
-            _Hint(
+            Hint(
                 len(timid),
                 f"{plural(len(timid), 'question')} with an answer in the sources got a refusal: "
                 "add answered rows, or drop some that refuse.",
@@ -102,7 +92,7 @@ def _on_refusals(report: Report) -> list[_Hint]:
     return hints
 
 
-def _on_citations(report: Report) -> list[_Hint]:
+def _on_citations(report: Report) -> list[Hint]:
     uncited = (
         _failed(report, "citation_coverage")
         - _failed(report, "refusal_correct")
@@ -111,7 +101,7 @@ def _on_citations(report: Report) -> list[_Hint]:
     if not uncited:
         return []
     return [
-        _Hint(
+        Hint(
             len(uncited),
             f"{plural(len(uncited), 'answer')} without a citation, or with one not in the prompt: "
             "check the citations of the rows trained on, and train for more steps.",
@@ -119,10 +109,10 @@ def _on_citations(report: Report) -> list[_Hint]:
     ]
 
 
-def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[_Hint]:
+def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     """A group that fails far more often than the others, on the rules that did not pass."""
     hints = []
-    for name in dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass"):
+    for name in _open_metrics(rules):
         failed = _failed(report, name)
         metric = report.candidate.metrics.get(name)
         if metric is None or not failed:
@@ -138,7 +128,7 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[_Hint]:
             continue
         if count / asked[group] >= CLUSTER_FACTOR * others_failed / others:
             hints.append(
-                _Hint(
+                Hint(
                     count,
                     f"{name_of(name)} fails most in the group {group} ({count} of {asked[group]} cases "
                     f"against {others_failed} of {others} elsewhere): add data there.",
@@ -147,13 +137,53 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[_Hint]:
     return hints
 
 
-def _on_limits(rules: Sequence[RuleResult]) -> list[_Hint]:
+def _on_length(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
+    """Answers that were cut off and therefore wrong, whatever the rule is about."""
+    cut = _passed(report, TRUNCATED) - _failed(report, "json_valid")
+    wrong = set().union(*(_failed(report, name) for name in _open_metrics(rules))) & cut
+    if not wrong:
+        return []
+    limit = report.settings.get("max_new_tokens", "the limit of")
+    return [
+        Hint(
+            len(wrong),
+            f"{plural(len(wrong), 'wrong answer')} had been cut off at {limit} tokens: raise "
+            "evaluate.max_new_tokens (and data.max_tokens), or train on shorter replies.",
+        )
+    ]
+
+
+def _on_limits(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
+    speed = report.candidate.generation.tokens_per_second
+    slow = f" (it makes {speed:.0f} tokens a second)" if speed > 1 else ""
+    faster = (
+        f"answer in fewer tokens{slow}: train on shorter replies, lower evaluate.max_new_tokens; or take a "
+        "smaller or quantised base, or a faster device."
+    )
     texts = {
-        (LATENCY, "fail"): "Latency is over its limit: answer in fewer tokens, or serve on a faster device.",
-        (LATENCY, "unknown"): "Latency varies too much to promise its limit: raise evaluate.latency_cases.",
-        (MEMORY, "fail"): "Memory is over its limit: a smaller base, a smaller batch or a shorter context.",
+        (LATENCY, "fail"): f"Latency is over its limit: {faster}",
+        (LATENCY, "unknown"): f"Latency varies too much to promise its limit: raise {_more_requests(rules)}.",
+        (FIRST_TOKEN, "fail"): "The first token comes late: shorten the prompt, or take a smaller base.",
+        (
+            FIRST_TOKEN,
+            "unknown",
+        ): f"The first token varies too much to promise: raise {_more_requests(rules)}.",
+        (
+            TOKENS_PER_SECOND,
+            "fail",
+        ): "Too few tokens a second: a smaller or quantised base, or a faster device.",
+        (
+            MEMORY,
+            "fail",
+        ): "Memory is over its limit: a smaller or quantised base, a smaller batch or a shorter context.",
     }
-    return [_Hint(0.5, texts[key]) for r in rules if (key := (r.metric, r.outcome)) in texts]
+    return [Hint(0.5, texts[key]) for r in rules if (key := (r.metric, r.outcome)) in texts]
+
+
+def _more_requests(rules: Sequence[RuleResult]) -> str:
+    timed = [r.cases_to_decide or 0 for r in rules if r.must and r.metric in (LATENCY, FIRST_TOKEN)]
+    many = max(timed, default=0)
+    return f"evaluate.latency_cases to {many}" if many else "evaluate.latency_cases"
 
 
 def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
@@ -164,6 +194,16 @@ def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
         f"Evaluate on about {needed} cases instead of {report.cases}: "
         "raise evaluate.max_cases, or hold out more rows."
     ]
+
+
+def _open_metrics(rules: Sequence[RuleResult]) -> list[str]:
+    """Qualities on which a rule did not pass, each once."""
+    return list(dict.fromkeys(r.metric for r in rules if r.outcome != "pass" and r.metric not in FIGURES))
+
+
+def _count_failures(report: Report, rules: Sequence[RuleResult]) -> int:
+    """Answers that training would have to mend."""
+    return len(set().union(*(_failed(report, name) for name in _open_metrics(rules))))
 
 
 def _failed(report: Report, name: str) -> set[str]:

@@ -1,0 +1,140 @@
+"""How long list, show, promote and rollback take with 1,000 releases, beside a plain folder of JSON files.
+
+Run: python benchmarks/registry.py [--releases 1000]. Our own time: the work behind the verb in an open
+process, without starting Python. The peer is what teams write first: one JSON file a release and one for
+the aliases, read and written whole, with no log, no lock and no check of any byte. Medians of all rounds.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.release_gc import collect_garbage
+from graftwork.coordinate.release_store import open_store, promote_release, rollback_alias
+from graftwork.coordinate.workplace import Workplace
+from graftwork.files.whole import write_whole
+from graftwork.project.folder import open_project
+from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
+from graftwork.registry.promote import find_release
+from graftwork.registry.release import FORMAT, name_by_content
+from graftwork.store.database import open_database
+
+ROUNDS = 15
+PROMISE_MS = 100.0
+WEIGHTS = 2 * 2**20
+"""The size of one adapter's weights, shared by all releases: what a verification reads."""
+
+
+def fill(work: Workplace, count: int) -> list[str]:
+    header = json.dumps({"w": {"dtype": "U8", "shape": [WEIGHTS], "data_offsets": [0, WEIGHTS]}}).encode()
+    weights = len(header).to_bytes(8, "little") + header + bytes(WEIGHTS)
+    store, ids = open_store(work), []
+    for number in range(count):
+        files = {
+            "adapter_config.json": b'{"peft_type": "LORA"}',
+            "adapter_model.safetensors": weights,
+            "plan.json": json.dumps({"number": number}).encode(),
+        }
+        release = make_manifest(work, number, files)
+        store.put(release, sources=files)
+        work.releases.add(release)
+        ids.append(release.id)
+    return ids
+
+
+def make_manifest(work: Workplace, number: int, files: dict[str, bytes]) -> Release:
+    described = tuple(
+        ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        for name, data in sorted(files.items())
+    )
+    hashes = {
+        name: hashlib.sha256(f"{name} {number}".encode()).hexdigest()
+        for name in ("adapter_hash", "dataset_hash", "plan_hash", "report_hash", "verdict_hash")
+    }
+    nameless = Release(
+        id="",
+        project=work.settings.project,
+        base="small",
+        base_fingerprint="b" * 64,
+        template_fingerprint="t" * 64,
+        decision="deploy",
+        run_id=f"run-{number}",
+        parent=None,
+        created_at=f"2026-01-01T00:00:{number % 60:02d}+00:00",
+        files=described,
+        settings=work.settings.model_dump(mode="json"),
+        versions={"graftwork": "0"},
+        format=FORMAT,
+        **hashes,
+    )
+    return nameless.model_copy(update={"id": name_by_content(nameless)})
+
+
+def median_ms(action: Callable[[int], object]) -> float:
+    times = []
+    for number in range(ROUNDS):
+        begun = time.perf_counter()
+        action(number)
+        times.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(times)
+
+
+def measure_ours(work: Workplace, ids: list[str]) -> dict[str, float]:
+    found = {
+        "list 50": median_ms(lambda _n: work.releases.entries(ReleaseQuery(limit=50))),
+        "list all": median_ms(lambda _n: work.releases.entries()),
+        "search": median_ms(lambda _n: work.releases.entries(ReleaseQuery(search="run-77"))),
+        "show": median_ms(lambda n: work.releases.entry(find_release(work.releases, ids[n]).id)),
+        "promote": median_ms(lambda n: promote_release(work, ids[n])),
+    }
+    found["rollback"] = median_ms(lambda n: rollback_alias(work) if n < ROUNDS - 1 else None)
+    found["gc --dry-run"] = median_ms(lambda _n: collect_garbage(work, dry_run=True))
+    return found
+
+
+def measure_peer(folder: Path, ids: list[str], work: Workplace) -> dict[str, float]:
+    """One JSON file a release; the aliases in one more."""
+    for one in ids:
+        write_whole(folder / f"{one}.json", work.releases.get(one).to_json(), durable=False)
+
+    def read(one: str) -> object:
+        return json.loads((folder / f"{one}.json").read_bytes())
+
+    return {
+        "list all": median_ms(lambda _n: [json.loads(p.read_bytes()) for p in folder.glob("*.json")]),
+        "show": median_ms(lambda n: read(ids[n])),
+        "promote": median_ms(lambda n: write_whole(folder / "aliases", json.dumps({"champion": ids[n]}))),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--releases", type=int, default=1000)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "graft.yaml").write_text(
+            "project: bench\ndata: {logs: [l.jsonl]}\nrelease: {keep_last: 5000}\n"
+        )
+        database = open_database(root / "state.db")
+        work = Workplace(project=open_project(root), database=database, narrator=Silent())
+        ids = fill(work, asked.releases)
+        ours, peer = measure_ours(work, ids), measure_peer(root / "peer", ids, work)
+        database.close()
+    print(f"{asked.releases} releases, weights of {WEIGHTS // 2**20} MiB each, medians of {ROUNDS}")
+    for verb, value in ours.items():
+        beside = f"{peer[verb]:8.2f} ms" if verb in peer else "          –"
+        print(f"{verb:<14} ours {value:8.2f} ms   folder of JSON {beside}")
+    promised = ("list 50", "list all", "show", "promote", "rollback")
+    kept = all(ours[verb] < PROMISE_MS for verb in promised)
+    print(f"promise of {PROMISE_MS:.0f} ms for list, show, promote: {'kept' if kept else 'BROKEN'}")
+
+
+if __name__ == "__main__":
+    main()

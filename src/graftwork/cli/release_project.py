@@ -1,0 +1,34 @@
+"""What the verbs of `graft release` share: how a release is named, and the project opened quietly."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from graftwork.coordinate.workplace import Workplace
+
+Name = Annotated[
+    str, typer.Argument(help="An alias, a version (1.4.0, tagger@1.4.0), an id, or the beginning of one.")
+]
+Alias = Annotated[
+    str | None,
+    typer.Option(
+        "--alias",
+        help="The alias; that of graft.yaml (champion) by default. tagger/champion names the model, too.",
+    ),
+]
+Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log.")]
+
+
+@contextmanager
+def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
+    from graftwork.coordinate.narrator import Silent
+    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.project.folder import open_project
+
+    with open_workplace(open_project(project), Silent(), model=model) as work:
+        yield work

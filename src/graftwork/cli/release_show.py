@@ -1,0 +1,67 @@
+"""`graft release show`, `verify`, `log`: one release, its bytes, the moves of an alias."""
+
+from graftwork.cli.output import Json
+from graftwork.cli.release_project import Alias, Name, opened
+from graftwork.cli.steps import Folder, Model
+
+
+def show_(name: Name = "champion", project: Folder = None, json: Json = False) -> None:
+    """One release: what it was made of, its verdict, version, tags and notes.
+
+    Example:  graft release show champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_known
+    from graftwork.registry.promote import find_release
+
+    with opened(project) as work:
+        release = find_release(work.releases, name)
+        entry, notes = work.releases.entry(release.id), work.releases.notes(release.id)
+    if json:
+        known = entry.model_dump(mode="json", include={"version", "tags", "aliases", "collected_at"})
+        said = [note.model_dump(mode="json") for note in notes]
+        print_json({**release.model_dump(mode="json"), **known, "notes": said})
+    else:
+        show_known(stdout, release, entry, notes)
+
+
+def verify(name: Name = "champion", project: Folder = None, json: Json = False) -> None:
+    """Check every byte of a release, and its signature where graft.yaml names a key.
+
+    Example:  graft release verify champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.coordinate.release_store import open_store
+    from graftwork.registry.promote import find_release
+
+    with opened(project) as work:
+        release = open_store(work).verify(find_release(work.releases, name).id)
+        signed = work.settings.release.public_key is not None
+    size = sum(file.size for file in release.files)
+    if json:
+        print_json(
+            {"id": release.id, "files": len(release.files), "bytes": size, "signature_checked": signed}
+        )
+    else:
+        words = "and its signature hold" if signed else "hold"
+        stdout.print(
+            f"{release.id[:12]}: all {len(release.files)} files ({size:,} bytes) {words}", highlight=False
+        )
+
+
+def log(alias: Alias = None, model: Model = None, project: Folder = None, json: Json = False) -> None:
+    """Every move of an alias: who, when, why, and on which verdict.
+
+    Example:  graft release log --alias champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_log
+    from graftwork.coordinate.release_store import own_alias
+
+    with opened(project, model) as work:
+        full = own_alias(work, alias)
+        moves = work.releases.alias_log(full)
+    if json:
+        print_json({"alias": full, "moves": [move.model_dump(mode="json") for move in moves]})
+    else:
+        show_log(stdout, full, moves)

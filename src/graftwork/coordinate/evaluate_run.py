@@ -1,0 +1,146 @@
+"""Subjects asked, one after the other, and put into one report.
+
+In: cases, who is asked, who is compared with whom. Out: the report, and the folder of each subject's
+answers. Each model is asked in a child process that may die and be started again; the log is only read.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from graftwork.coordinate.evaluate_context import Grading
+from graftwork.coordinate.evaluate_subjects import Subject
+from graftwork.coordinate.supervise import run_job
+from graftwork.coordinate.workplace import Workplace
+from graftwork.evaluate.compare import compare
+from graftwork.evaluate.score import make_report, score, sessions_of
+from graftwork.evaluate.slices import slice_report
+from graftwork.evaluate.subjects.book import ANSWERS_FILE, forget_answers, read_answers
+from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
+from graftwork.evaluate.wear import wear_of
+from graftwork.evaluate.worker import GENERATION_FILE
+from graftwork.files.whole import write_whole
+from graftwork.records.base import Record
+from graftwork.records.report import Case, Generation, Report, SubjectReport
+
+
+class Evaluated(Record):
+    """The report, and the folders in which the answers lie."""
+
+    cases_file: str
+    folders: dict[str, str]
+    report: Report
+    champion: str | None = None
+    """The release that served when this was measured, where the candidate is another one."""
+    adapter_hash: str = ""
+    """The adapter that was measured; empty where none of this project's was."""
+    page: str = ""
+    """The page to read it on, where one was written."""
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who is compared. The candidate is measured against each of `references`, as against the baseline;
+    `others` are candidates like it."""
+
+    baseline: Subject
+    candidate: Subject
+    champion: Subject | None = None
+    others: tuple[Subject, ...] = ()
+    references: tuple[Subject, ...] = ()
+
+    @property
+    def all(self) -> tuple[Subject, ...]:
+        champion = (self.champion,) if self.champion is not None else ()
+        return (self.baseline, self.candidate, *champion, *self.others, *self.references)
+
+
+def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
+    """Everything that these subjects answered to these cases: they are asked again."""
+    for subject in lineup.all:
+        (subject.folder / GENERATION_FILE).unlink(missing_ok=True)
+        if subject.job is not None:
+            forget_answers(subject.job, cases)
+
+
+def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> None:
+    """Bring the subject's answers into its folder. What is there already is not asked again."""
+    if subject.job is None:
+        answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
+        lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+        write_whole(subject.folder / ANSWERS_FILE, "".join(lines))
+        generation = generation_of_log(cases, latency_cases=work.settings.evaluate.latency_cases)
+        write_whole(subject.folder / GENERATION_FILE, generation.to_json())
+        return
+    run_job(
+        name=f"the evaluation of {subject.name}",
+        module="graftwork.evaluate.worker",
+        job=subject.job,
+        folder=subject.folder,
+        narrator=work.narrator,
+    )
+
+
+def measure_subjects(
+    work: Workplace, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
+) -> dict[str, SubjectReport]:
+    """Ask everybody, then grade what they said: a judge that fails costs no answer."""
+    for subject in lineup.all:
+        ask_subject(work, subject, cases)
+    scored = {}
+    for subject in lineup.all:
+        answers = read_answers(subject.folder)
+        grading.prepare(cases, answers)
+        generation = Generation.from_json((subject.folder / GENERATION_FILE).read_bytes())
+        scored[subject.name] = score(
+            cases,
+            answers=answers,
+            generation=generation,
+            settings=work.settings.evaluate,
+            context=grading.context(),
+        )
+    return scored
+
+
+def report_on(
+    work: Workplace,
+    lineup: Lineup,
+    *,
+    cases: Sequence[Case],
+    scored: Mapping[str, SubjectReport],
+    grading: Grading,
+    looks: int,
+) -> Report:
+    """Everybody compared on the same cases, in pairs."""
+    settings = work.settings.evaluate
+    candidate = scored[lineup.candidate.name]
+    report = make_report(
+        cases,
+        baseline=scored[lineup.baseline.name],
+        candidate=candidate,
+        settings=settings,
+        looks=looks,
+        champion=scored[lineup.champion.name] if lineup.champion is not None else None,
+        others=[scored[subject.name] for subject in lineup.others],
+    )
+    # No candidates: they do not count among those that Holm's correction is for.
+    references = [scored[subject.name] for subject in lineup.references]
+    against = [
+        comparison
+        for reference in references
+        for comparison in compare(
+            reference, candidate=candidate, confidence=settings.confidence, sessions=sessions_of(cases)
+        )
+    ]
+    answers = {subject.name: read_answers(subject.folder) for subject in (lineup.baseline, lineup.candidate)}
+    report = grading.add_preference(report, cases, answers)
+    sliced = slice_report(cases, report=report, by=settings.slices)
+    return report.model_copy(
+        update={
+            "others": (*report.others, *references),
+            "comparisons": (*report.comparisons, *against),
+            "slices": sliced.figures,
+            "cuts": sliced.cuts,
+            "wear": wear_of(report, candidates=work.looks.candidates(report.cases_hash)),
+        }
+    )

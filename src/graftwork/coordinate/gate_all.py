@@ -1,0 +1,64 @@
+"""Every model of a project judged in one go, corrected for how many were tried.
+
+In: an open workplace. Out: a verdict for each model. What is corrected is what later releases go by.
+"""
+
+from dataclasses import replace
+
+from graftwork.coordinate.narrator import OfModel
+from graftwork.coordinate.pipeline import run_pipeline
+from graftwork.coordinate.step import Made
+from graftwork.coordinate.steps.gate import finish, gather
+from graftwork.coordinate.workplace import Workplace, now
+from graftwork.evaluate.gate import Judged, decide_all
+from graftwork.records import errors
+from graftwork.records.base import Record
+from graftwork.records.verdict import Verdict
+
+WORST_FIRST = (errors.EXIT_ABORT, errors.EXIT_ITERATE, errors.EXIT_NOT_ENOUGH_EVIDENCE)
+
+
+class GatedAll(Record):
+    """All models of a project, the main one first."""
+
+    project: str
+    verdicts: dict[str, Verdict]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the worst verdict: 0 only if all may be deployed."""
+        codes = {verdict.exit_code for verdict in self.verdicts.values()}
+        return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
+
+
+def gate_all(work: Workplace) -> GatedAll:
+    """Bring every model up to date as far as its gate, then judge them together."""
+    works: dict[str, Workplace] = {}
+    made: dict[str, Made] = {}
+    judged: dict[str, Judged] = {}
+    for name in work.project.settings.all_models:
+        works[name] = replace(work, asked_model=name, narrator=OfModel(work.narrator, name))
+        made[name] = run_pipeline(works[name], upto="gate")
+        judged[name] = gather(works[name], made[name])
+    verdicts = {
+        name: finish(works[name], made[name], judged[name], verdict)
+        for name, verdict in decide_all(judged).items()
+    }
+    for name, verdict in verdicts.items():
+        _remember(works[name], verdict)
+    return GatedAll(project=work.project.settings.project, verdicts=verdicts)
+
+
+def _remember(work: Workplace, verdict: Verdict) -> None:
+    """In place of the verdict that did not know of the others: a release goes by this one."""
+    entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
+    last = work.ledger.get(entry)
+    if last is None or last.output == verdict.model_dump(mode="json"):
+        return
+    work.ledger.put(
+        entry,
+        fingerprint=last.fingerprint,
+        output=verdict.model_dump(mode="json"),
+        finished_at=now(),
+        seconds=last.seconds,
+    )

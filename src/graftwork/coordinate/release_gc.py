@@ -1,0 +1,69 @@
+"""Collects the releases that nobody needs any more.
+
+In: an open workplace and how much to keep. Out: what was taken away, or would be. What an alias points at or
+can be rolled back to, what a running server holds and what is being written stays; so does what the index
+does not know: that is entered instead, for an index can be lost.
+"""
+
+from datetime import UTC, datetime, timedelta
+
+from graftwork.coordinate.release_store import open_store
+from graftwork.coordinate.workplace import Workplace, now
+from graftwork.records.errors import GraftError
+from graftwork.records.release import Garbage
+from graftwork.registry.folder import read_manifest
+from graftwork.registry.keeping import choose_kept
+from graftwork.registry.promote import needed
+from graftwork.registry.store import Stock
+
+
+def collect_garbage(
+    work: Workplace, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
+) -> Garbage:
+    """Take away what the project's rules, or the given ones, do not keep."""
+    rules = work.settings.release
+    days = rules.keep_days if keep_days is None else keep_days
+    young_since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
+    reasons: dict[str, str] = {}
+    adopted: list[str] = []
+
+    def in_use(stock: Stock) -> set[str]:
+        adopted.extend(_adopt(work, stock, dry_run=dry_run))
+        entries = work.releases.entries()
+        reasons.update(
+            choose_kept(
+                entries,
+                needed=needed(work.releases.alias_logs().values()),
+                leased=stock.leased,
+                keep_last=rules.keep_last if keep_last is None else keep_last,
+                young_since=young_since,
+            )
+        )
+        known = {entry.id for entry in entries}
+        doomed = {one for one in stock.ids if one in known and one not in reasons}
+        if not dry_run:
+            # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
+            doomed = set(work.releases.collect(doomed, when=now()))
+        return set(stock.ids) - doomed
+
+    found = open_store(work).collect_garbage(in_use, dry_run=dry_run)
+    return found.model_copy(update={"adopted": tuple(adopted), "why_kept": reasons})
+
+
+def _adopt(work: Workplace, stock: Stock, *, dry_run: bool) -> list[str]:
+    """Enter the releases of this project that the index does not know: a killed writer left them, or the
+    index is a new one."""
+    known = {entry.id for entry in work.releases.entries()}
+    found = []
+    for one in stock.ids:
+        if one in known:
+            continue
+        try:
+            release = read_manifest(work.project.releases / one)
+        except GraftError:
+            continue
+        if release.project == work.settings.project and release.id == one:
+            found.append(one)
+            if not dry_run:
+                work.releases.add(release)
+    return found

@@ -1,0 +1,238 @@
+"""Two subjects on the same cases, pair by pair.
+
+In: their reports, the session of each case, margins set beforehand. Out: a Comparison for each metric
+that both have. Pure; does not know which differences matter.
+
+Grades of 0 and 1 get Tango's interval and McNemar's exact test; other grades a bootstrap interval and
+sign flips; latency the median of the differences. Where a session has several cases, the session is the
+unit. Several candidates against one baseline get Holm's correction.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.statistics import (
+    Interval,
+    Sided,
+    clustered_difference,
+    holm,
+    mcnemar,
+    paired_bootstrap_median,
+    paired_difference,
+    paired_permutation,
+)
+from graftwork.evaluate.statistics.scores import score_difference
+from graftwork.records.report import Comparison, Metric, SubjectReport
+
+MCNEMAR = "exact McNemar"
+SIGN_FLIPS = "sign flips"
+SIGN_TEST = "sign test"
+
+
+class _Pairs(NamedTuple):
+    """Grades in the order of the cases. `clusters` is None where every case stands alone."""
+
+    before: list[float]
+    after: list[float]
+    clusters: list[str] | None
+
+    @property
+    def graded_0_or_1(self) -> bool:
+        return all(value in (0.0, 1.0) for value in (*self.before, *self.after))
+
+    @property
+    def gained(self) -> int:
+        return sum(new > old for old, new in zip(self.before, self.after, strict=True))
+
+    @property
+    def lost(self) -> int:
+        return sum(new < old for old, new in zip(self.before, self.after, strict=True))
+
+
+def compare(
+    baseline: SubjectReport,
+    *,
+    candidate: SubjectReport,
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+    margins: Mapping[str, float] | None = None,
+) -> tuple[Comparison, ...]:
+    """Every metric that both have, case by case. A win is a case where the candidate did better.
+
+    The difference is candidate less baseline, whichever way is better. A margin is how much worse the
+    candidate may be, in the metric's own unit; it is tested one-sided at `confidence`.
+    """
+    allowed = margins or {}
+    found: list[Comparison] = []
+    for name, metric in candidate.metrics.items():
+        before = baseline.metrics.get(name)
+        if before is not None and (metric.scores or metric.kind != "number"):
+            pairs = _pair_up(before, metric, sessions or {})
+            how = _compare_perplexity if name == PERPLEXITY else _compare_grades
+            found.append(how(pairs, before, metric, confidence, allowed.get(name)))
+    old, new = baseline.generation, candidate.generation
+    for name, timed in (
+        (LATENCY, (old.single_latency_seconds, new.single_latency_seconds)),
+        (FIRST_TOKEN, (old.first_token_seconds, new.first_token_seconds)),
+    ):
+        if timed[0] and len(timed[0]) == len(timed[1]):
+            found.append(_compare_seconds(name, *timed, confidence, allowed.get(name)))
+    sides = {"baseline": baseline.subject, "candidate": candidate.subject}
+    return tuple(comparison.model_copy(update=sides) for comparison in found)
+
+
+def compare_candidates(
+    baseline: SubjectReport,
+    *,
+    candidates: Sequence[SubjectReport],
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+    margins: Mapping[str, float] | None = None,
+) -> tuple[Comparison, ...]:
+    """Each candidate against the baseline; p of each metric is corrected for how many were tried."""
+    found = [
+        comparison
+        for candidate in candidates
+        for comparison in compare(
+            baseline, candidate=candidate, confidence=confidence, sessions=sessions, margins=margins
+        )
+    ]
+    if len(candidates) < 2:
+        return tuple(found)
+    corrected = {}
+    for name in dict.fromkeys(comparison.metric for comparison in found):
+        corrected[name] = holm({c.candidate: c.p_value for c in found if c.metric == name})
+    return tuple(c.model_copy(update={"adjusted_p": corrected[c.metric][c.candidate]}) for c in found)
+
+
+def cluster_cases(cases: Sequence[str], *, sessions: Mapping[str, str]) -> list[str] | None:
+    """The cluster of each case: its session, or itself. None where no session has two of them."""
+    named = Counter(sessions[case] for case in cases if case in sessions)
+    if all(count < 2 for count in named.values()):
+        return None
+    return [f"session {sessions[case]}" if case in sessions else f"case {case}" for case in cases]
+
+
+def differences_of(baseline: SubjectReport, *, candidate: SubjectReport, metric: str) -> dict[str, float]:
+    """Candidate less baseline for each case that both were graded on."""
+    return _differences(baseline.metrics[metric], candidate.metrics[metric])
+
+
+def _pair_up(before: Metric, after: Metric, sessions: Mapping[str, str]) -> _Pairs:
+    both = list(_differences(before, after))
+    return _Pairs(
+        before=[before.scores[case] or 0.0 for case in both],
+        after=[after.scores[case] or 0.0 for case in both],
+        clusters=cluster_cases(both, sessions=sessions),
+    )
+
+
+def _differences(before: Metric, after: Metric) -> dict[str, float]:
+    return {
+        case: new - old
+        for case, new in after.scores.items()
+        if new is not None and (old := before.scores.get(case)) is not None
+    }
+
+
+def _compare_grades(
+    pairs: _Pairs, before: Metric, after: Metric, confidence: float, margin: float | None
+) -> Comparison:
+    n = len(pairs.before)
+    gained, lost = pairs.gained, pairs.lost
+    if pairs.graded_0_or_1 and pairs.clusters is None:
+        difference, test, p_value = (gained - lost) / n if n else 0.0, MCNEMAR, mcnemar(gained, losses=lost)
+    else:
+        difference = math.fsum(pairs.after) / n - math.fsum(pairs.before) / n
+        test = SIGN_FLIPS if pairs.clusters is None else f"{SIGN_FLIPS} by session"
+        p_value = paired_permutation(pairs.before, pairs.after, clusters=pairs.clusters)
+    low, high = _difference(pairs, confidence, "two")
+    lower_is_better = after.name in LOWER_IS_BETTER
+    return Comparison(
+        metric=after.name,
+        baseline="",
+        candidate="",
+        n=n,
+        wins=lost if lower_is_better else gained,
+        losses=gained if lower_is_better else lost,
+        difference=difference,
+        low=min(low, difference),
+        high=max(high, difference),
+        p_value=p_value,
+        test=test,
+        clusters=len(set(pairs.clusters or ())),
+        margin=margin,
+        non_inferior=None if margin is None else _keeps_margin(pairs, margin, confidence, lower_is_better),
+    )
+
+
+def _compare_perplexity(
+    pairs: _Pairs, before: Metric, after: Metric, confidence: float, margin: float | None
+) -> Comparison:
+    """Losses are compared, case by case, and told as what they make of the baseline's perplexity."""
+
+    def as_points(loss: float) -> float:
+        return before.value * math.expm1(loss)
+
+    losses = _Pairs([math.log(x) for x in pairs.before], [math.log(x) for x in pairs.after], pairs.clusters)
+    allowed = None if margin is None or not before.value else math.log1p(margin / before.value)
+    found = _compare_grades(losses, before, after, confidence, allowed)
+    told = {
+        "difference": as_points(found.difference),
+        "low": as_points(found.low),
+        "high": as_points(found.high),
+    }
+    return found.model_copy(update={**told, "margin": margin})
+
+
+def _difference(pairs: _Pairs, confidence: float, sided: Sided) -> Interval:
+    before, after, clusters = pairs
+    if not before:
+        return Interval(-1.0, 1.0)
+    if not pairs.graded_0_or_1:
+        return score_difference(before, after, clusters=clusters, confidence=confidence, sided=sided).interval
+    if clusters is not None:
+        return clustered_difference(before, after, clusters, confidence=confidence, sided=sided)
+    return paired_difference(
+        pairs.gained, losses=pairs.lost, n=len(before), confidence=confidence, sided=sided
+    )
+
+
+def _keeps_margin(pairs: _Pairs, margin: float, confidence: float, lower_is_better: bool) -> bool:
+    """Whether the one-sided bound on the bad side lies within the margin. No pairs prove nothing."""
+    if not pairs.before:
+        return False
+    if lower_is_better:
+        return _difference(pairs, confidence, "upper").high < margin
+    return _difference(pairs, confidence, "lower").low > -margin
+
+
+def _compare_seconds(
+    name: str, before: Sequence[float], after: Sequence[float], confidence: float, margin: float | None
+) -> Comparison:
+    """The same requests, one at a time: the median of the differences, and a sign test."""
+    differences = [new - old for old, new in zip(before, after, strict=True)]
+    faster, slower = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
+    middle = median(differences)
+    low, high = paired_bootstrap_median(before, after, confidence=confidence)
+    # A two-sided interval leaves out as much on each side as a one-sided one at this confidence.
+    bound = paired_bootstrap_median(before, after, confidence=2 * confidence - 1).high
+    return Comparison(
+        metric=name,
+        baseline="",
+        candidate="",
+        n=len(differences),
+        wins=faster,
+        losses=slower,
+        difference=middle,
+        low=min(low, middle),
+        high=max(high, middle),
+        p_value=mcnemar(faster, losses=slower),
+        test=SIGN_TEST,
+        margin=margin,
+        non_inferior=None if margin is None else bound < margin,
+    )

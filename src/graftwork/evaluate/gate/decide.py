@@ -1,0 +1,112 @@
+"""Ship it or not: the rules of the project held against a report.
+
+In: a report, the rules, and what else is known: how training went, whether anything is served yet. Out: a
+verdict with one plain sentence for each rule. Pure. Nothing is deployed that is not proven.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from graftwork.evaluate.gate.advice import advise
+from graftwork.evaluate.gate.course import Training
+from graftwork.evaluate.gate.evidence import count_cases_needed
+from graftwork.evaluate.gate.guardrails import judge_guardrail
+from graftwork.evaluate.gate.judge import judge_limit
+from graftwork.evaluate.gate.losses import find_stops
+from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.wins import judge_gains, p_of_primary
+from graftwork.evaluate.gate.wording import say_reason
+from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.statistics import holm
+from graftwork.records.report import Report
+from graftwork.records.verdict import Decision, RuleResult, Verdict
+
+NOTHING_ELSE = Surroundings()
+
+
+class Judged(NamedTuple):
+    """One of several adapters that are judged in one go."""
+
+    report: Report
+    settings: GateSettings
+    training: Training | None = None
+    around: Surroundings = NOTHING_ELSE
+
+
+def decide(
+    report: Report,
+    settings: GateSettings,
+    *,
+    training: Training | None = None,
+    around: Surroundings = NOTHING_ELSE,
+    adjusted_p: float | None = None,
+) -> Verdict:
+    """Deploy if every rule passes; abort on a broken invariant or a proven loss.
+
+    `adjusted_p` is that of the primary metric where several adapters are judged together.
+    """
+    rules = [_judge(rule, report=report, around=around) for rule in settings.rules]
+    rules += judge_gains(report, settings, around=around, adjusted_p=adjusted_p)
+    stops = find_stops(report, settings, judged=rules, around=around)
+    rules += [stop.rule for stop in stops if stop.rule is not None]
+    decision = _decide(rules, aborted=bool(stops))
+    needed = count_cases_needed(report, rules)
+    return Verdict(
+        decision=decision,
+        reason=say_reason(decision, rules, [stop.reason for stop in stops], needed=needed),
+        rules=tuple(rules),
+        advice=()
+        if decision == "deploy"
+        else advise(report, decision=decision, rules=rules, training=training),
+        report_hash=report.fingerprint(),
+        rules_hash=settings.rules_hash(),
+        cases_needed=needed,
+        notes=tuple(_note(report, settings, around)),
+    )
+
+
+def decide_all(judged: Mapping[str, Judged]) -> dict[str, Verdict]:
+    """Several adapters in one go: the more are tried, the likelier one is better by chance (Holm)."""
+    p_values = {
+        name: p
+        for name, one in judged.items()
+        if (p := p_of_primary(one.report, one.settings, around=one.around)) is not None
+    }
+    adjusted = holm(p_values) if len(p_values) > 1 else {}
+    return {
+        name: decide(
+            one.report,
+            one.settings,
+            training=one.training,
+            around=one.around,
+            adjusted_p=adjusted.get(name),
+        )
+        for name, one in judged.items()
+    }
+
+
+def _judge(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
+    if rule.is_guardrail:
+        return judge_guardrail(rule, report=report, around=around)
+    return judge_limit(rule, subject=report.candidate)
+
+
+def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
+    outcomes = {rule.outcome for rule in rules if rule.must}
+    if aborted:
+        return "abort"
+    if outcomes == {"pass"}:
+        return "deploy"
+    return "iterate" if "fail" in outcomes else "not_enough_evidence"
+
+
+def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[str]:
+    notes = []
+    if "champion" in settings.subjects_needed() and around.no_champion and report.champion is None:
+        notes.append("Nothing is served yet: what is said of the champion was held against the base.")
+    for rule in settings.rules:
+        if rule.bound == "value":
+            notes.append(f"{rule.metric} counts by its value, as graft.yaml says: luck is not ruled out.")
+    if report.wear is not None and report.wear.worn:
+        notes.append(report.wear.sentence)
+    return notes

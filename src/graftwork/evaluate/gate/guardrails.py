@@ -1,0 +1,108 @@
+"""Not worse than another subject by more than a margin that was set beforehand.
+
+In: a guardrail and the report. Out: a RuleResult. Pure. The bound is one-sided at the report's confidence;
+what the point estimate keeps and the bound does not is "unknown".
+"""
+
+from graftwork.evaluate.gate.evidence import measurements_for, pairs_for_guardrail
+from graftwork.evaluate.gate.pairs import (
+    SIDE_BY_SIDE,
+    Pair,
+    Surroundings,
+    explain_missing,
+    find_subject,
+    lower_is_better,
+    pair_up,
+)
+from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, show_difference, show_size, write_rule
+from graftwork.evaluate.gate_settings import Rule
+from graftwork.evaluate.wording import name_of
+from graftwork.records.report import Report
+from graftwork.records.verdict import RuleKind, RuleOutcome, RuleResult
+
+
+def judge_guardrail(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
+    """Non-inferiority: the least gain that the pairs still allow lies above minus the margin."""
+    other = find_subject(report, rule.reference, around)
+    pair = pair_up(report, rule.metric, with_subject=other, one_sided=True) if other is not None else None
+    if pair is None:
+        why = (
+            explain_missing(rule.reference, around)
+            if other is None
+            else f"it was not measured on the same cases as {SUBJECTS[rule.reference]}"
+        )
+        return not_compared(
+            rule.metric,
+            rule=write_rule(rule),
+            kind="guardrail",
+            limit=-rule.limit,
+            why=why,
+            against=rule.reference,
+        )
+    return judge_margin(
+        rule.metric, pair=pair, margin=rule.limit, rule=write_rule(rule), named=rule.reference
+    )
+
+
+def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: str) -> RuleResult:
+    """A pair against a margin."""
+    outcome: RuleOutcome = "pass" if pair.low > -margin else "unknown" if pair.gain > -margin else "fail"
+    needed = None
+    if outcome == "unknown" and pair.kind != "number":
+        needed = pairs_for_guardrail(pair.seen, margin=margin, confidence=pair.confidence)
+    elif outcome == "unknown":
+        needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n)
+    sign = -1 if lower_is_better(metric) else 1
+    worst, size = show_difference(metric, sign * pair.low), show_size(metric, margin)
+    endings: dict[RuleOutcome, str] = {
+        "pass": f"at worst {worst}, which keeps the margin of {size}",
+        "unknown": f"at worst {worst}, beyond the margin of {size}; {_say_needed(needed)}",
+        "fail": f"a loss of more than the margin of {size}",
+    }
+    return RuleResult(
+        metric=metric,
+        rule=rule,
+        outcome=outcome,
+        value=sign * pair.gain,
+        low=min(sign * pair.low, sign * pair.high),
+        high=max(sign * pair.low, sign * pair.high),
+        limit=-sign * margin,
+        sentence=(
+            f"{name_of(metric)}: {say_counts(pair.seen)} against {_called(named)} "
+            f"({show_difference(metric, sign * pair.gain)}), {endings[outcome]}."
+        ),
+        cases_to_decide=needed,
+        kind="guardrail",
+        against=pair.seen.baseline,
+        margin=margin,
+        n=pair.seen.n,
+        p_value=pair.seen.p_value if pair.seen.test != SIDE_BY_SIDE else None,
+        test=pair.seen.test,
+    )
+
+
+def not_compared(
+    metric: str, *, rule: str, kind: RuleKind, limit: float, why: str, against: str
+) -> RuleResult:
+    """A comparison that could not be made proves nothing."""
+    return RuleResult(
+        metric=metric,
+        rule=rule,
+        outcome="unknown",
+        value=None,
+        low=None,
+        high=None,
+        limit=limit,
+        sentence=f"{name_of(metric)} was not compared on any case, so nothing can be shown: {why}.",
+        kind=kind,
+        against=against,
+        n=0,
+    )
+
+
+def _called(named: str) -> str:
+    return next((words for against, words in SUBJECTS.items() if against == named), named)
+
+
+def _say_needed(needed: int | None) -> str:
+    return f"about {needed} pairs like these would settle it" if needed else "more must be measured"

@@ -1,0 +1,161 @@
+"""The gain that deploys: the primary metric is better, or a saving that was declared beforehand is there.
+
+In: the report, what was declared. Out: one RuleResult for each. Pure. One of the two is enough; the other
+is then told, but not needed.
+"""
+
+from collections.abc import Sequence
+
+from graftwork.evaluate.gate.evidence import measurements_for, pairs_for_gain
+from graftwork.evaluate.gate.figures import measured
+from graftwork.evaluate.gate.guardrails import not_compared
+from graftwork.evaluate.gate.pairs import (
+    SIDE_BY_SIDE,
+    Pair,
+    Surroundings,
+    explain_missing,
+    find_subject,
+    lower_is_better,
+    pair_up,
+)
+from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, say_test, show_difference, show_size
+from graftwork.evaluate.gate_settings import GateSettings, Primary, Win
+from graftwork.evaluate.wording import name_of, show_points
+from graftwork.records.report import Report
+from graftwork.records.verdict import RuleOutcome, RuleResult
+
+MEASURED_ONCE = 0.05
+"""A figure that was measured once each, such as memory, must fall by this share to be a saving."""
+
+
+def judge_gains(
+    report: Report, settings: GateSettings, *, around: Surroundings, adjusted_p: float | None = None
+) -> list[RuleResult]:
+    """The primary metric and the declared saving, as far as there are any."""
+    gains = []
+    if (primary := settings.primary_rule) is not None:
+        gains.append(judge_primary(primary, report=report, around=around, adjusted_p=adjusted_p))
+    if (win := settings.win_rule) is not None:
+        gains.append(judge_win(win, report=report, around=around))
+    return _one_is_enough(gains)
+
+
+def p_of_primary(report: Report, settings: GateSettings, *, around: Surroundings) -> float | None:
+    """What Holm's correction over several adapters starts from; None without a primary metric."""
+    primary = settings.primary_rule
+    other = find_subject(report, primary.against, around) if primary else None
+    pair = pair_up(report, primary.metric, with_subject=other) if primary and other else None
+    return pair.seen.p_value if pair is not None else None
+
+
+def judge_primary(
+    primary: Primary, *, report: Report, around: Surroundings, adjusted_p: float | None = None
+) -> RuleResult:
+    """The one metric on which the candidate must be better."""
+    who = SUBJECTS[primary.against]
+    text = f"{name_of(primary.metric)} better than {who}"
+    found = _find(report, primary, around)
+    if isinstance(found, str):
+        return not_compared(
+            primary.metric, rule=text, kind="primary", limit=0.0, why=found, against=primary.against
+        )
+    seen = found.seen
+    p = seen.p_value if adjusted_p is None else max(adjusted_p, seen.p_value)
+    better = found.gain > 0 and p < 1 - found.confidence
+    outcome: RuleOutcome = "pass" if better else "unknown" if found.gain > 0 else "fail"
+    needed = pairs_for_gain(seen, confidence=found.confidence) if outcome == "unknown" else None
+    settles = f"; about {needed} pairs would settle it" if needed else ""
+    endings: dict[RuleOutcome, str] = {
+        "pass": "too uneven to be chance",
+        "unknown": f"which may be chance{settles}",
+        "fail": f"so the adapter is no better than {who}",
+    }
+    return RuleResult(
+        metric=primary.metric,
+        rule=text,
+        outcome=outcome,
+        value=seen.difference,
+        low=seen.low,
+        high=seen.high,
+        limit=0.0,
+        sentence=(
+            f"{name_of(primary.metric)}: {say_counts(seen)} against {who} "
+            f"({show_points(seen.difference)}, {say_test(seen, adjusted=adjusted_p)}), {endings[outcome]}."
+        ),
+        cases_to_decide=needed,
+        kind="primary",
+        against=seen.baseline,
+        n=seen.n,
+        p_value=seen.p_value,
+        adjusted_p=adjusted_p,
+        test=seen.test,
+    )
+
+
+def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
+    """The declared saving: its least likely size lies over what was asked for."""
+    who = SUBJECTS[win.against]
+    share = f" by at least {100 * win.by:g} %" if win.by else ""
+    less = "less" if lower_is_better(win.metric) else "more"
+    text = f"{name_of(win.metric)} {less} than {'that of ' if win.against != 'log' else ''}{who}{share}"
+    found = _find(report, win, around)
+    if isinstance(found, str):
+        return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=found, against=win.against)
+    seen, asked = found.seen, _asked_saving(win, report=report, around=around, found=found)
+    outcome: RuleOutcome = "pass" if found.low > asked else "unknown" if found.gain > asked else "fail"
+    needed = None
+    if outcome == "unknown":
+        needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n)
+    settles = f"about {needed} timed requests would settle it" if needed else "more must be measured"
+    sign = -1 if lower_is_better(win.metric) else 1
+    size = show_size(win.metric, asked) if asked else "nothing"
+    endings: dict[RuleOutcome, str] = {
+        "pass": f"at the least {show_difference(win.metric, sign * found.low)}: the saving that was declared",
+        "unknown": f"which may be no more than {size}; {settles}",
+        "fail": f"not the saving of more than {size} that was declared",
+    }
+    return RuleResult(
+        metric=win.metric,
+        rule=text,
+        outcome=outcome,
+        value=seen.difference,
+        low=min(sign * found.low, sign * found.high),
+        high=max(sign * found.low, sign * found.high),
+        limit=sign * asked,
+        sentence=(
+            f"{name_of(win.metric)}: {show_difference(win.metric, seen.difference)} against {who} "
+            f"({say_counts(seen)}), {endings[outcome]}."
+        ),
+        cases_to_decide=needed,
+        kind="win",
+        against=seen.baseline,
+        n=seen.n,
+        p_value=seen.p_value if seen.test != SIDE_BY_SIDE else None,
+        test=seen.test,
+    )
+
+
+def _find(report: Report, wanted: Primary | Win, around: Surroundings) -> Pair | str:
+    """The pair, or why there is none. A saving is bounded from below; a gain is tested both ways."""
+    other = find_subject(report, wanted.against, around)
+    if other is None:
+        return explain_missing(wanted.against, around)
+    pair = pair_up(report, wanted.metric, with_subject=other, one_sided=isinstance(wanted, Win))
+    return pair or f"it was not measured on the same cases as {SUBJECTS[wanted.against]}"
+
+
+def _asked_saving(win: Win, *, report: Report, around: Surroundings, found: Pair) -> float:
+    """In the metric's unit. One measurement each has no interval, so a small difference is no saving."""
+    other = find_subject(report, win.against, around)
+    now = measured(other, win.metric) if other is not None else None
+    least = MEASURED_ONCE if found.low == found.high else 0.0
+    return max(win.by, least) * (now.value if now is not None else 0.0)
+
+
+def _one_is_enough(gains: Sequence[RuleResult]) -> list[RuleResult]:
+    """Of two ways to gain the better one counts; the other is told beside it."""
+    if len(gains) < 2:
+        return list(gains)
+    rank = {"pass": 2, "unknown": 1, "fail": 0}
+    best = max(gains, key=lambda gain: rank[gain.outcome])
+    return [gain if gain is best else gain.model_copy(update={"must": False}) for gain in gains]

@@ -1,0 +1,95 @@
+"""Verdicts counted: wins, losses, ties, how steady the judge is, and which place it favours.
+
+In: what the judge said to every pair, in both orders. Out: a JudgeTally and a Comparison. Pure. A judge
+that changes its mind with the order has not decided: that pair is a tie, and counted as inconsistent.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from graftwork.evaluate.judge.wording import Choice
+from graftwork.evaluate.metrics.table import JUDGE_PREFERENCE
+from graftwork.evaluate.statistics import clopper_pearson, mcnemar, paired_difference
+from graftwork.records.report import Comparison, JudgeTally
+
+
+class PairVerdict(NamedTuple):
+    """`forth` is of (baseline, candidate), `back` of (candidate, baseline); None where it is unclear."""
+
+    case_id: str
+    forth: Choice | None
+    back: Choice | None
+    reason: str = ""
+
+    @property
+    def grade(self) -> float | None:
+        """1 the candidate is better, 0 the baseline is, 0.5 neither or the judge wavers."""
+        if self.forth is None or self.back is None:
+            return None
+        if self.forth == "second" and self.back == "first":
+            return 1.0
+        if self.forth == "first" and self.back == "second":
+            return 0.0
+        return 0.5
+
+    @property
+    def consistent(self) -> bool:
+        return self.grade in (0.0, 1.0) or (self.forth == "tie" and self.back == "tie")
+
+
+def count_pairs(
+    verdicts: Sequence[PairVerdict],
+    *,
+    baseline: str,
+    candidate: str,
+    model: str,
+    questions: int = 0,
+    cost: float | None = None,
+    confidence: float = 0.95,
+) -> JudgeTally:
+    judged = [verdict for verdict in verdicts if verdict.grade is not None]
+    steady = sum(verdict.consistent for verdict in judged)
+    choices = [choice for verdict in judged for choice in (verdict.forth, verdict.back)]
+    first, second = choices.count("first"), choices.count("second")
+    agreement = clopper_pearson(steady, n=len(judged), confidence=confidence)
+    # Both orders of a pair are one judgement: a pair shows a bias only where it chose the same place twice.
+    always_first = sum(verdict.forth == verdict.back == "first" for verdict in judged)
+    always_second = sum(verdict.forth == verdict.back == "second" for verdict in judged)
+    return JudgeTally(
+        model=model,
+        baseline=baseline,
+        candidate=candidate,
+        pairs=len(judged),
+        wins=sum(verdict.grade == 1.0 for verdict in judged),
+        losses=sum(verdict.grade == 0.0 for verdict in judged),
+        ties=sum(verdict.forth == verdict.back == "tie" for verdict in judged),
+        inconsistent=len(judged) - steady,
+        unjudged={verdict.case_id: verdict.reason for verdict in verdicts if verdict.grade is None},
+        agreement=steady / len(judged) if judged else 0.0,
+        agreement_low=agreement[0],
+        agreement_high=agreement[1],
+        first_place_share=first / (first + second) if first + second else 0.5,
+        position_bias_p=mcnemar(always_first, losses=always_second),
+        confidence=confidence,
+        grades={verdict.case_id: verdict.grade for verdict in verdicts},
+        questions=questions,
+        cost=cost,
+    )
+
+
+def compare_by_judge(tally: JudgeTally) -> Comparison:
+    """Wins against losses over all judged pairs; ties count as pairs that did not differ."""
+    low, high = paired_difference(tally.wins, losses=tally.losses, n=tally.pairs, confidence=tally.confidence)
+    return Comparison(
+        metric=JUDGE_PREFERENCE,
+        baseline=tally.baseline,
+        candidate=tally.candidate,
+        n=tally.pairs,
+        wins=tally.wins,
+        losses=tally.losses,
+        difference=(tally.wins - tally.losses) / tally.pairs if tally.pairs else 0.0,
+        low=low,
+        high=high,
+        p_value=mcnemar(tally.wins, losses=tally.losses),
+        test="exact McNemar",
+    )

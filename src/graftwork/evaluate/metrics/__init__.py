@@ -1,0 +1,82 @@
+"""One answer graded: 1.0 right, 0.0 wrong, None where the question does not arise.
+
+In: a case, the text of an answer, the names of the fields. Out: a grade. Whether a metric applies
+depends on the case alone, never on the answer, so that two subjects are graded on the same cases
+(but for `reviewer_score`: nobody has read an answer that was never given before).
+
+`table` names every metric, `checks` every rule with parameters, `grading` grades by name; one file a
+kind besides.
+"""
+
+from graftwork.evaluate.metrics.checks import KINDS, Check, Where, read_case_checks
+from graftwork.evaluate.metrics.context import (
+    CannotGrade,
+    CheckKind,
+    FailedGrade,
+    Grade,
+    GradeContext,
+    GradeFunction,
+    Rater,
+)
+from graftwork.evaluate.metrics.grading import grade, require_gradable
+from graftwork.evaluate.metrics.table import (
+    ALWAYS_MEASURED,
+    CHECKS_PASSED,
+    CONTEXT_GRADERS,
+    FIRST_TOKEN,
+    GRADERS,
+    JUDGE_PREFERENCE,
+    JUDGE_SCORE,
+    LATENCY,
+    LOWER_IS_BETTER,
+    MEMORY,
+    METRICS,
+    OF_ANSWERS,
+    OPTIONAL_MEASURED,
+    PERPLEXITY,
+    RATES,
+    SCORED,
+    TASK_SUCCESS,
+    TOKENS_PER_SECOND,
+    TRUNCATED,
+    WITH_CONTEXT,
+)
+from graftwork.evaluate.metrics.words import shared_words, words_of
+
+__all__ = [
+    "ALWAYS_MEASURED",
+    "CHECKS_PASSED",
+    "CONTEXT_GRADERS",
+    "FIRST_TOKEN",
+    "GRADERS",
+    "JUDGE_PREFERENCE",
+    "JUDGE_SCORE",
+    "KINDS",
+    "LATENCY",
+    "LOWER_IS_BETTER",
+    "MEMORY",
+    "METRICS",
+    "OF_ANSWERS",
+    "OPTIONAL_MEASURED",
+    "PERPLEXITY",
+    "RATES",
+    "SCORED",
+    "TASK_SUCCESS",
+    "TOKENS_PER_SECOND",
+    "TRUNCATED",
+    "WITH_CONTEXT",
+    "CannotGrade",
+    "Check",
+    "CheckKind",
+    "FailedGrade",
+    "Grade",
+    "GradeContext",
+    "GradeFunction",
+    "Rater",
+    "Where",
+    "grade",
+    "read_case_checks",
+    "require_gradable",
+    "shared_words",
+    "words_of",
+]

@@ -1,0 +1,61 @@
+"""One answer graded by the name of a metric or check.
+
+In: a name, a case, a text, what graders may need. Out: a grade, or None where the question does not
+arise or the grader failed; a failure is added to `context.failed` and stops nothing.
+"""
+
+from graftwork.evaluate.metrics.checks import Check, read_case_checks
+from graftwork.evaluate.metrics.context import CannotGrade, FailedGrade, Grade, GradeContext
+from graftwork.evaluate.metrics.own import is_own, load_own
+from graftwork.evaluate.metrics.table import (
+    CHECKS_PASSED,
+    CONTEXT_GRADERS,
+    GRADERS,
+    JUDGE_SCORE,
+    TASK_SUCCESS,
+)
+from graftwork.records.errors import UserMistake
+from graftwork.records.report import Case
+
+_PLAIN = GradeContext()
+
+
+def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -> Grade:
+    """1.0 right, 0.0 wrong, None where the question does not arise."""
+    try:
+        return _grade(name, case, text, context)
+    except CannotGrade as error:
+        if context is not _PLAIN:
+            context.failed.append(FailedGrade(name, case.id, str(error)))
+        return None
+
+
+def require_gradable(context: GradeContext) -> None:
+    """Load every own metric now: a mistake in one is told before a model has answered for an hour."""
+    for check in context.checks.values():
+        if is_own(check.metric) and context.folder is not None:
+            load_own(check.metric, folder=context.folder)
+
+
+def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
+    check: Check | None = context.checks.get(name)
+    if check is not None:
+        return check.grade(case, text, context)
+    if name in GRADERS:
+        return GRADERS[name](case, text, context.fields)
+    if name in CONTEXT_GRADERS:
+        return CONTEXT_GRADERS[name](case, text, context)
+    if name in (TASK_SUCCESS, CHECKS_PASSED):
+        share = _share_passed(case, text, context)
+        return share if share is None or name == CHECKS_PASSED else float(share == 1.0)
+    if name == JUDGE_SCORE:
+        if context.judge is None:
+            raise CannotGrade("there is no judge: name one under evaluate.judge")
+        return context.judge.rate(case, text)
+    raise UserMistake(f"there is no metric {name}", fix="name it under evaluate.metrics or evaluate.checks")
+
+
+def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
+    grades = [check.grade(case, text, context) for check in read_case_checks(case)]
+    asked = [grade for grade in grades if grade is not None]
+    return sum(grade >= 1.0 for grade in asked) / len(asked) if asked else None

@@ -1,0 +1,140 @@
+"""The same figures on parts of the cases: by role, by domain, by session, by length.
+
+In: the cases, a report of them, what to cut by. Out: which part each case is in, and every graded
+metric on every part, with exact intervals. Pure; does not know which part matters.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from graftwork.evaluate.compare import cluster_cases, differences_of
+from graftwork.evaluate.metrics import LOWER_IS_BETTER
+from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.statistics import holm, mcnemar
+from graftwork.records.report import Case, Metric, Report, SliceFigure, SubjectReport
+
+MOST_PARTS = 12
+"""More parts than this are not read: the smaller ones are put together."""
+REST = "the others"
+LENGTH_PARTS = 3
+FEWEST_FOR_LENGTH = 6
+"""Fewer cases than this are not cut by length."""
+
+
+class Sliced(NamedTuple):
+    cuts: dict[str, dict[str, str]]
+    figures: tuple[SliceFigure, ...]
+
+
+def slice_report(cases: Sequence[Case], *, report: Report, by: Sequence[str]) -> Sliced:
+    """Every graded metric of baseline and candidate on every part. What has one part only is no cut."""
+    cuts = cut_cases(cases, by=by)
+    figures = [
+        figure
+        for cut, parts in cuts.items()
+        for metric in _graded(report.baseline, report.candidate)
+        for figure in _measure_parts(report, cut, parts, metric)
+    ]
+    return Sliced(cuts, tuple(figures))
+
+
+def cut_cases(cases: Sequence[Case], *, by: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By what, then case by case, the part that it is in."""
+    cuts = {}
+    for cut in dict.fromkeys("group" if name == "role" else name for name in by):
+        parts = _cut_by_length(cases) if cut == "length" else _cut_by_name(cases, cut)
+        if len(set(parts.values())) > 1:
+            cuts[cut] = parts
+    return cuts
+
+
+def _cut_by_name(cases: Sequence[Case], cut: str) -> dict[str, str]:
+    named = {case.id: str(value) for case in cases if (value := getattr(case, cut)) is not None}
+    if len(set(named.values())) <= MOST_PARTS:
+        return named
+    largest = {part for part, _ in Counter(named.values()).most_common(MOST_PARTS - 1)}
+    return {case: part if part in largest else REST for case, part in named.items()}
+
+
+def _cut_by_length(cases: Sequence[Case]) -> dict[str, str]:
+    """Thirds of about as many cases, by the characters of what is asked."""
+    if len(cases) < FEWEST_FOR_LENGTH:
+        return {}
+    lengths = {case.id: sum(len(message.content) for message in case.messages) for case in cases}
+    ordered = sorted(lengths.values())
+    edges = sorted({ordered[len(ordered) * i // LENGTH_PARTS] for i in range(1, LENGTH_PARTS)})
+    # All of one length: an edge at the smallest would leave nothing below it.
+    edges = [edge for edge in edges if edge > ordered[0]]
+    return {case: _name_length(length, edges) for case, length in lengths.items()}
+
+
+def _name_length(length: int, edges: Sequence[int]) -> str:
+    if not edges:
+        return "all of one length"
+    if length < edges[0]:
+        return f"under {edges[0]} characters"
+    if length >= edges[-1]:
+        return f"{edges[-1]} characters and more"
+    return f"{edges[0]} to {edges[-1] - 1} characters"
+
+
+def _graded(before: SubjectReport, after: SubjectReport) -> list[str]:
+    """Metrics that grade each answer by itself, for both."""
+    return [
+        name
+        for name, metric in after.metrics.items()
+        if metric.kind in ("rate", "score") and metric.scores and name in before.metrics
+    ]
+
+
+def _measure_parts(report: Report, cut: str, parts: Mapping[str, str], metric: str) -> list[SliceFigure]:
+    """The largest part first, lengths from short to long. Parts without a graded case are left out."""
+    found = []
+    ordered = [part for part, _ in Counter(parts.values()).most_common()]
+    if cut == "length":
+        ordered.sort(key=lambda part: (not part.startswith("under"), part.endswith("more")))
+    for part in ordered:
+        members = [case for case, its in parts.items() if its == part]
+        figure = _measure_part(report, members, cut=cut, part=part, metric=metric)
+        if figure.n:
+            found.append(figure)
+    tested = {figure.part: figure.p_value for figure in found if figure.p_value is not None}
+    adjusted = holm(tested)
+    return [figure.model_copy(update={"adjusted_p": adjusted.get(figure.part)}) for figure in found]
+
+
+def _measure_part(report: Report, members: Sequence[str], *, cut: str, part: str, metric: str) -> SliceFigure:
+    inside = set(members)
+    before = _restrict(report.baseline.metrics[metric], inside, report.sessions)
+    after = _restrict(report.candidate.metrics[metric], inside, report.sessions)
+    changes = differences_of(report.baseline, candidate=report.candidate, metric=metric)
+    sign = -1 if metric in LOWER_IS_BETTER else 1
+    own = {case: sign * change for case, change in changes.items() if case in inside}
+    wins, losses = sum(c > 0 for c in own.values()), sum(c < 0 for c in own.values())
+    alone = cluster_cases(list(own), sessions=report.sessions) is None
+    return SliceFigure(
+        by=cut,
+        part=part,
+        metric=metric,
+        n=after.n,
+        before=before.value,
+        before_low=before.low,
+        before_high=before.high,
+        after=after.value,
+        after_low=after.low,
+        after_high=after.high,
+        wins=wins,
+        losses=losses,
+        p_value=mcnemar(wins, losses=losses) if alone and own else None,
+    )
+
+
+def _restrict(metric: Metric, inside: set[str], sessions: Mapping[str, str]) -> Metric:
+    return make_metric(
+        metric.name,
+        scores={case: score for case, score in metric.scores.items() if case in inside},
+        confidence=metric.confidence,
+        sessions=sessions,
+        scored=metric.kind == "score",
+    )

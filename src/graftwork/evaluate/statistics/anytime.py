@@ -1,0 +1,237 @@
+"""Tests that may be looked at after every answer, and stopped when they are decided.
+
+In: wins and losses, or successes of two arms, as they come. Out: the evidence so far, and intervals
+that hold at all times at once. Pure; does not know where the traffic comes from.
+
+Each test is a bet against "no difference" that is fair while there is none: the capital starts at 1
+and, by Ville's inequality, reaches 1 / alpha with a chance of at most alpha however often one looks. The
+bets on pairs are mixed over every possible effect by Jeffreys' prior, which has a closed form.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from graftwork.evaluate.statistics.beta import log_beta
+from graftwork.evaluate.statistics.intervals import Interval
+from graftwork.evaluate.statistics.paired import likeliest_loss_rate
+from graftwork.evaluate.statistics.search import bisect
+
+Side = Literal["candidate", "baseline"]
+LARGEST_LOG = 700.0
+STEPS = 36
+"""Halvings of a search: bounds are good to ten digits."""
+
+
+@dataclass
+class _Bet:
+    """What was won so far, at its highest too: once decided, a test stays decided."""
+
+    alpha: float = 0.05
+    highest_log: float = field(default=0.0, kw_only=True)
+    winner: Side | None = field(default=None, kw_only=True)
+    """Who was ahead when the test was decided."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1:
+            raise ValueError(f"alpha must lie between 0 and 1, not {self.alpha}")
+
+    @property
+    def log_e_value(self) -> float:
+        raise NotImplementedError
+
+    @property
+    def e_value(self) -> float:
+        """The capital of the bet: 20 is the strength that a p of 0.05 stands for at its best."""
+        return math.exp(min(self.log_e_value, LARGEST_LOG))
+
+    @property
+    def p_value(self) -> float:
+        """Valid at any time, however often it was looked at."""
+        return math.exp(-max(self.highest_log, 0.0))
+
+    @property
+    def decided(self) -> bool:
+        return self.winner is not None
+
+    def _note(self, ahead: float) -> None:
+        now = self.log_e_value
+        self.highest_log = max(self.highest_log, now)
+        if self.winner is None and now >= -math.log(self.alpha) and ahead:
+            self.winner = "candidate" if ahead > 0 else "baseline"
+
+
+@dataclass
+class PairedTest(_Bet):
+    """Two subjects answer the same requests: is a pair that differs as often a win as a loss?
+
+    A state of its own that can be written down and taken up again: its fields are all there is.
+    """
+
+    wins: int = field(default=0, kw_only=True)
+    losses: int = field(default=0, kw_only=True)
+    ties: int = field(default=0, kw_only=True)
+
+    def update(self, win: int = 0, loss: int = 0, *, tie: int = 0) -> None:
+        """More pairs. Ties move only `difference_interval`."""
+        if min(win, loss, tie) < 0:
+            raise ValueError(f"counts cannot be negative: {win} wins, {loss} losses, {tie} ties")
+        self.wins += win
+        self.losses += loss
+        self.ties += tie
+        self._note(self.wins - self.losses)
+
+    @property
+    def log_e_value(self) -> float:
+        return self._log_against(0.5)
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """The share of wins among pairs that differ, at all times at once."""
+        decided = self.wins + self.losses
+        if not decided:
+            return Interval(0.0, 1.0)
+        limit, seen = -math.log(1 - confidence), self.wins / decided
+        low = (
+            bisect(lambda rate: self._log_against(rate) < limit, 0.0, seen, steps=STEPS) if self.wins else 0.0
+        )
+        high = (
+            bisect(lambda rate: self._log_against(rate) >= limit, seen, 1.0, steps=STEPS)
+            if self.losses
+            else 1.0
+        )
+        return Interval(low, high)
+
+    def difference_interval(self, confidence: float = 0.95) -> Interval:
+        """Wins less losses as a share of all pairs, ties among them, at all times at once."""
+        n = self.wins + self.losses + self.ties
+        if not n:
+            return Interval(-1.0, 1.0)
+        limit, seen = -math.log(1 - confidence), (self.wins - self.losses) / n
+        low = bisect(lambda d: self._log_against_difference(d) < limit, -1.0, seen, steps=STEPS)
+        high = bisect(lambda d: self._log_against_difference(d) >= limit, seen, 1.0, steps=STEPS)
+        return Interval(low, high)
+
+    def _log_against(self, rate: float) -> float:
+        """The capital of a bet that wins do not come with the chance `rate`."""
+        mixed = log_beta(self.wins + 0.5, self.losses + 0.5) - log_beta(0.5, 0.5)
+        return mixed - _log_chance((self.wins, self.losses), (rate, 1 - rate))
+
+    def _log_against_difference(self, difference: float) -> float:
+        """Against the likeliest of all chances with that difference: fair whichever is true."""
+        counts = (self.wins, self.losses, self.ties)
+        n = sum(counts)
+        mixed = math.fsum(math.lgamma(count + 0.5) for count in counts) - math.lgamma(n + 1.5)
+        mixed -= 3 * math.lgamma(0.5) - math.lgamma(1.5)
+        losing = likeliest_loss_rate(self.wins, self.losses, n, difference)
+        losing = min(max(losing, 0.0, -difference), (1 - difference) / 2)
+        chances = (losing + difference, losing, 1 - 2 * losing - difference)
+        return mixed - _log_chance(counts, chances)
+
+
+Counts = tuple[int, int]
+"""Successes and failures."""
+
+
+@dataclass
+class TwoArms(_Bet):
+    """Each request goes to one of two arms: do both succeed equally often?
+
+    How many requests an arm gets, and in which order, does not matter, as long as what an answer was like
+    does not decide it. As soon as both arms have new answers, the rates seen before are bet against their
+    common mean, which is fair whatever rate the two arms share (Turner, Ly, Grünwald, 2024).
+    """
+
+    baseline: Counts = field(default=(0, 0), kw_only=True)
+    candidate: Counts = field(default=(0, 0), kw_only=True)
+    baseline_waiting: Counts = field(default=(0, 0), kw_only=True)
+    """Of these, those that wait until the other arm has new answers as well."""
+    candidate_waiting: Counts = field(default=(0, 0), kw_only=True)
+    log_capital: float = field(default=0.0, kw_only=True)
+
+    def update(self, arm: Side, *, successes: int = 0, failures: int = 0) -> None:
+        """More answers of one arm."""
+        if min(successes, failures) < 0:
+            raise ValueError(f"counts cannot be negative: {successes} successes, {failures} failures")
+        came = (successes, failures)
+        if arm == "candidate":
+            self.candidate = _add(self.candidate, came)
+            self.candidate_waiting = _add(self.candidate_waiting, came)
+        else:
+            self.baseline = _add(self.baseline, came)
+            self.baseline_waiting = _add(self.baseline_waiting, came)
+        if sum(self.baseline_waiting) and sum(self.candidate_waiting):
+            self._settle()
+        self._note(self.difference)
+
+    def _settle(self) -> None:
+        """The bet on the waiting answers, made on what was seen before them."""
+        base, new = self.baseline_waiting, self.candidate_waiting
+        old_rate = _guess_rate(self.baseline, base)
+        new_rate = _guess_rate(self.candidate, new)
+        common = (sum(base) * old_rate + sum(new) * new_rate) / (sum(base) + sum(new))
+        for counts, rate in ((base, old_rate), (new, new_rate)):
+            self.log_capital += counts[0] * math.log(rate / common)
+            self.log_capital += counts[1] * math.log((1 - rate) / (1 - common))
+        self.baseline_waiting = self.candidate_waiting = (0, 0)
+
+    @property
+    def difference(self) -> float:
+        """The candidate's rate less the baseline's; 0 before both were asked."""
+        if not sum(self.baseline) or not sum(self.candidate):
+            return 0.0
+        return self.candidate[0] / sum(self.candidate) - self.baseline[0] / sum(self.baseline)
+
+    @property
+    def log_e_value(self) -> float:
+        return self.log_capital
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """The difference of the rates, at all times at once.
+
+        It holds for every pair of rates and is the wider for it: it may still reach over 0 when the test,
+        which only has to rule out that both are the same, is decided.
+        """
+        limit, seen = -math.log(1 - confidence), self.difference
+        low = bisect(lambda d: self._log_against(d) < limit, -1.0, seen, steps=STEPS)
+        high = bisect(lambda d: self._log_against(d) >= limit, seen, 1.0, steps=STEPS)
+        return Interval(low, high)
+
+    def _log_against(self, difference: float) -> float:
+        """Against the likeliest pair of rates with that difference: fair whichever is true."""
+        base, new = self.baseline, self.candidate
+        mixed = log_beta(base[0] + 0.5, base[1] + 0.5) + log_beta(new[0] + 0.5, new[1] + 0.5)
+        mixed -= 2 * log_beta(0.5, 0.5)
+
+        def falling(rate: float) -> bool:
+            """Whether the likelihood falls with the baseline's rate; it is concave, so once only."""
+            return _slope(base, rate) + _slope(new, rate + difference) < 0
+
+        rate = bisect(falling, max(0.0, -difference), min(1.0, 1.0 - difference), steps=STEPS)
+        shifted = min(max(rate + difference, 0.0), 1.0)
+        return mixed - _log_chance(base, (rate, 1 - rate)) - _log_chance(new, (shifted, 1 - shifted))
+
+
+def _add(counts: Counts, came: Counts) -> Counts:
+    return counts[0] + came[0], counts[1] + came[1]
+
+
+def _guess_rate(counts: Counts, waiting: Counts) -> float:
+    """The rate so far without those that wait, as if one success and one failure had come before."""
+    successes, failures = counts[0] - waiting[0], counts[1] - waiting[1]
+    return (successes + 1) / (successes + failures + 2)
+
+
+def _slope(counts: Counts, rate: float) -> float:
+    won, lost = counts
+    rising = won / rate if rate > 0 else math.inf if won else 0.0
+    falling = lost / (1 - rate) if rate < 1 else math.inf if lost else 0.0
+    return rising - falling
+
+
+def _log_chance(counts: tuple[int, ...], chances: tuple[float, ...]) -> float:
+    """The log of the likelihood of the counts in one order; impossible counts have minus infinity."""
+    total = 0.0
+    for count, chance in zip(counts, chances, strict=True):
+        if count:
+            total += count * math.log(chance) if chance > 0 else -math.inf
+    return total

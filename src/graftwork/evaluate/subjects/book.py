@@ -1,0 +1,133 @@
+"""The answers of one job: what is there, what is to be asked, and each new answer written down at once.
+
+In: a job and its cases. Out: batches of what is missing, cut once and the same after every restart, so that
+what is asked again comes out the same; a journal of the answers. Answers that an earlier evaluation kept
+are taken over before the batches are cut. Does not know who answers.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.evaluate.subjects.kept import KeptAnswers, key_of, repeats_of
+from graftwork.files.journal import Journal
+from graftwork.files.whole import write_whole
+from graftwork.records.report import Answer, Case, EvalJob
+
+ANSWERS_FILE = "answers.jsonl"
+BATCHES_FILE = "batches.jsonl"
+PLAN_FILE = "plan.json"
+
+
+class Batch(NamedTuple):
+    """Cases that are asked together, and which of their several answers it is."""
+
+    repeat: int
+    cases: tuple[str, ...]
+
+
+class AnswerBook:
+    """Use one at a time for a folder; the worker's lock sees to that."""
+
+    def __init__(self, job: EvalJob, cases: Sequence[Case]) -> None:
+        self._job = job
+        self._cases = {case.id: case for case in cases}
+        self._folder = Path(job.folder)
+        self._journal = Journal(self._folder / ANSWERS_FILE)
+        self._batches = Journal(self._folder / BATCHES_FILE)
+        self._kept = open_kept(job)
+        self._there = {(answer.case_id, answer.repeat) for answer in read_answers(self._folder)}
+
+    @property
+    def answered(self) -> int:
+        return len(self._there)
+
+    @property
+    def total(self) -> int:
+        if self._job.batches is not None:
+            return sum(len(cases) for _, cases in self._job.batches)
+        return len(self._cases) * repeats_of(self._job)
+
+    def plan(self, lengths: Mapping[str, int]) -> list[Batch]:
+        """The batches of this job, as they were cut when it first began."""
+        if self._job.batches is not None:
+            return [Batch(repeat, cases) for repeat, cases in self._job.batches]
+        path = self._folder / PLAN_FILE
+        if not path.exists():
+            self._take_over()
+            planned = cut_missing(
+                lengths, self._there, size=self._job.batch_size, repeats=repeats_of(self._job)
+            )
+            write_whole(path, json.dumps(planned))
+        return [Batch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
+
+    def open_batches(self, planned: Iterable[Batch]) -> list[Batch]:
+        """Those that are not answered to their last row; a torn one is asked whole."""
+        return [b for b in planned if not self._there.issuperset((case, b.repeat) for case in b.cases)]
+
+    def write(self, answer: Answer) -> None:
+        """Keep an answer; the first one where there are two."""
+        place = (answer.case_id, answer.repeat)
+        if place in self._there:
+            return
+        self._journal.append(answer.model_dump(mode="json"))
+        self._there.add(place)
+        self._kept.put(key_of(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
+
+    def close_batch(self, batch: Batch, *, peak_memory_gib: float) -> None:
+        self._batches.append({"rows": len(batch.cases), "peak_memory_gib": peak_memory_gib})
+
+    def peaks(self) -> list[float]:
+        return [float(batch["peak_memory_gib"]) for batch in self._batches.read()]
+
+    def copy_from(self, folders: Iterable[Path]) -> None:
+        """Take over what other processes answered for this job."""
+        for folder in folders:
+            for answer in read_answers(folder):
+                self.write(answer)
+            for batch in Journal(folder / BATCHES_FILE).read():
+                self._batches.append(batch)
+
+    def _take_over(self) -> None:
+        for case in self._cases.values():
+            for repeat in range(repeats_of(self._job)):
+                if (case.id, repeat) in self._there:
+                    continue
+                kept = self._kept.get(key_of(self._job, case, repeat=repeat), case_id=case.id)
+                if kept is not None:
+                    self._journal.append(kept.model_copy(update={"repeat": repeat}).model_dump(mode="json"))
+                    self._there.add((case.id, repeat))
+
+
+def open_kept(job: EvalJob) -> KeptAnswers:
+    """What is kept of the job's subject; nothing of one that cannot be told from others."""
+    return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
+
+
+def cut_missing(
+    lengths: Mapping[str, int], there: set[tuple[str, int]], *, size: int, repeats: int
+) -> list[Batch]:
+    """What is not there yet, in batches of like length: little padding, and the same ones every time."""
+    batches = []
+    for repeat in range(repeats):
+        missing = [case for case in lengths if (case, repeat) not in there]
+        ordered = sorted(missing, key=lambda case: (lengths[case], case))
+        batches += [Batch(repeat, tuple(ordered[i : i + size])) for i in range(0, len(ordered), size)]
+    return batches
+
+
+def read_answers(folder: Path) -> list[Answer]:
+    """The answers so far; the first one where a case was answered twice."""
+    answers: dict[tuple[str, int], Answer] = {}
+    for value in Journal(folder / ANSWERS_FILE).read():
+        answer = Answer.model_validate(value)
+        answers.setdefault((answer.case_id, answer.repeat), answer)
+    return list(answers.values())
+
+
+def forget_answers(job: EvalJob, cases: Sequence[Case]) -> None:
+    """Everything that was answered to these cases for this job, here and in what is kept."""
+    for name in (ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
+        (Path(job.folder) / name).unlink(missing_ok=True)
+    open_kept(job).forget([key_of(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])

@@ -1,0 +1,241 @@
+"""One question to an OpenAI-compatible endpoint, streamed, over real HTTP.
+
+In: messages. Out: the answer with its times, or what went wrong: something that another attempt may mend
+(busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the environment
+and goes nowhere but into the header; redirects are not followed, so that it reaches nobody else.
+"""
+
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Literal, NamedTuple
+
+from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.interaction import Message
+from graftwork.records.report import Endpoint
+
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+LONGEST_WORDS = 300
+LONGEST_LINE = 8 * 2**20
+
+
+class Settings(NamedTuple):
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class EndpointReply(NamedTuple):
+    text: str
+    tokens: int
+    prompt_tokens: int
+    finish_reason: Literal["stop", "length"]
+    first_token_seconds: float
+    seconds: float
+
+
+class TryAgain(Exception):
+    """The endpoint may answer the next time; `wait` is how long it asked us to wait."""
+
+    def __init__(self, why: str, *, wait: float | None = None) -> None:
+        super().__init__(why)
+        self.wait = wait
+
+
+class EndpointClient:
+    """Threads may share one. What an endpoint turns out not to understand is left out from then on."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._key = _read_key(endpoint)
+        self._opener = urllib.request.build_opener(_StayHere)
+        self._limit_name = "max_tokens"
+        self._left_out: frozenset[str] = frozenset()
+
+    def ask(self, messages: Sequence[Message], *, repeat: int = 0) -> EndpointReply:
+        """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
+        began = time.perf_counter()
+        try:
+            with self._opener.open(
+                self._request(messages, repeat), timeout=self._endpoint.timeout_seconds
+            ) as answer:
+                return self._hear(answer, began)
+        except urllib.error.HTTPError as error:
+            with error:
+                words = _first_words(error)
+            raise self._explain(error, words) from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise TryAgain(f"{type(error).__name__}: {reason}") from error
+
+    def _request(self, messages: Sequence[Message], repeat: int) -> urllib.request.Request:
+        said = self._settings
+        body: dict[str, Any] = {
+            "model": self._endpoint.model,
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            self._limit_name: said.max_new_tokens,
+            "temperature": said.temperature,
+            "seed": said.seed + repeat,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if said.temperature > 0:
+            body["top_p"] = said.top_p
+        for name in self._left_out:
+            body.pop(name, None)
+        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        return urllib.request.Request(
+            f"{self._endpoint.url}/chat/completions",
+            data=json.dumps(body).encode(),
+            headers=headers,
+            method="POST",
+        )
+
+    def _hear(self, answer: IO[bytes], began: float) -> EndpointReply:
+        pieces: list[str] = []
+        first: float | None = None
+        finish: str | None = None
+        usage: dict[str, Any] = {}
+        for event in self._events(answer, began):
+            if "error" in event:
+                raise TryAgain(f"an error came in the stream: {_shorten(json.dumps(event['error']))}")
+            usage = event.get("usage") or usage
+            for choice in event.get("choices") or ():
+                finish = choice.get("finish_reason") or finish
+                text = (choice.get("delta") or choice.get("message") or {}).get("content")
+                if text:
+                    first = first if first is not None else time.perf_counter() - began
+                    pieces.append(text)
+        total = time.perf_counter() - began
+        if finish is None:
+            raise TryAgain(f"the stream was cut off after {len(pieces)} pieces")
+        return EndpointReply(
+            text="".join(pieces),
+            tokens=int(usage.get("completion_tokens") or len(pieces)),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            finish_reason="length" if finish == "length" else "stop",
+            first_token_seconds=total if first is None else first,
+            seconds=total,
+        )
+
+    def _events(self, answer: IO[bytes], began: float) -> Iterator[dict[str, Any]]:
+        """The stream's events; of an endpoint that does not stream, its one answer."""
+        until = began + self._endpoint.timeout_seconds
+        plain: list[bytes] = []
+        while line := answer.readline(LONGEST_LINE):
+            if time.perf_counter() > until:
+                # Each read may be in time while the whole never ends.
+                raise TryAgain(f"no whole answer within {self._endpoint.timeout_seconds:.0f} s")
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield _parse(data)
+            elif line.strip() and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+                plain.append(line)
+        if plain:
+            yield _parse(b"".join(plain))
+
+    def _explain(self, error: urllib.error.HTTPError, words: str) -> Exception:
+        if self._key:
+            words = words.replace(self._key, "…")
+        if error.code in RETRIED:
+            return TryAgain(f"{error.code} {words}", wait=_retry_after(error))
+        if error.code in (400, 422) and self._adapt(words):
+            return TryAgain(f"{error.code} {words}", wait=0.0)
+        where = f"{self._endpoint.url}#{self._endpoint.model}"
+        if error.code in (401, 403):
+            variable = self._endpoint.key_variable
+            return EnvironmentLacks(
+                f"the endpoint refuses us: {error.code} {words}",
+                why=f"the key is read from ${variable}" if variable else "no key is sent",
+                fix="put a valid key into an environment variable and name it: URL#model,key=VARIABLE",
+                where=where,
+            )
+        return UserMistake(
+            f"the endpoint refuses the question: {error.code} {words}",
+            why="another attempt would be answered the same",
+            fix="check the URL (it ends before /chat/completions), the model and the settings",
+            where=where,
+        )
+
+    def _adapt(self, words: str) -> bool:
+        """Leave out what the endpoint says that it does not understand; whether there was such a thing."""
+        if (
+            self._limit_name in words
+            and "max_completion_tokens" in words
+            and self._limit_name == "max_tokens"
+        ):
+            self._limit_name = "max_completion_tokens"
+            return True
+        for name in ("stream_options", "seed", "temperature", "top_p"):
+            if name in words and name not in self._left_out:
+                self._left_out |= {name}
+                return True
+        return False
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Settings that the endpoint did not take: the report says so."""
+        return tuple(sorted(self._left_out))
+
+
+class _StayHere(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the key to another host."""
+
+    def redirect_request(self, *_arguments: Any) -> None:
+        return None
+
+
+def _read_key(endpoint: Endpoint) -> str | None:
+    if endpoint.key_variable is None:
+        return None
+    key = os.environ.get(endpoint.key_variable, "").strip()
+    if not key:
+        raise EnvironmentLacks(
+            f"the environment variable {endpoint.key_variable} is empty or not set",
+            why=f"the key of {endpoint.url} is read from it",
+            fix=f"export {endpoint.key_variable}=… and run the same command again",
+        )
+    return key
+
+
+def _retry_after(error: urllib.error.HTTPError) -> float | None:
+    """Seconds; a date is left to our own patience."""
+    try:
+        return max(float(error.headers.get("Retry-After", "")), 0.0)
+    except ValueError:
+        return None
+
+
+def _first_words(error: urllib.error.HTTPError) -> str:
+    try:
+        return _shorten(error.read(64 * 1024).decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return ""
+
+
+def _shorten(text: str) -> str:
+    joined = " ".join(text.split())
+    return joined if len(joined) <= LONGEST_WORDS else f"{joined[:LONGEST_WORDS]}…"
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError as error:
+        raise TryAgain(f"the stream holds no JSON: {_shorten(data.decode(errors='replace'))}") from error
+    if not isinstance(event, dict):
+        raise TryAgain("the stream holds something else than events")
+    return event
+
+
+__all__ = ["EndpointClient", "EndpointReply", "GraftError", "Settings", "TryAgain"]

@@ -1,0 +1,149 @@
+"""A model of our own, asked in batches on the processor or a card.
+
+In: an EvalJob. Out: answers, the time of one request, the loss of a recorded reply. The base is loaded as
+it will be served: in the device's precision and never quantised, whatever the adapter was trained on. A
+batch that a card has no room for is cut in halves. The only file of this stage that loads a model itself.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graftwork.evaluate.ask import Timing
+from graftwork.process.memory import peak_memory_gib
+from graftwork.records.interaction import Message
+from graftwork.records.report import EvalJob
+
+if TYPE_CHECKING:
+    from graftwork.model.generate import Generated, Sampling
+
+WEIGHED_TOGETHER = 4
+"""Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
+
+
+class OwnModel:
+    """The base, with the job's adapter acting where it names one."""
+
+    def __init__(self, job: EvalJob) -> None:
+        import torch
+
+        from graftwork.model.adapter import load_adapter
+        from graftwork.model.generate import Generator
+        from graftwork.model.load import load_base, use_threads
+        from graftwork.model.template import Template
+
+        self._job = job
+        threads = use_threads(job.threads)
+        on_card = job.device.startswith("cuda") and torch.cuda.is_available()
+        self._device = job.device if on_card else "cpu"
+        dtype = _card_type(self._device) if on_card else "float32"
+        self._model = load_base(Path(job.base_folder), dtype=dtype, device=self._device)
+        if job.adapter_folder is not None:
+            load_adapter(self._model, Path(job.adapter_folder))
+        self.template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+        self._generator = Generator(self._model, stop_tokens=[self.template.eos])
+        self.described: dict[str, Any] = {
+            "engine": "graftwork",
+            "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
+            "base_as": f"{dtype}, not quantised",
+            "threads": None if on_card else threads,
+        }
+
+    def generate(self, prompts: list[list[int]]) -> "Sequence[Generated]":
+        return self._halved(prompts, self._sampling(seed=0, temperature=0.0))
+
+    def sample(self, prompts: list[list[int]], seed: int) -> "Sequence[Generated]":
+        return self._halved(prompts, self._sampling(seed=seed, temperature=self._job.temperature))
+
+    def time_one(self, prompt: list[int]) -> Timing:
+        """One request alone, heard token by token."""
+        first: list[float] = []
+        began = time.perf_counter()
+
+        def hear(_row: int, _token: int) -> bool:
+            if not first:
+                first.append(time.perf_counter() - began)
+            return True
+
+        sampling = self._sampling(seed=self._job.seed, temperature=self._job.temperature)
+        self._generator.generate([prompt], sampling, on_token=hear)
+        total = time.perf_counter() - began
+        return Timing(first[0] if first else total, total)
+
+    def weigh(self, conversations: list[tuple[tuple[Message, ...], str]]) -> list[float | None]:
+        """The mean loss of a token of each reply, its end of turn included; None for one that is refused."""
+        from graftwork.model.template import CannotProve
+
+        rows: list[tuple[int, Sequence[int], int]] = []
+        for place, row in enumerate(self.template.render_batch(conversations)):
+            if not isinstance(row, CannotProve):
+                rows.append((place, row.tokens, row.trained_from))
+        losses: list[float | None] = [None] * len(conversations)
+        for start in range(0, len(rows), WEIGHED_TOGETHER):
+            some = rows[start : start + WEIGHED_TOGETHER]
+            for (place, _, _), loss in zip(some, self._weigh_some(some), strict=True):
+                losses[place] = loss
+        return losses
+
+    def peak_memory_gib(self) -> float:
+        """Of the card where one is used: that is what has to hold it; else of this process."""
+        if self._device == "cpu":
+            return peak_memory_gib()
+        import torch
+
+        return float(torch.cuda.max_memory_reserved(self._device) / 2**30)
+
+    def _weigh_some(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        width = max(len(tokens) for _, tokens, _ in rows)
+        # Only the replies' own places are scored: counted from the end of the longest row.
+        scored = width - min(begin for _, _, begin in rows) + 1
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for place, (_, tokens, _) in enumerate(rows):
+            ids[place, : len(tokens)] = torch.tensor(list(tokens))
+            mask[place, : len(tokens)] = 1
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                logits_to_keep=scored,
+                use_cache=False,
+            )
+        first = width - scored
+        losses = []
+        for place, (_, tokens, begin) in enumerate(rows):
+            logits = output.logits[place, begin - 1 - first : len(tokens) - 1 - first].float()
+            wanted = ids[place, begin : len(tokens)].to(logits.device)
+            losses.append(float(cross_entropy(logits, wanted)))
+        return losses
+
+    def _halved(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
+        import torch
+
+        try:
+            return self._generator.generate(prompts, sampling)
+        except torch.cuda.OutOfMemoryError:
+            if len(prompts) == 1:
+                raise
+        torch.cuda.empty_cache()
+        middle = len(prompts) // 2
+        return [*self._halved(prompts[:middle], sampling), *self._halved(prompts[middle:], sampling)]
+
+    def _sampling(self, *, seed: int, temperature: float) -> "Sampling":
+        from graftwork.model.generate import Sampling
+
+        return Sampling(
+            max_new_tokens=self._job.max_new_tokens, temperature=temperature, top_p=self._job.top_p, seed=seed
+        )
+
+
+def _card_type(device: str) -> str:
+    """bfloat16 where the card has hardware for it."""
+    import torch
+
+    major, _ = torch.cuda.get_device_capability(device)
+    return "bfloat16" if major >= 8 else "float16"

@@ -1,0 +1,167 @@
+"""The cases of one subject shared out to several processes.
+
+In: a job with `shards` over 1. Out: its answers, put together from those of its processes, each of which
+has a folder, a lock and a model of its own. Batches are cut over all cases before they are shared out, so
+that the answers are those of one process. A process that dies takes the whole with it: started again, all
+go on from what they have.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from graftwork.evaluate.ask import Progress, stopped
+from graftwork.evaluate.subjects.book import AnswerBook, Batch
+from graftwork.process import lock
+from graftwork.process.heartbeat import read_beat
+from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.worker import ERROR_FILE
+from graftwork.records import errors
+from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
+from graftwork.records.report import EvalJob
+
+POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 60.0
+LOG_FILE = "worker.log"
+
+
+def share_out(job: EvalJob, batches: Sequence[Batch], *, cards: int = 0) -> list[EvalJob]:
+    """One job a process, each with every n-th batch; no more of them than there are batches."""
+    count = min(job.shards, len(batches))
+    threads = max((job.threads or _processors()) // max(count, 1), 1)
+    return [
+        job.model_copy(
+            update={
+                "folder": str(Path(job.folder) / f"shard-{number + 1}-of-{count}"),
+                "shards": 1,
+                "latency_cases": 0,
+                "threads": threads,
+                "device": f"cuda:{number % cards}" if cards and job.device == "cuda" else job.device,
+                "batches": tuple((batch.repeat, batch.cases) for batch in batches[number::count]),
+            }
+        )
+        for number in range(count)
+    ]
+
+
+def ask_in_shards(
+    job: EvalJob,
+    book: AnswerBook,
+    *,
+    lengths: dict[str, int],
+    progress: Progress,
+    stop_asked: Callable[[], bool],
+    cards: int = 0,
+) -> int:
+    """Let the processes answer what is missing; how many they were."""
+    shards = share_out(job, book.open_batches(book.plan(lengths)), cards=cards)
+    before = book.answered
+    _wait_for_orphans(shards, stop_asked)
+    children = [(shard, _start(shard)) for shard in shards]
+    try:
+        _watch(job, children, book, before, progress, stop_asked)
+    finally:
+        _stop([child for _, child in children])
+        book.copy_from(Path(shard.folder) for shard in shards)
+    return len(shards)
+
+
+def _wait_for_orphans(shards: Sequence[EvalJob], stop_asked: Callable[[], bool]) -> None:
+    """Processes whose parent was killed stop at their next batch; until then they hold their folders."""
+    pause, until = threading.Event(), time.monotonic() + PATIENCE_SECONDS
+    while any(lock.holder_of(Path(shard.folder)) is not None for shard in shards):
+        if stop_asked() or time.monotonic() >= until:
+            return
+        pause.wait(POLL_SECONDS)
+
+
+def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
+    from graftwork.files.whole import write_whole
+
+    folder = Path(shard.folder)
+    write_whole(folder / "job.json", shard.to_json())
+    with (folder / LOG_FILE).open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "graftwork.evaluate.worker", str(folder / "job.json")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+        )
+
+
+def _watch(
+    job: EvalJob,
+    children: "list[tuple[EvalJob, subprocess.Popen[bytes]]]",
+    book: AnswerBook,
+    before: int,
+    progress: Progress,
+    stop_asked: Callable[[], bool],
+) -> None:
+    pause = threading.Event()
+    while running := [child for _, child in children if child.poll() is None]:
+        beats = [beat for shard, _ in children if (beat := read_beat(Path(shard.folder))) is not None]
+        answering = [beat for beat in beats if beat.phase == "answering"]
+        done = sum(int(beat.done) for beat in answering)
+        left = [beat.seconds_left for beat in answering if beat.seconds_left is not None]
+        progress.beat(
+            "answering" if answering else "loading the model",
+            min(before + done, book.total),
+            book.total,
+            seconds_left=max(left) if len(left) == len(running) else None,
+            subject=job.subject,
+            processes=len(running),
+        )
+        if stop_asked():
+            _stop(running)
+            book.copy_from(Path(shard.folder) for shard, _ in children)
+            raise stopped(job, f"{book.answered} of {book.total} cases are answered")
+        _raise_first_failure(children)
+        pause.wait(POLL_SECONDS)
+    _raise_first_failure(children)
+
+
+def _raise_first_failure(children: "list[tuple[EvalJob, subprocess.Popen[bytes]]]") -> None:
+    for shard, child in children:
+        code = child.poll()
+        if code in (None, errors.EXIT_DONE):
+            continue
+        raise _what_it_said(Path(shard.folder)) or WorkerFailed(
+            f"one of the processes that share the evaluation of {shard.subject} ended with {code}",
+            why="the others were stopped; what all of them answered is kept",
+            fix="run `graft eval` again: it goes on from there",
+            where=str(Path(shard.folder) / LOG_FILE),
+        )
+
+
+def _what_it_said(folder: Path) -> GraftError | None:
+    import json
+
+    try:
+        said = json.loads((folder / ERROR_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    kind = getattr(errors, said["error"], EnvironmentLacks)
+    error: GraftError = kind(said["what"], why=said["why"], fix=said["fix"], where=said["where"])
+    return error
+
+
+def _stop(children: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """Ask all to stop at their next batch, and end only those that do not."""
+    for child in children:
+        if child.poll() is None:
+            child.terminate()
+    for child in children:
+        try:
+            child.wait(timeout=PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

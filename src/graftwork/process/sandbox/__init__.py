@@ -1,0 +1,31 @@
+"""Code that a model wrote runs in here: no network, no files but its own, limits on everything.
+
+In: source as text. Out: how it ended. `docs/sandbox.md` says what each way guarantees. `inside/` runs on
+the far side and imports nothing of ours.
+"""
+
+from graftwork.process.sandbox.available import available, open_sandbox, why_not
+from graftwork.process.sandbox.batch import Job, run_jobs
+from graftwork.process.sandbox.limits import Limits
+from graftwork.process.sandbox.result import SandboxKind, SandboxResult
+from graftwork.process.sandbox.run import Sandbox
+from graftwork.process.sandbox.settings import SandboxSettings
+
+__all__ = [
+    "Job",
+    "Limits",
+    "Sandbox",
+    "SandboxKind",
+    "SandboxResult",
+    "SandboxSettings",
+    "available",
+    "open_sandbox",
+    "run_jobs",
+    "run_python",
+    "why_not",
+]
+
+
+def run_python(source: str, *, limits: Limits, files: dict[str, str] | None = None) -> SandboxResult:
+    """Run it as `python file.py` would, in the strongest way that this machine has."""
+    return Sandbox(available(), limits).run(source, files=files)

@@ -1,0 +1,272 @@
+"""The first process of the box: shuts it, starts the code in a child, waits, and tells how it ended.
+
+In: one argument. Out: lines on the status pipe, which the code never holds: that it started and how it
+ended, or why the box could not be made. When this process ends, whatever the code has left behind ends.
+"""
+
+# pathlib takes longer to load than everything else here together.
+# ruff: noqa: PTH112, PTH116, PTH120, PTH123
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # the signal module builds enums first
+import marshal
+import os
+import select
+import sys
+
+from graftwork.process.sandbox.inside import kernel
+from graftwork.process.sandbox.inside.driver import run_code
+from graftwork.process.sandbox.inside.filter import install_filter
+from graftwork.process.sandbox.inside.landlock import shut_files, write_rules
+from graftwork.process.sandbox.inside.limits import set_limits
+from graftwork.process.sandbox.inside.root import build_root, leave_namespaces
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+FAILED = 125
+
+
+def main() -> NoReturn:
+    # From our own process alone; nothing that the code writes is ever read so.
+    box = marshal.loads(bytes.fromhex(sys.argv[1]))
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    try:
+        _enter(box)
+        _watch(box, _start_code(box))
+    except Exception as error:
+        os.write(box["status"], f"failed {_name(error)}\n".encode())
+    os._exit(FAILED)
+
+
+def _enter(box: dict[str, Any]) -> None:
+    way, uid = box["way"], box["uid"]
+    if way == "bubblewrap":
+        # It has made the walls already, and ends us when whoever started it ends.
+        return
+    if way in ("namespaces", "user_namespaces"):
+        if way == "user_namespaces" and uid is not None:
+            _become(uid)
+            kernel.set_dumpable(True)
+        kernel.die_with_parent(box["parent"])
+        leave_namespaces(user=way == "user_namespaces")
+        _go_on_as_first_process(box)
+        owner = uid if way == "namespaces" else None
+        build_root(box["views"], folder=box["folder"], owner=owner, size=box["limits"]["disk_bytes"])
+    else:
+        # No world of processes of its own: nothing ends by itself, so this process is asked to end it.
+        kernel.adopt_orphans()
+        _signal.signal(_signal.SIGTERM, lambda *_: _end_everything(box))
+        kernel.die_with_parent(box["parent"], by=kernel.SIGTERM)
+        os.chdir(box["folder"])
+
+
+def _go_on_as_first_process(box: dict[str, Any]) -> None:
+    """Only a child lives in the new world of processes; this one waits for it, outside."""
+    alive, kept = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(alive)
+        for number in (0, 1, 2, box["channel"], box["status"]):
+            os.close(number)
+        _, status = os.waitpid(child, 0)
+        os._exit(0 if status == 0 else FAILED)
+    os.close(kept)
+    os.setsid()
+    kernel.die_with_parent()
+    # The one outside may have died before the tie was made: then the pipe has ended.
+    if select.select([alive], [], [], 0)[0]:
+        os._exit(FAILED)
+    os.close(alive)
+
+
+def _start_code(box: dict[str, Any]) -> int:
+    """The child's number. It tells by a pipe that it is shut in; only then it gets code to run."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.close(box["status"])
+        _be_the_code(box, tell)
+    os.close(tell)
+    os.close(box["channel"])
+    failure = b""
+    while piece := os.read(told, 4096):
+        failure += piece
+    os.close(told)
+    if failure:
+        raise OSError(0, failure.decode())
+    os.write(box["status"], b"started\n")
+    return child
+
+
+def _be_the_code(box: dict[str, Any], tell: int) -> NoReturn:
+    code = FAILED
+    try:
+        # A signal to its own group then reaches nobody but itself.
+        os.setsid()
+        _shut_in(box)
+    except Exception as error:
+        os.write(tell, _name(error).encode())
+        os._exit(FAILED)
+    os.close(tell)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    try:
+        code = run_code(box["channel"], folder=box["folder"], search=box["search"])
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    except BaseException:
+        code = 1
+        _say_what_was_raised()
+    # As the interpreter itself would: threads are waited for, what is written is flushed.
+    sys.exit(code)
+
+
+def _shut_in(box: dict[str, Any]) -> None:
+    """What the code can no longer undo. The order matters: each step needs a right that a later one ends."""
+    uid, way, limits = box["uid"], box["way"], box["limits"]
+    kernel.no_new_privileges()
+    if way == "off":
+        kernel.die_with_parent()
+        set_limits(limits, processes=None)
+        return
+    rules, kept = _landlock_rules(box) if way == "landlock" else (None, None)
+    kernel.shut_capabilities()
+    if uid is not None and way != "user_namespaces":
+        kernel.keep_capabilities()
+        _become(uid)
+    kernel.drop_capabilities(but=kept)
+    kernel.set_dumpable(False)
+    kernel.die_with_parent()
+    if rules is not None:
+        shut_files(rules)
+    # Ours that are the same user in the same user namespace: the first process, and the one outside it.
+    ours = 2 if way == "user_namespaces" else 1 if uid is None else 0
+    set_limits(limits, processes=limits["processes"] + ours)
+    if not install_filter() and way == "landlock":
+        raise OSError(0, "no filter of system calls is known for this machine")
+
+
+def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:
+    """The rules; and the right to pass folders shut for others, where the interpreter lies in one."""
+    shown = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
+    devices = [source for kind, source, _ in box["views"] if kind == "device"]
+    rules = write_rules(readable=shown, devices=devices, writable=box["folder"])
+    return rules, None if all(map(_open_to_all, shown)) else kernel.CAP_DAC_READ_SEARCH
+
+
+def _open_to_all(path: str) -> bool:
+    while path != "/":
+        wanted = 0o5 if os.path.isdir(path) else 0o4
+        if os.stat(path).st_mode & wanted != wanted:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _become(uid: int) -> None:
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def _watch(box: dict[str, Any], child: int) -> NoReturn:
+    """Until the code's own process ends; then everything that it left behind ends too."""
+    while True:
+        ended, status, used = os.wait4(-1, 0)
+        if ended == child:
+            break
+    _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+    _end_leftovers(box)
+    spent = used.ru_utime + used.ru_stime
+    ended_with = os.waitstatus_to_exitcode(status)
+    os.write(box["status"], f"ended {ended_with} {used.ru_maxrss * 1024} {spent:.3f}\n".encode())
+    os._exit(0)
+
+
+def _end_everything(box: dict[str, Any]) -> NoReturn:
+    """Asked to, or because whoever started us is gone: then nobody else clears the folder away."""
+    import shutil
+
+    _end_leftovers(box)
+    shutil.rmtree(box["folder"], ignore_errors=True)
+    os._exit(FAILED)
+
+
+def _end_leftovers(box: dict[str, Any]) -> None:
+    if box["way"] == "landlock":
+        _end_all_of(box["uid"])
+        while _reap(0):
+            pass
+    elif box["way"] == "off":
+        while below := _descendants(os.getpid()):
+            for number in below:
+                _kill(number)
+            while _reap(os.WNOHANG):
+                pass
+
+
+def _end_all_of(uid: int) -> None:
+    """Every process of this user at one stroke: such a signal goes to all that exist at that moment."""
+    for _ in range(100):
+        killer = os.fork()
+        if killer == 0:
+            os.setresuid(uid, uid, uid)
+            os.kill(-1, kernel.SIGKILL)
+            os._exit(0)
+        if os.waitpid(killer, 0)[1] == 0:
+            return
+        # One of them was quicker and killed the killer: again.
+
+
+def _descendants(root: int) -> list[int]:
+    found, waiting = [], [root]
+    while waiting:
+        number = waiting.pop()
+        try:
+            with open(f"/proc/{number}/task/{number}/children", encoding="ascii") as file:
+                below = [int(child) for child in file.read().split()]
+        except OSError:
+            continue
+        found += below
+        waiting += below
+    return found
+
+
+def _kill(number: int) -> None:
+    try:
+        os.kill(number, kernel.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _reap(how: int) -> bool:
+    try:
+        return os.waitpid(-1, how)[0] > 0
+    except ChildProcessError:
+        return False
+
+
+def _name(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or f"{type(error).__name__}: {error}"
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _say_what_was_raised() -> None:
+    """As the interpreter would, without the lines of ours above the code's own."""
+    import traceback
+
+    kind, error, steps = sys.exc_info()
+    while steps is not None and steps.tb_frame.f_code.co_filename not in ("main.py", "answer.py", "tests.py"):
+        steps = steps.tb_next
+    traceback.print_exception(kind, error, steps)

@@ -1,0 +1,252 @@
+"""Generated code is run here and nowhere else.
+
+In: source, limits. Out: how it ended. The code is shut in before it is read by any interpreter, is ended at
+the first limit it reaches, with everything that it has started, and none of its files is ever opened by us.
+"""
+
+import marshal
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from graftwork.process.sandbox.limits import Limits
+from graftwork.process.sandbox.namespaces import Pipes, command_for, scrubbed_environment, uid_of
+from graftwork.process.sandbox.result import Reason, SandboxKind, SandboxResult
+from graftwork.process.sandbox.talk import Talk, follow, frame
+from graftwork.process.sandbox.views import FOLDER
+from graftwork.records.errors import EnvironmentLacks, UserMistake
+
+_GRACE_SECONDS = 5.0
+"""What the kernel gets to end a tree that has been killed."""
+_NEARLY = 0.5
+"""The kernel holds to the processor's seconds by counting ticks, which is not what it tells afterwards."""
+_ON_THIS_MACHINE = (SandboxKind.LANDLOCK, SandboxKind.OFF)
+"""Ways without a file system of their own: the code's folder lies in the temporary one."""
+
+
+class BoxNotMade(Exception):
+    """This way does not work here, and why."""
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A way that works on this machine, and what each run in it may use."""
+
+    kind: SandboxKind
+    limits: Limits = field(default_factory=Limits)
+    packages: tuple[str, ...] = ()
+
+    def run(self, source: str, *, files: dict[str, str] | None = None) -> SandboxResult:
+        """As `python file.py` would."""
+        return self._in_box({"action": "run", "name": "main.py", "source": source, "files": files or {}})
+
+    def compile(self, source: str) -> SandboxResult:
+        """Whether it is Python at all; nothing of it is run."""
+        said: list[bytes] = []
+        task = {"action": "compile", "name": "answer.py", "source": source, "files": {}}
+        result = self._in_box(task, asked=said.append)
+        return result if said == [b"compiled"] else _without_nonce(result)
+
+    def test(self, source: str, tests: str, *, files: dict[str, str] | None = None) -> SandboxResult:
+        """`ok` only if the tests ran to their end; leaving early, or printing what looks like success, is no.
+
+        The tests run in the names of the source, and they come into the box after it has been loaded.
+        """
+        nonce = secrets.token_hex(16)
+        said: list[bytes] = []
+
+        def answer(message: bytes) -> bytes | None:
+            said.append(message)
+            # Whoever says anything else gets nothing to go on with, and need not be waited for.
+            return marshal.dumps({"tests": tests, "nonce": nonce}) if said == [b"ready"] else b""
+
+        task = {"action": "test", "name": "answer.py", "source": source, "files": files or {}}
+        result = self._in_box(task, asked=answer)
+        return result if said == [b"ready", nonce.encode()] else _without_nonce(result)
+
+    def _in_box(
+        self, task: dict[str, Any], *, asked: Callable[[bytes], bytes | None] = lambda _message: None
+    ) -> SandboxResult:
+        try:
+            return run_in_box(task, kind=self.kind, limits=self.limits, packages=self.packages, asked=asked)
+        except BoxNotMade as error:
+            raise EnvironmentLacks(
+                f"the sandbox ({self.kind}) could not be made: {error}",
+                why="generated code runs nowhere else",
+                fix="docs/sandbox.md says what each way needs of the machine",
+            ) from error
+
+
+def run_in_box(
+    task: dict[str, Any],
+    *,
+    kind: SandboxKind,
+    limits: Limits,
+    packages: tuple[str, ...],
+    asked: Callable[[bytes], bytes | None],
+) -> SandboxResult:
+    """BoxNotMade where the walls could not be put up; then nothing was run."""
+    _require_inner_names(task["files"])
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        near, far = socket.socketpair()
+        stack.enter_context(near)
+        folder = FOLDER
+        status_near, status_far = os.pipe()
+        with os.fdopen(status_near, "rb") as status, far:
+            if kind in _ON_THIS_MACHINE:
+                folder = stack.enter_context(_own_folder())
+            pipes = Pipes(channel=far.fileno(), status=status_far)
+            command = command_for(kind, pipes, limits=limits, folder=folder, packages=packages)
+            uid = uid_of(command)
+            if folder != FOLDER and uid is not None:
+                os.chown(folder, uid, uid)
+            try:
+                process = _start(command, pipes, folder=folder)
+            finally:
+                os.close(status_far)
+            far.close()
+            talk = Talk(near, asked, outgoing=bytearray(frame(marshal.dumps(task))))
+            try:
+                _follow(talk, process, status.fileno(), deadline=begun + limits.wall_seconds, limits=limits)
+            finally:
+                _end(process, kind)
+    return _conclude(talk, limits=limits, seconds=time.monotonic() - begun)
+
+
+def _own_folder() -> "tempfile.TemporaryDirectory[str]":
+    """What the code leaves there is removed without following any link of it."""
+    return tempfile.TemporaryDirectory(prefix=f"graft-box-{os.getpid()}-", ignore_cleanup_errors=True)
+
+
+def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=scrubbed_environment(folder),
+            pass_fds=pipes,
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BoxNotMade(f"{Path(command[0]).name} does not start: {error.strerror}") from error
+
+
+def _follow(
+    talk: Talk, process: "subprocess.Popen[bytes]", status: int, *, deadline: float, limits: Limits
+) -> None:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pipes = {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno(), "status": status}
+    follow(
+        talk,
+        process.pid,
+        pipes=pipes,
+        deadline=deadline,
+        output_bytes=limits.output_bytes,
+        memory_bytes=limits.memory_bytes,
+    )
+
+
+def _end(process: "subprocess.Popen[bytes]", kind: SandboxKind) -> None:
+    """The whole tree. Ending the outermost process ends the first one of the box, and that one all others."""
+    if kind in _ON_THIS_MACHINE:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    else:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+def _conclude(talk: Talk, *, limits: Limits, seconds: float) -> SandboxResult:
+    stdout, stderr, status = (
+        bytes(talk.heard[name]).decode(errors="replace") for name in ("stdout", "stderr", "status")
+    )
+    told = _read_status(status)
+    if told.failed:
+        raise BoxNotMade(told.failed)
+    if not told.started and not talk.reason:
+        raise BoxNotMade((stderr.strip().splitlines() or ["it ended without a word"])[-1])
+    # Without one although it had started: the box itself was killed, by a machine that ran out of memory.
+    exit_code = None if talk.reason else told.exit_code
+    spent = told.cpu_seconds >= limits.cpu_seconds * _NEARLY
+    reason = talk.reason or _reason_of(exit_code, stderr, spent=spent)
+    return SandboxResult(
+        ok=not reason,
+        exit_code=exit_code,
+        stdout=stdout,
+        stderr=stderr,
+        reason=reason,
+        seconds=seconds,
+        peak_bytes=max(talk.peak_bytes, told.peak_bytes),
+    )
+
+
+class _Status(NamedTuple):
+    """What the first process of the box has told; it alone holds the pipe."""
+
+    started: bool = False
+    failed: str = ""
+    exit_code: int | None = None
+    peak_bytes: int = 0
+    cpu_seconds: float = 0.0
+
+
+def _read_status(text: str) -> _Status:
+    told = _Status()
+    for line in text.splitlines():
+        word, _, rest = line.partition(" ")
+        if word == "started":
+            told = told._replace(started=True)
+        elif word == "failed":
+            told = told._replace(failed=rest or "it does not say why")
+        elif word == "ended":
+            code, peak, spent = rest.split()
+            told = told._replace(exit_code=int(code), peak_bytes=int(peak), cpu_seconds=float(spent))
+    return told
+
+
+def _reason_of(exit_code: int | None, stderr: str, *, spent: bool) -> Reason:
+    if exit_code == 0:
+        return ""
+    if exit_code is None:
+        return "signal"
+    if exit_code < 0:
+        by_limit = -exit_code == signal.SIGXCPU or (spent and -exit_code == signal.SIGKILL)
+        return "cpu" if by_limit else "signal"
+    lines = stderr.strip().splitlines()
+    return "memory" if lines and lines[-1].startswith("MemoryError") else "exit"
+
+
+def _without_nonce(result: SandboxResult) -> SandboxResult:
+    """It did not get to the end, whatever its exit code says."""
+    return result.model_copy(update={"ok": False, "reason": result.reason or "no_nonce"})
+
+
+def _require_inner_names(files: dict[str, str]) -> None:
+    for name in files:
+        path = PurePosixPath(name)
+        if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+            raise UserMistake(
+                f"{name!r} is no name of a file within the sandbox",
+                why="files are written into the code's own folder alone",
+                fix="give a relative name without ..",
+            )

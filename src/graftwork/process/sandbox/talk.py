@@ -1,0 +1,123 @@
+"""One running box: reads what it writes, answers what it asks, up to its limits.
+
+In: a started process and the near ends of its pipes. Out: what was read, and why it was ended if it was.
+Never waits for longer than it was told, never holds more than it was told. Does not know how boxes are made.
+"""
+
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from graftwork.process.sandbox.result import Reason
+from graftwork.process.sandbox.watch import memory_of_tree
+
+_HEAD = struct.Struct("!I")
+_LONGEST_REPLY = 256
+"""What the far side may say over the channel: a word or a nonce."""
+_LONGEST_STATUS = 65536
+_LOOK_EVERY = 0.05
+
+
+@dataclass
+class Talk:
+    """What was heard so far. `asked` is called with each message of the far side and may give an answer."""
+
+    channel: socket.socket
+    asked: Callable[[bytes], bytes | None]
+    outgoing: bytearray = field(default_factory=bytearray)
+    incoming: bytearray = field(default_factory=bytearray)
+    heard: dict[str, bytearray] = field(default_factory=dict)
+    reason: Reason = ""
+    peak_bytes: int = 0
+
+
+def frame(message: bytes) -> bytes:
+    return _HEAD.pack(len(message)) + message
+
+
+def follow(
+    talk: Talk,
+    process: int,
+    *,
+    pipes: dict[str, int],
+    deadline: float,
+    output_bytes: int,
+    memory_bytes: int,
+) -> None:
+    """Until every pipe has ended, or a limit is reached: then `talk.reason` says which."""
+    talk.heard = {name: bytearray() for name in pipes}
+    talk.channel.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        for name, number in pipes.items():
+            selector.register(number, selectors.EVENT_READ, name)
+        selector.register(talk.channel, selectors.EVENT_READ | selectors.EVENT_WRITE, "channel")
+        next_look = time.monotonic() + _LOOK_EVERY
+        while any(key.data != "channel" for key in selector.get_map().values()):
+            now = time.monotonic()
+            if now >= deadline:
+                talk.reason = "wall_clock"
+                return
+            if now >= next_look:
+                used = memory_of_tree(process, most=memory_bytes)
+                talk.peak_bytes = max(talk.peak_bytes, used)
+                if used > memory_bytes:
+                    talk.reason = "memory"
+                    return
+                next_look = time.monotonic() + _LOOK_EVERY
+            for key, events in selector.select(timeout=max(0.0, min(deadline, next_look) - now)):
+                if key.data == "channel":
+                    _converse(talk, selector, events)
+                elif not _read_pipe(talk, key, output_bytes):
+                    selector.unregister(key.fileobj)
+            if talk.reason:
+                return
+
+
+def _read_pipe(talk: Talk, key: selectors.SelectorKey, most: int) -> bool:
+    heard = talk.heard[key.data]
+    if key.data == "status":
+        # Written by ours alone, and short.
+        most = _LONGEST_STATUS
+    piece = os.read(key.fd, 65536)
+    heard += piece
+    if len(heard) > most:
+        del heard[most:]
+        talk.reason = "output"
+    return bool(piece)
+
+
+def _converse(talk: Talk, selector: selectors.BaseSelector, events: int) -> None:
+    try:
+        if events & selectors.EVENT_WRITE and talk.outgoing:
+            del talk.outgoing[: talk.channel.send(talk.outgoing)]
+        if events & selectors.EVENT_READ:
+            piece = talk.channel.recv(4096)
+            talk.incoming += piece
+            if not piece or not _take_messages(talk):
+                selector.unregister(talk.channel)
+                return
+    except (ConnectionError, BrokenPipeError):
+        selector.unregister(talk.channel)
+        return
+    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if talk.outgoing else 0)
+    selector.modify(talk.channel, wanted, "channel")
+
+
+def _take_messages(talk: Talk) -> bool:
+    """False where the far side does not keep to the form: it is not listened to any more."""
+    while len(talk.incoming) >= _HEAD.size:
+        length = _HEAD.unpack_from(talk.incoming)[0]
+        if length > _LONGEST_REPLY:
+            return False
+        if len(talk.incoming) < _HEAD.size + length:
+            return True
+        message = bytes(talk.incoming[_HEAD.size : _HEAD.size + length])
+        del talk.incoming[: _HEAD.size + length]
+        answer = talk.asked(message)
+        if answer is not None:
+            talk.outgoing += frame(answer)
+    return True

@@ -1,0 +1,163 @@
+"""Keys and signatures in the format of minisign (https://jedisct1.github.io/minisign/). Pure.
+
+In: the text of a key or a signature file. Out: their parts, a signature, or whether one holds. Reads both
+kinds of signature (of the file, `Ed`, and of its BLAKE2b hash, `ED`) and writes the second, as minisign
+does; reads secret keys with and without a password.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+from typing import NamedTuple
+
+from graftwork.records.errors import UserMistake
+from graftwork.registry import ed25519
+
+_UNTRUSTED, _TRUSTED = "untrusted comment: ", "trusted comment: "
+
+
+class PublicKey(NamedTuple):
+    number: bytes
+    """Eight bytes that say which key a signature was made with."""
+    key: bytes
+
+
+class SecretKey(NamedTuple):
+    number: bytes
+    seed: bytes
+
+
+class Signature(NamedTuple):
+    kind: bytes
+    number: bytes
+    of_message: bytes
+    trusted_comment: str
+    of_comment: bytes
+
+
+def read_public_key(text: str, *, where: str = "release.public_key") -> PublicKey:
+    """A public key as minisign prints it, with or without its comment line."""
+    raw = _decode(_last_line(text), length=42, what="a minisign public key", where=where)
+    if raw[:2] != b"Ed":
+        raise _unreadable("a minisign public key", "it is of another kind than Ed25519", where)
+    return PublicKey(raw[2:10], raw[10:])
+
+
+def read_signature(text: str, *, where: str) -> Signature:
+    lines = text.splitlines()
+    if len(lines) < 4 or not lines[0].startswith(_UNTRUSTED) or not lines[2].startswith(_TRUSTED):
+        raise _unreadable("a minisign signature", "it does not have its four lines", where)
+    raw = _decode(lines[1], length=74, what="a minisign signature", where=where)
+    of_comment = _decode(lines[3], length=64, what="a minisign signature", where=where)
+    return Signature(raw[:2], raw[2:10], raw[10:], lines[2].removeprefix(_TRUSTED), of_comment)
+
+
+def holds(signature: Signature, message: bytes, *, key: PublicKey) -> bool:
+    """Whether the key signed this message and the comment beside it."""
+    signed = {b"Ed": message, b"ED": hashlib.blake2b(message).digest()}.get(signature.kind)
+    if signed is None or signature.number != key.number:
+        return False
+    comment = signature.of_message + signature.trusted_comment.encode()
+    return ed25519.is_signed(signed, signature=signature.of_message, public=key.key) and ed25519.is_signed(
+        comment, signature=signature.of_comment, public=key.key
+    )
+
+
+def sign(message: bytes, *, key: SecretKey, trusted_comment: str) -> str:
+    """The text of a signature file. The trusted comment is signed, too."""
+    comment = " ".join(trusted_comment.splitlines())
+    of_message = ed25519.sign(hashlib.blake2b(message).digest(), seed=key.seed)
+    of_comment = ed25519.sign(of_message + comment.encode(), seed=key.seed)
+    first, second = _encode(b"ED" + key.number + of_message), _encode(of_comment)
+    return f"{_UNTRUSTED}signature by graftwork\n{first}\n{_TRUSTED}{comment}\n{second}\n"
+
+
+def public_of(key: SecretKey) -> PublicKey:
+    return PublicKey(key.number, ed25519.public_of(key.seed))
+
+
+def write_public_key(key: PublicKey) -> str:
+    shown = key.number[::-1].hex().upper()
+    return f"{_UNTRUSTED}minisign public key {shown}\n{_encode(b'Ed' + key.number + key.key)}\n"
+
+
+def write_secret_key(key: SecretKey) -> str:
+    """Without a password, as `minisign -G -W` writes it."""
+    secret = key.number + key.seed + public_of(key).key
+    checksum = hashlib.blake2b(b"Ed" + secret, digest_size=32).digest()
+    body = b"Ed" + b"\0\0" + b"B2" + bytes(32 + 8 + 8) + secret + checksum
+    return f"{_UNTRUSTED}minisign secret key, not encrypted\n{_encode(body)}\n"
+
+
+def read_secret_key(text: str, *, password: str | None, where: str) -> SecretKey:
+    """A secret key; one with a password is opened by it."""
+    raw = _decode(_last_line(text), length=158, what="a minisign secret key", where=where)
+    kind, kdf, checksum_kind = raw[:2], raw[2:4], raw[4:6]
+    if kind != b"Ed" or checksum_kind != b"B2" or kdf not in (b"\0\0", b"Sc"):
+        raise _unreadable("a minisign secret key", "it is of another kind than Ed25519 with BLAKE2b", where)
+    salt, operations, memory, body = raw[6:38], raw[38:46], raw[46:54], raw[54:]
+    if kdf == b"Sc":
+        if password is None:
+            raise UserMistake(
+                "the secret key has a password",
+                fix="set it in the environment: GRAFT_SIGNING_PASSWORD",
+                where=where,
+            )
+        stream = _stretch(password, salt, *(int.from_bytes(one, "little") for one in (operations, memory)))
+        body = bytes(a ^ b for a, b in zip(body, stream, strict=True))
+    secret, checksum = body[:72], body[72:]
+    if not hmac.compare_digest(hashlib.blake2b(kind + secret, digest_size=32).digest(), checksum):
+        raise _unreadable("the secret key", "the password is wrong, or the file is damaged", where)
+    return SecretKey(secret[:8], secret[8:40])
+
+
+def _stretch(password: str, salt: bytes, operations: int, memory: int) -> bytes:
+    """scrypt with the costs that libsodium picks for these limits."""
+    operations = max(operations, 32768)
+    r, p = 8, 1
+    if operations < memory // 32:
+        n = _power_up_to(operations // (r * 4))
+    else:
+        n = _power_up_to(memory // (r * 128))
+        p = min(operations // 4 // n, 0x3FFFFFFF) // r or 1
+    return hashlib.scrypt(
+        password.encode(),
+        salt=salt,
+        n=n,
+        r=r,
+        p=p,
+        maxmem=min(2**31 - 1, 128 * r * (n + p + 2) + 2**20),
+        dklen=104,
+    )
+
+
+def _power_up_to(limit: int) -> int:
+    """The cost that libsodium takes: the first power of two over half the limit."""
+    exponent = 1
+    while exponent < 63 and 1 << exponent <= limit // 2:
+        exponent += 1
+    return 1 << exponent
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines()]
+    return lines[-1] if lines else ""
+
+
+def _decode(text: str, *, length: int, what: str, where: str) -> bytes:
+    try:
+        raw = base64.b64decode(text.strip(), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _unreadable(what, "it is not base64", where) from error
+    if len(raw) != length:
+        raise _unreadable(what, f"it has {len(raw)} bytes, not {length}", where)
+    return raw
+
+
+def _encode(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _unreadable(what: str, why: str, where: str) -> UserMistake:
+    return UserMistake(f"{what} cannot be read", why=why, fix="give it as minisign wrote it", where=where)

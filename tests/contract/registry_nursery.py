@@ -1,0 +1,81 @@
+"""Forks workers that make, promote, roll back and collect releases until they are killed.
+
+`python registry_nursery.py ROOT URL`: for each line on its input (a seed and the file to write to) it forks a
+worker, says its process id, and says "gone" when it is. What is imported is imported once. A worker writes
+what it is about to do and what it has done, each with one write, which outlives it.
+"""
+
+import os
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
+
+from registry_samples import parts, write_adapter
+
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.release_gc import collect_garbage
+from graftwork.coordinate.release_store import open_store, promote_release, rollback_alias
+from graftwork.coordinate.workplace import Workplace
+from graftwork.project.folder import open_project
+from graftwork.records.errors import UserMistake
+from graftwork.registry.promote import rollback_target
+from graftwork.registry.publish import publish
+from graftwork.store.database import open_database
+
+
+def open_work(root: Path, url: str) -> Workplace:
+    return Workplace(project=open_project(root), database=open_database(url), narrator=Silent())
+
+
+def make_release(work: Workplace, scratch: Path, *, weights: bytes, **more) -> str:
+    adapter = write_adapter(scratch, weights=weights)
+    return publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
+
+
+def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
+    chance = random.Random(seed)
+    work = open_work(root, url)
+    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def say(*words: str) -> None:
+        os.write(output, (" ".join(words) + "\n").encode())
+
+    number = 0
+    while True:
+        number += 1
+        action = chance.choice(["make", "promote", "promote", "back", "back", "gc", "gc"])
+        say("begin", action)
+        if action == "make":
+            make_release(work, root / "runs" / f"{seed}-{number}", weights=chance.randbytes(4096))
+        elif action == "promote":
+            there = [entry.id for entry in work.releases.entries() if entry.collected_at is None]
+            chosen = chance.choice(there)
+            say("try", chosen)
+            promote_release(work, chosen)
+            say("done", chosen)
+        elif action == "back":
+            try:
+                say("try", rollback_target(work.releases, alias="champion"))
+                say("done", rollback_alias(work).release_id)
+            except UserMistake:
+                say("nowhere")
+        else:
+            collect_garbage(work)
+        say("end", action)
+
+
+def main(root: str, url: str) -> None:
+    for line in sys.stdin:
+        seed, said = line.split()
+        worker = os.fork()
+        if worker == 0:
+            work_until_killed(Path(root), url, seed=seed, said=Path(said))
+        print(worker, flush=True)
+        os.waitpid(worker, 0)
+        print("gone", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

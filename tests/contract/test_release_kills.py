@@ -1,0 +1,121 @@
+"""Kill -9 at any moment of making, promoting, rolling back and collecting: the store stays whole."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from new_database import new_database
+from registry_nursery import make_release, open_work
+from sqlalchemy import text
+
+from graftwork.coordinate.release_gc import collect_garbage
+from graftwork.coordinate.release_store import open_store, promote_release
+from graftwork.coordinate.workplace import Workplace
+from graftwork.registry.folder import verify_release
+from graftwork.registry.promote import needed
+
+NURSERY = Path(__file__).with_name("registry_nursery.py")
+
+
+@pytest.mark.parametrize(
+    ("kind", "kills"),
+    [
+        ("sqlite", 60),
+        ("postgresql", 20),
+        pytest.param("sqlite", 200, marks=pytest.mark.slow),
+        pytest.param("postgresql", 200, marks=pytest.mark.slow),
+    ],
+)
+def test_whenever_a_process_is_killed_the_store_is_whole_and_the_alias_old_or_new(
+    kind, kills, request, tmp_path
+):
+    url = new_database(kind, request=request, folder=tmp_path)
+    settings = {
+        "project": "cited-answers",
+        "data": {"logs": ["l.jsonl"]},
+        "release": {"keep_last": 2, "keep_days": 0},
+    }
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    work = open_work(tmp_path, url)
+    first = make_release(work, tmp_path / "first", weights=b"first")
+    promote_release(work, first)
+    chance, current, actions = random.Random(7), first, set()
+    command = [sys.executable, str(NURSERY), str(tmp_path), url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
+        try:
+            for number in range(kills):
+                said = tmp_path / f"said-{number}"
+                kill_at_random(nursery, chance, said, seed=f"{kind}-{number}")
+                allowed, interrupted = read_said(said, current)
+                actions.add(interrupted)
+                current = assert_whole(work, allowed)
+        finally:
+            nursery.kill()
+    # A test whose kills never met anything would prove nothing.
+    assert actions >= {"make", "promote", "back", "gc"}
+    assert_tidy_after_one_more_collection(work)
+    work.database.close()
+
+
+def kill_at_random(nursery, chance: random.Random, said: Path, *, seed: str) -> None:
+    nursery.stdin.write(f"{seed} {said}\n")
+    nursery.stdin.flush()
+    worker = int(nursery.stdout.readline())
+    deadline = time.monotonic() + 30
+    while not said.exists() or not said.stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(chance.uniform(0, 0.06))
+    os.kill(worker, signal.SIGKILL)
+    assert nursery.stdout.readline() == "gone\n"
+
+
+def read_said(said: Path, current: str) -> tuple[set[str], str]:
+    """Where the alias may point after what the worker said, and what it was at when it was killed."""
+    allowed, interrupted = {current}, "nothing"
+    for line in said.read_text().splitlines():
+        word, *rest = line.split()
+        if word == "try":
+            allowed = {current, rest[0]}
+        elif word == "done":
+            current = rest[0]
+            allowed = {current}
+        elif word in ("begin", "end"):
+            interrupted = rest[0] if word == "begin" else "nothing"
+    return allowed, interrupted
+
+
+def assert_whole(work: Workplace, allowed: set[str]) -> str:
+    with work.database.write() as connection:
+        # Taken only when a server has ended what the killed client had asked for.
+        if work.database.engine.dialect.name == "sqlite":
+            assert connection.execute(text("PRAGMA quick_check")).scalar() == "ok"
+            assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+    store, aliases, logs = open_store(work), work.releases.aliases(), work.releases.alias_logs()
+    assert aliases["champion"] in allowed
+    moves = logs["champion"]
+    assert [move.previous for move in moves] == [None, *(move.release_id for move in moves[:-1])]
+    assert moves[-1].release_id == aliases["champion"]
+    for one in needed(logs.values()):
+        assert work.releases.entry(one).collected_at is None
+        assert store.has(one)
+    for one in store.ids():
+        assert verify_release(store.folder(one)).id == one
+    for entry in work.releases.entries():
+        assert entry.collected_at is not None or store.has(entry.id)
+    return aliases["champion"]
+
+
+def assert_tidy_after_one_more_collection(work: Workplace) -> None:
+    collect_garbage(work)
+    store = open_store(work)
+    assert not [*store.root.glob(".*.part"), *store.root.glob(".trash*"), *store.blobs.leftovers()]
+    held = {file.sha256 for one in store.ids() for file in store.verify(one).files}
+    assert {blob.sha256 for blob in store.blobs.all()} == held
+    assert collect_garbage(work, dry_run=True).bytes == 0

@@ -1,0 +1,139 @@
+"""Stores of releases at URLs: the same promises in memory, in a folder and on a real S3 protocol."""
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from s3_server import new_url
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.places.carry import pull_release, push_release
+from graftwork.registry.places.place import Place, clean
+from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
+
+
+@pytest.fixture(params=["memory", "file", "s3"])
+def url(request, tmp_path):
+    if request.param == "s3":
+        request.getfixturevalue("s3_server")
+        return new_url()
+    if request.param == "memory":
+        return f"memory://{uuid.uuid4().hex}/copies"
+    return f"file://{tmp_path}/far away/copies"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ReleaseStore.open(tmp_path / "here")
+
+
+def make(store, *, weights=b"\x01\x02\x03\x04"):
+    adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
+    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+
+
+def test_a_release_goes_there_and_comes_back_byte_for_byte(url, store, tmp_path):
+    store.sign((release := make(store)).id, b"signed\n")
+    pushed = push_release(store, Place(url), release.id)
+    assert set(pushed.sent) == {file.path for file in release.files}
+    place = Place(url)
+    assert place.ids() == (release.id,)
+    assert place.find(release.id[:10]) == release.id
+    far = ReleaseStore.open(tmp_path / "far")
+    assert pull_release(far, place, release.id) == (release, True)
+    assert far.verify(release.id) == release
+    assert (far.folder(release.id) / "manifest.json.minisig").read_bytes() == b"signed\n"
+    assert pull_release(far, place, release.id).new is False
+    assert not list(far.root.glob(".*.part"))
+
+
+def test_what_is_there_is_not_sent_again(url, store):
+    first, second = make(store), make(store, weights=b"other weights")
+    push_release(store, Place(url), first.id)
+    assert push_release(store, Place(url), first.id).sent == ()
+    shared = {file.sha256 for file in first.files} & {file.sha256 for file in second.files}
+    assert shared
+    sent = push_release(store, Place(url), second.id).sent
+    assert {file.sha256 for file in second.files if file.path in sent}.isdisjoint(shared)
+
+
+def spoil(place, file, data):
+    place._files.pipe_file(place._blob(file.sha256), data)
+
+
+def test_a_damaged_blob_is_not_taken_in_and_is_mended_by_the_next_push(url, store, tmp_path):
+    release = make(store)
+    place = Place(url)
+    push_release(store, place, release.id)
+    victim = release.files[0]
+    far = ReleaseStore.open(tmp_path / "far")
+    for data in (bytes(victim.size), b"short"):
+        spoil(place, victim, data)
+        with pytest.raises(GraftError) as told:
+            pull_release(far, Place(url), release.id)
+        assert told.value.fix
+        assert far.ids() == ()
+    assert push_release(store, place, release.id).sent == (victim.path,)
+    assert pull_release(far, Place(url), release.id).release == release
+
+
+def test_a_push_that_breaks_off_shows_no_release_and_the_next_one_finishes_it(url, store, monkeypatch):
+    release = make(store)
+    place = Place(url)
+    real, calls = place._files.put_file, []
+
+    def put_file(*arguments, **more):
+        calls.append(arguments)
+        if len(calls) == 4:
+            raise ConnectionError("the wire broke: https://user:secret@host/x?token=secret")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(place._files, "put_file", put_file)
+    with pytest.raises(EnvironmentLacks, match="the wire broke") as told:
+        push_release(store, place, release.id)
+    assert "secret" not in str(told.value)
+    assert Place(url).ids() == ()
+    monkeypatch.undo()
+    assert len(push_release(store, Place(url), release.id).sent) == len(release.files) - 3
+    assert Place(url).ids() == (release.id,)
+
+
+def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path):
+    release = make(store)
+    place, far = Place(url), ReleaseStore.open(tmp_path / "far")
+    push_release(store, place, release.id)
+    place._files.rm_file(place._blob(release.files[0].sha256))
+    with pytest.raises(GraftError, match="is not there"):
+        pull_release(far, Place(url), release.id)
+    place.put_text(release.id, "manifest.json", release.to_json().replace("deploy", "abort!").encode())
+    with pytest.raises(GraftError, match="manifest"):
+        pull_release(far, Place(url), release.id)
+    with pytest.raises(UserMistake, match="not there"):
+        pull_release(far, Place(url), "0" * 64)
+    with pytest.raises(UserMistake, match="no release begins"):
+        Place(url).find("0" * 64)
+    assert far.ids() == ()
+
+
+def test_a_bucket_that_does_not_exist_is_said(s3_server):
+    with pytest.raises(UserMistake, match="no bucket 'nowhere'") as told:
+        Place("s3://nowhere/folder")
+    assert told.value.fix
+
+
+@pytest.mark.parametrize("url", ["not a url", "nosuchkind://somewhere/x"])
+def test_an_address_that_cannot_be_used_is_said(url):
+    with pytest.raises(GraftError) as told:
+        Place(url)
+    assert told.value.fix
+
+
+def test_no_secret_of_an_address_is_said():
+    assert clean("s3://key:secret@host/x?sig=abc") == "s3://…@host/x?…"

@@ -1,0 +1,43 @@
+"""A specialist is released by itself: its own alias and version, a lineage down to its log lines."""
+
+import json
+
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.pipeline import run_pipeline
+from graftwork.coordinate.release_lineage import trace_release
+from graftwork.coordinate.release_store import open_store
+from graftwork.coordinate.steps.prepare import Prepared
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.files.dataset_folder import iterate_rows
+from graftwork.project.folder import open_project
+from graftwork.records.release import Release
+
+
+def test_a_specialist_is_released_with_its_whole_lineage(small_project, change_settings):
+    change_settings(small_project, models={"main": {}, "tagger": {}})
+    with open_workplace(open_project(small_project), Silent(), model="tagger") as work:
+        made = run_pipeline(work, upto="release")
+        release = made.get("release", Release)
+        assert release.model == "tagger"
+        assert work.releases.aliases() == {"tagger/champion": release.id}
+        assert work.releases.entry(release.id).version == "1.0.0"
+        folder = open_store(work).get(release.id)
+        assert json.loads((folder / "outcome.json").read_bytes())["residuals"]
+        graph = trace_release(work, release)
+        prepared = made.get("prepare", Prepared)
+        for split in ("train", "test"):
+            rows = list(iterate_rows(work.project.root / prepared.folder, split))
+            node = next(n for n in graph.nodes if n.kind == "lines" and n.facts["split"] == split)
+            assert node.facts["count"] == str(len(rows))
+            assert numbers_of(node.facts["lines"]) == {row.origin.line for row in rows}
+        run = next(node for node in graph.nodes if node.kind == "run")
+        assert run.facts["state"] == "done"
+        assert {n.facts["state"] for n in graph.nodes if n.kind == "file"} == {"as it was"}
+
+
+def numbers_of(ranges: str) -> set[int]:
+    found: set[int] = set()
+    for part in ranges.split(", "):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,173 @@
+"""The rules that a run set out with, the champion's own report, reports kept by adapter."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from graftwork.coordinate.gate_champion import find_champion, with_champion
+from graftwork.coordinate.gate_reports import find_report, keep_report
+from graftwork.coordinate.gate_rules import RULES, note_rules, with_changes
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.evaluate.gate import Judged, decide
+from graftwork.evaluate.score import compare, make_rate
+from graftwork.files.journal import Journal
+from graftwork.project.folder import open_project
+from graftwork.records.errors import Damaged
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.report import Generation, Report, SubjectReport
+
+STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}]}
+LAX = {"rules": [{"metric": "json_valid", "over": 0.5}]}
+
+
+def write_project(folder: Path, gate: dict) -> Path:
+    folder.mkdir(exist_ok=True)
+    settings = {"project": "small", "data": {"logs": ["log.jsonl"]}, "gate": gate}
+    (folder / "graft.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def opened(folder):
+    return open_workplace(open_project(folder), Silent())
+
+
+def subject(name, right, n=100):
+    scores = {f"c{i}": float(i < right) for i in range(n)}
+    made = Generation(
+        subject=name,
+        answers=n,
+        seconds=1,
+        tokens_per_second=1,
+        single_latency_seconds=(),
+        peak_memory_gib=1,
+        settings={},
+    )
+    return SubjectReport(
+        subject=name, metrics={"json_valid": make_rate("json_valid", scores=scores)}, generation=made
+    )
+
+
+def report(right, **more):
+    base, adapter = subject("base", 0), subject("adapter", right)
+    pairs = compare(base, candidate=adapter)
+    fields = {
+        "cases_hash": "cases",
+        "cases": 100,
+        "baseline": base,
+        "candidate": adapter,
+        "comparisons": pairs,
+    }
+    return Report(**{**fields, **more})
+
+
+def release_of(work, found: Report, *, adapter_hash: str, parent: str | None = None) -> Release:
+    """A release of which only the report lies in the store."""
+    body = found.to_json().encode()
+    release = Release(
+        id=hashlib.sha256(adapter_hash.encode()).hexdigest(),
+        project="small",
+        base="b",
+        base_fingerprint="b",
+        template_fingerprint="t",
+        adapter_hash=adapter_hash,
+        dataset_hash="d",
+        plan_hash="p",
+        report_hash="r",
+        verdict_hash="v",
+        decision="deploy",
+        run_id="run",
+        parent=parent,
+        created_at="2025-03-01T12:00:00Z",
+        files=(ReleaseFile(path="report.json", sha256=hashlib.sha256(body).hexdigest(), size=len(body)),),
+        settings={},
+        versions={},
+    )
+    work.releases.add(release)
+    folder = work.project.releases / release.id
+    folder.mkdir(parents=True)
+    (folder / "report.json").write_bytes(body)
+    return release
+
+
+def promote(work, release, previous=None):
+    work.releases.move_alias(
+        "champion", release.id, expected_previous=previous, who="t", when="2025-03-01T12:00:00Z", why="t"
+    )
+
+
+def test_rules_that_were_changed_are_told_with_what_they_would_have_said(tmp_path):
+    found = report(90)
+    with opened(write_project(tmp_path / "p", STRICT)) as work:
+        note_rules(work, "run", stage="trained")
+        assert note_rules(work, "run", stage="evaluated").stage == "trained"
+        judged = Judged(found, work.settings.gate)
+        same = decide(found, work.settings.gate)
+        assert with_changes(same, judged, note_rules(work, "run", stage="judged")) == same
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        noted = note_rules(work, "run", stage="judged")
+        verdict = decide(found, work.settings.gate)
+        told = with_changes(verdict, Judged(found, work.settings.gate), noted)
+        kept = Journal(work.project.runs / "run" / RULES).read()
+    assert told.decision == "deploy"
+    assert "The rules were changed after this run was first trained" in told.notes[0]
+    assert "no longer JSON-valid rate over 95 %; now JSON-valid rate over 50 %" in told.notes[0]
+    assert "would be: iterate" in told.notes[0]
+    assert [line["stage"] for line in kept] == ["trained", "judged"]
+
+
+def test_rules_of_a_version_that_cannot_be_read_still_show_that_they_were_others(tmp_path):
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        note = {"rules_hash": "old", "when": "then", "stage": "trained", "rules": {"unheard": "of"}}
+        Journal(work.project.runs / "run" / RULES).append(note)
+        verdict = decide(report(90), work.settings.gate)
+        noted = note_rules(work, "run", stage="judged")
+        told = with_changes(verdict, Judged(report(90), work.settings.gate), noted)
+    assert "The rules were changed after this run was first trained (then)." in told.notes
+
+
+def test_the_champions_own_report_on_the_same_cases_stands_in_for_asking_it_again(tmp_path):
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        champion = release_of(work, report(97), adapter_hash="old")
+        promote(work, champion)
+        assert find_champion(work, adapter_hash="new") == champion
+        seen = with_champion(work, report(60), champion)
+        assert seen.champion == "champion"
+        assert seen.others[-1].metrics["json_valid"].successes == 97
+        other_cases = report(60, cases_hash="others")
+        assert with_champion(work, other_cases, champion) == other_cases
+        longer = report(60, settings={"max_new_tokens": 99})
+        assert with_champion(work, longer, champion) == longer
+        asked = report(60, champion="champion", others=(subject("champion", 50),))
+        assert with_champion(work, asked, champion) == asked
+
+
+def test_an_adapter_that_serves_already_is_held_against_what_it_took_the_place_of(tmp_path):
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        assert find_champion(work, adapter_hash="new") is None
+        old = release_of(work, report(97), adapter_hash="old")
+        promote(work, old)
+        new = release_of(work, report(99), adapter_hash="new", parent=old.id)
+        promote(work, new, previous=old.id)
+        assert find_champion(work, adapter_hash="new") == old
+        assert find_champion(work, adapter_hash="newer") == new
+
+
+def test_a_champions_report_that_was_tampered_with_is_refused(tmp_path):
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        champion = release_of(work, report(97), adapter_hash="old")
+        (work.project.releases / champion.id / "report.json").write_text(report(1).to_json())
+        with pytest.raises(Damaged, match="was changed"):
+            with_champion(work, report(60), champion)
+
+
+def test_reports_are_found_again_by_their_adapter(tmp_path):
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        assert find_report(work, "a" * 64) is None
+        keep_report(work, "a" * 64, report(60))
+        keep_report(work, "b" * 64, report(70))
+        assert find_report(work, "a" * 64) == report(60)
+        next((work.project.evaluations / "reports").glob("a*")).write_text("{}")
+        assert find_report(work, "a" * 64) is None

@@ -1,0 +1,125 @@
+"""Limits and invariants: by a bound, by a percentile, inclusive or not."""
+
+import math
+
+import pytest
+from gate_samples import marks, report, simple, subject
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.figures import percentile, times_for_percentile
+from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.wear import wear_of
+
+
+def timed(latency, rule, **more):
+    found = report(
+        subject("adapter", {"json_valid": marks(9, 9)}, latency=latency, **more),
+        subject("base", {"json_valid": marks(9, 9)}),
+    )
+    return decide(found, GateSettings(rules=(rule,)))
+
+
+def test_at_least_and_at_most_include_the_limit():
+    memory = subject("adapter", {"json_valid": marks(9, 9)}, memory=10.0)
+    found = report(memory, subject("base", {"json_valid": marks(9, 9)}))
+    assert (
+        decide(found, GateSettings(rules=(Rule(metric="peak_memory_gib", at_most=10),))).decision == "deploy"
+    )
+    assert (
+        decide(found, GateSettings(rules=(Rule(metric="peak_memory_gib", under=10),))).decision == "iterate"
+    )
+
+
+def test_a_95th_percentile_needs_72_requests_before_anything_can_be_promised():
+    assert times_for_percentile(0.95) == 72
+    rule = Rule(metric="latency_seconds", under=5, at="p95")
+    few = timed([1.0 + i / 100 for i in range(30)], rule)
+    assert few.decision == "not_enough_evidence"
+    assert few.rules[0].high is None  # there is no bound, and JSON has no infinity
+    assert "72 timed requests" in few.rules[0].sentence
+    assert "About 72 timed requests would settle it." in few.reason
+    assert "evaluate.latency_cases to 72" in few.advice[0]
+    assert timed([1.0 + i / 100 for i in range(72)], rule).decision == "deploy"
+
+
+def test_a_few_slow_requests_break_the_percentile_and_not_the_median():
+    slow = [1.0 + i / 100 for i in range(180)] + [30.0] * 20
+    assert timed(slow, Rule(metric="latency_seconds", under=5)).decision == "deploy"
+    assert timed(slow, Rule(metric="latency_seconds", under=5, at="p95")).decision == "iterate"
+
+
+def test_a_mean_is_not_a_median():
+    skewed = [1.0] * 30 + [60.0] * 10
+    assert timed(skewed, Rule(metric="latency_seconds", under=12)).decision == "deploy"
+    assert timed(skewed, Rule(metric="latency_seconds", under=12, at="mean")).decision == "iterate"
+
+
+def test_speed_is_a_limit_too():
+    found = report(
+        subject("adapter", {"json_valid": marks(9, 9)}, speed=40.0),
+        subject("base", {"json_valid": marks(9, 9)}),
+    )
+    fast = GateSettings(rules=(Rule(metric="tokens_per_second", over=30),))
+    faster = GateSettings(rules=(Rule(metric="tokens_per_second", over=50),))
+    assert decide(found, fast).decision == "deploy"
+    assert decide(found, faster).decision == "iterate"
+
+
+def test_what_counts_by_its_value_says_that_luck_is_not_ruled_out():
+    rule = Rule(metric="json_valid", at_least=0.98, bound="value")
+    verdict = decide(simple(marks(20, 31), marks(31, 31)), GateSettings(rules=(rule,)))
+    assert verdict.decision == "deploy"
+    assert "luck" in verdict.notes[0]
+
+
+def test_a_worn_out_test_set_is_said_to_be_so():
+    rules = GateSettings(rules=(Rule(metric="json_valid", over=0.5),))
+    found = simple(marks(9, 99), marks(99, 99), looks=25)
+    worn, fresh = (found.model_copy(update={"wear": wear_of(found, candidates=n)}) for n in (25, 1))
+    assert worn.wear.sentence in decide(worn, rules).notes
+    assert decide(fresh, rules).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"metric": "json_valid", "margin": 2}, "for 95 % write 0.95"),
+        ({"metric": "json_valid", "over": 0.9, "against": "champion"}, "give it a `margin`"),
+        ({"metric": "json_valid", "over": 0.9, "at": "p95"}, "is for latency_seconds"),
+        ({"metric": "json_valid", "margin": 0.02, "severity": "invariant"}, "a proven loss aborts anyway"),
+        ({"metric": "json_vald", "over": 0.9}, "did you mean json_valid"),
+        ({"metric": "json_valid", "over": 0.9, "margin": 0.02}, "not both"),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused_with_the_fix(rule, message):
+    with pytest.raises(ValueError, match=message):
+        Rule(**rule)
+
+
+def test_a_check_of_the_projects_own_can_be_a_rule():
+    chosen = GateSettings(rules=(Rule(metric="totals_add_up", over=0.9),))
+    measured = simple(marks(5, 99), marks(99, 99), metric="totals_add_up")
+    assert decide(measured, chosen).decision == "deploy"
+    assert decide(simple(marks(5, 99), marks(99, 99)), chosen).decision == "not_enough_evidence"
+
+
+@given(st.lists(st.floats(0.1, 100), min_size=1, max_size=300))
+@settings(max_examples=60)
+def test_the_interval_of_a_percentile_holds_it(values):
+    value, (low, high) = percentile(values, confidence=0.95)
+    assert low <= value <= high
+    assert math.isinf(high) == (len(values) < 72)
+
+
+def test_the_upper_bound_of_the_percentile_covers_the_true_one_as_often_as_it_says():
+    import random
+
+    chance = random.Random(3)
+    true = -math.log(0.05)  # of an exponential distribution
+    covered = sum(
+        percentile([chance.expovariate(1) for _ in range(100)], confidence=0.95)[1].high >= true
+        for _ in range(1000)
+    )
+    assert covered >= 960  # one-sided 97.5 %

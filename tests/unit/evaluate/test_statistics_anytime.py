@@ -1,0 +1,262 @@
+"""Looking after every answer: false alarms stay rare, real differences are found, intervals hold."""
+
+import itertools
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import integrate, optimize, special, stats
+
+from graftwork.evaluate.statistics.anytime import PairedTest, TwoArms
+
+RUNS, STEPS = 400, 250
+
+
+def play_pairs(draw, *, win_rate, loss_rate, steps=STEPS):
+    """A test that is looked at after every pair, and stopped when it is decided."""
+    test = PairedTest()
+    for step in range(steps):
+        luck = draw.random()
+        win, loss = int(luck < win_rate), int(win_rate <= luck < win_rate + loss_rate)
+        test.update(win, loss, tie=1 - win - loss)
+        if test.decided:
+            return test, step + 1
+    return test, None
+
+
+def test_false_alarms_stay_under_alpha_however_often_one_looks():
+    draw = random.Random(21)
+    alarms = sum(play_pairs(draw, win_rate=0.3, loss_rate=0.3)[0].decided for _ in range(RUNS))
+    assert alarms / RUNS <= 0.05
+
+
+def test_a_fixed_test_looked_at_as_often_would_cry_wolf():
+    """Why this exists: McNemar after every pair alarms in a good part of the runs."""
+    from graftwork.evaluate.statistics import mcnemar
+
+    draw = random.Random(22)
+    alarms = 0
+    for _ in range(100):
+        wins = losses = 0
+        for _ in range(150):
+            won = draw.random() < 0.5
+            wins, losses = wins + won, losses + (not won)
+            if mcnemar(wins, losses=losses) < 0.05:
+                alarms += 1
+                break
+    assert alarms > 15
+
+
+def test_a_real_difference_is_found_soon_and_the_right_way_round():
+    draw = random.Random(23)
+    runs = [play_pairs(draw, win_rate=0.3, loss_rate=0.1, steps=600) for _ in range(100)]
+    assert sum(test.winner == "candidate" for test, _ in runs) >= 95
+    taken = sorted(steps for _, steps in runs if steps)
+    assert taken[len(taken) // 2] < 150
+    worse = play_pairs(draw, win_rate=0.05, loss_rate=0.4, steps=600)[0]
+    assert worse.winner == "baseline"
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_the_capital_is_the_mixture_of_all_bets(wins, losses):
+    """Against numerical integration over bets q by Jeffreys' prior, in logs of its peak."""
+    test = PairedTest()
+    test.update(wins, losses)
+    if wins + losses == 0:
+        assert test.e_value == pytest.approx(1.0)
+        return
+    # q = sin²(t) turns Jeffreys' prior into a flat one on (0, pi / 2).
+    value, _ = integrate.quad(
+        lambda t: (2 * math.sin(t) ** 2) ** wins * (2 * math.cos(t) ** 2) ** losses, 0, math.pi / 2
+    )
+    assert test.e_value == pytest.approx(value * 2 / math.pi, rel=1e-6)
+    assert test.log_e_value == pytest.approx(
+        special.betaln(wins + 0.5, losses + 0.5) - special.betaln(0.5, 0.5) + (wins + losses) * math.log(2)
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_bet_on_the_next_pair_is_fair(count):
+    """The mean capital after the next pair is the capital now, were wins and losses equally likely."""
+    test, won, lost = PairedTest(), PairedTest(), PairedTest()
+    test.update(count, 1)
+    won.update(count + 1, 1)
+    lost.update(count, 2)
+    assert (won.e_value + lost.e_value) / 2 == pytest.approx(test.e_value)
+
+
+def test_the_intervals_hold_at_all_times_at_once():
+    draw = random.Random(24)
+    runs, missed_share, missed_difference = 80, 0, 0
+    for _ in range(runs):
+        test = PairedTest()
+        share_holds = difference_holds = True
+        for step in range(1, 161):
+            luck = draw.random()
+            test.update(int(luck < 0.3), int(0.3 <= luck < 0.4), tie=int(luck >= 0.4))
+            if step % 8 == 0:
+                low, high = test.interval()
+                share_holds &= low <= 0.75 <= high
+                low, high = test.difference_interval()
+                difference_holds &= low <= 0.2 <= high
+        missed_share += not share_holds
+        missed_difference += not difference_holds
+    assert missed_share / runs <= 0.05
+    assert missed_difference / runs <= 0.05
+
+
+@given(st.integers(0, 80), st.integers(0, 80), st.integers(0, 200))
+def test_the_intervals_hold_what_was_seen_and_agree_with_the_test(wins, losses, ties):
+    test = PairedTest()
+    test.update(wins, losses, tie=ties)
+    low, high = test.interval()
+    assert 0 <= low <= high <= 1
+    if wins + losses:
+        assert low - 1e-9 <= wins / (wins + losses) <= high + 1e-9
+    if abs(test.e_value - 20) > 1e-6:
+        assert test.decided == (not low <= 0.5 <= high)
+    low, high = test.difference_interval()
+    assert -1 <= low <= high <= 1
+    if wins + losses + ties:
+        assert low - 1e-9 <= (wins - losses) / (wins + losses + ties) <= high + 1e-9
+
+
+def test_what_is_decided_stays_decided():
+    test = PairedTest()
+    test.update(12, 0)
+    assert test.decided
+    p = test.p_value
+    test.update(0, 12)
+    assert test.decided
+    assert test.winner == "candidate"
+    assert test.p_value == p
+    assert test.e_value < 1
+
+
+def test_a_test_can_be_taken_up_where_it_was_left():
+    test = PairedTest(alpha=0.01)
+    test.update(9, 2, tie=3)
+    again = PairedTest(**vars(test))
+    assert again == test
+    again.update(5, 0)
+    test.update(5, 0)
+    assert again == test
+
+
+def play_arms(draw, *, base, new, steps=2 * STEPS):
+    test = TwoArms()
+    for _ in range(steps):
+        arm = draw.choice(("baseline", "candidate"))
+        success = draw.random() < (new if arm == "candidate" else base)
+        test.update(arm, successes=int(success), failures=int(not success))
+        if test.decided:
+            break
+    return test
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.9])
+def test_two_arms_that_are_alike_raise_few_alarms(rate):
+    draw = random.Random(25)
+    alarms = sum(play_arms(draw, base=rate, new=rate, steps=300).decided for _ in range(200))
+    assert alarms / 200 <= 0.05
+
+
+def test_two_arms_that_differ_are_told_apart():
+    draw = random.Random(26)
+    runs = [play_arms(draw, base=0.6, new=0.85, steps=700) for _ in range(40)]
+    assert sum(test.winner == "candidate" for test in runs) >= 38
+    asked = sorted(sum(test.baseline) + sum(test.candidate) for test in runs)
+    assert asked[20] < 160
+    assert play_arms(draw, base=0.95, new=0.5, steps=700).winner == "baseline"
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (1, 3), (4, 4)])
+@pytest.mark.parametrize("rate", [0.05, 0.5, 0.8])
+def test_a_bet_on_two_arms_is_fair_or_worse_whatever_rate_they_share(sizes, rate):
+    """The mean capital over every outcome of the next answers is at most the capital now."""
+    mean = 0.0
+    for base, new in itertools.product(range(sizes[0] + 1), range(sizes[1] + 1)):
+        test = TwoArms()
+        test.update("baseline", successes=3, failures=5)
+        test.update("candidate", successes=9, failures=2)
+        before = test.e_value
+        test.update("baseline", successes=base, failures=sizes[0] - base)
+        test.update("candidate", successes=new, failures=sizes[1] - new)
+        mean += stats.binom.pmf(base, sizes[0], rate) * stats.binom.pmf(new, sizes[1], rate) * test.e_value
+    assert mean <= before * (1 + 1e-9)
+
+
+def test_answers_of_one_arm_wait_for_the_other():
+    test = TwoArms()
+    test.update("baseline", successes=10, failures=10)
+    test.update("candidate", successes=10, failures=10)
+    for _ in range(5):
+        test.update("candidate", successes=1)
+    assert test.log_capital == 0.0
+    assert test.candidate == (15, 10)
+    test.update("baseline", failures=1)
+    assert test.candidate_waiting == (0, 0)
+
+
+@given(*(st.integers(0, 60) for _ in range(4)))
+def test_the_interval_of_two_arms_holds_what_was_seen(a, b, c, d):
+    test = TwoArms()
+    test.update("baseline", successes=a, failures=b)
+    test.update("candidate", successes=c, failures=d)
+    low, high = test.interval()
+    assert -1 <= low <= test.difference + 1e-9
+    assert test.difference - 1e-9 <= high <= 1
+
+
+def test_the_interval_of_two_arms_holds_at_all_times_at_once():
+    draw = random.Random(27)
+    runs, missed = 40, 0
+    for _ in range(runs):
+        test, holds = TwoArms(), True
+        for step in range(1, 97):
+            arm = "candidate" if step % 2 else "baseline"
+            success = draw.random() < (0.8 if arm == "candidate" else 0.6)
+            test.update(arm, successes=int(success), failures=int(not success))
+            if step % 12 == 0:
+                low, high = test.interval()
+                holds &= low <= 0.2 <= high
+        missed += not holds
+    assert missed / runs <= 0.05
+
+
+def test_the_interval_of_two_arms_ends_where_the_likelihood_ratio_does():
+    """At the bound the mixture is 20 times as likely as the best pair of rates (scipy's optimizer)."""
+    test = TwoArms()
+    test.update("baseline", successes=30, failures=10)
+    test.update("candidate", successes=20, failures=40)
+    mixed = special.betaln(30.5, 10.5) + special.betaln(20.5, 40.5) - 2 * special.betaln(0.5, 0.5)
+    for bound in test.interval():
+        best = optimize.minimize_scalar(
+            lambda p, d=bound: (
+                -(stats.bernoulli.logpmf(1, p) * 30 + stats.bernoulli.logpmf(0, p) * 10)
+                - (stats.bernoulli.logpmf(1, p + d) * 20 + stats.bernoulli.logpmf(0, p + d) * 40)
+            ),
+            bounds=(max(0.0, -bound) + 1e-9, min(1.0, 1.0 - bound) - 1e-9),
+            method="bounded",
+        )
+        assert mixed + best.fun == pytest.approx(math.log(20), abs=1e-3)
+
+
+def test_nothing_seen_is_nothing_known():
+    assert PairedTest().interval() == (0.0, 1.0)
+    assert PairedTest().difference_interval() == (-1.0, 1.0)
+    assert PairedTest().e_value == pytest.approx(1.0)
+    assert not PairedTest().decided
+    low, high = TwoArms().interval()
+    assert (low, high) == pytest.approx((-1.0, 1.0))
+
+
+def test_counts_and_levels_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="negative"):
+        PairedTest().update(-1, 0)
+    with pytest.raises(ValueError, match="negative"):
+        TwoArms().update("baseline", failures=-1)
+    with pytest.raises(ValueError, match="alpha"):
+        PairedTest(alpha=5)

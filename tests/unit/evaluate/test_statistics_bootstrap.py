@@ -1,0 +1,93 @@
+"""Resampling: seeded, wide enough, and not trusted where there is nothing to resample."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from graftwork.evaluate.statistics import (
+    bootstrap_mean,
+    bootstrap_median,
+    clopper_pearson,
+    paired_bootstrap_median,
+)
+from graftwork.evaluate.statistics.beta import student_quantile
+from graftwork.evaluate.statistics.bootstrap import widened_tail
+from graftwork.evaluate.statistics.scores import score_difference, score_mean
+
+
+@given(st.floats(1e-6, 0.49), st.integers(1, 3000))
+def test_students_quantile_agrees_with_scipy(tail, freedom):
+    assert student_quantile(tail, freedom=freedom) == pytest.approx(stats.t.isf(tail, freedom), rel=1e-6)
+
+
+def test_the_median_of_paired_differences_is_that_of_the_differences():
+    a, b = [1.0, 2.0, 3.0, 4.0, 5.0], [1.5, 2.25, 2.0, 4.75, 6.0]
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    assert paired_bootstrap_median(a, b, seed=3) == bootstrap_median(differences, seed=3)
+
+
+def test_the_median_interval_is_near_that_of_the_order_statistics():
+    """The exact interval of 25 values lies between the 8th and the 18th (Conover, 1999, table A3)."""
+    values = [float(i) for i in range(1, 26)]
+    low, high = bootstrap_median(values)
+    assert low == pytest.approx(8, abs=1)
+    assert high == pytest.approx(18, abs=1)
+
+
+def test_the_mean_interval_is_as_wide_as_students():
+    draw = random.Random(2)
+    values = [draw.gauss(0.5, 0.1) for _ in range(40)]
+    theirs = stats.t.interval(0.95, 39, stats.tmean(values), stats.sem(values))
+    ours = bootstrap_mean(values, resamples=8000)
+    assert ours == pytest.approx(theirs, abs=0.004)
+
+
+def test_the_widened_tail_is_hesterbergs():
+    """Hesterberg, The American Statistician 69:371 (2015): the formula with scipy's quantiles."""
+    expected = stats.norm.cdf(-((10 / 9) ** 0.5) * stats.t.isf(0.025, 9))
+    assert widened_tail(0.025, n=10) == pytest.approx(expected, rel=1e-6)
+
+
+def test_clusters_are_drawn_as_wholes():
+    values = [float(s % 2) for s in range(20) for _ in range(5)]
+    clusters = [s for s in range(20) for _ in range(5)]
+    alone, together = bootstrap_mean(values), bootstrap_mean(values, clusters=clusters)
+    assert together.high - together.low > 1.8 * (alone.high - alone.low)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.data())
+def test_a_mean_interval_is_seeded_and_stays_inside_the_values(values, data):
+    clusters = data.draw(st.none() | st.lists(st.integers(0, 5), min_size=len(values), max_size=len(values)))
+    first = bootstrap_mean(values, clusters=clusters, resamples=100)
+    assert first == bootstrap_mean(values, clusters=clusters, resamples=100)
+    assert min(values) - 1e-9 <= first.low <= first.high <= max(values) + 1e-9
+
+
+def test_hardly_any_variation_is_not_resampled():
+    found = score_mean([1.0] * 30 + [0.9])
+    assert found.interval.low < 0.9
+    assert found.interval == pytest.approx(clopper_pearson(30.9, n=31), abs=1e-9)
+    same = score_difference([0.5] * 31, [0.5] * 31)
+    assert same.interval.low < -0.05 < 0.05 < same.interval.high
+
+
+def test_scores_that_vary_are_resampled_and_many_of_them_are_not():
+    draw = random.Random(7)
+    values = [draw.random() for _ in range(60)]
+    assert score_mean(values).method == "bootstrap"
+    many = [draw.random() for _ in range(2500)]
+    found = score_mean(many)
+    assert found.method == "Student's t"
+    assert found.interval == pytest.approx(
+        stats.t.interval(0.95, 2499, stats.tmean(many), stats.sem(many)), rel=1e-6
+    )
+
+
+def test_numbers_beyond_0_and_1_have_no_bounds_of_a_rate():
+    found = score_mean([3.0, 4.0, 5.0])
+    assert found.method == "bootstrap"
+    assert 3 <= found.interval.low <= found.interval.high <= 5

@@ -1,0 +1,73 @@
+"""Non-inferiority and Holm's correction against published figures."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.evaluate.statistics import holm, non_inferior, paired_difference, pairs_for_margin
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "points"), [(0, 0, -8.0), (2, 1, -8.0), (1, 1, -10.6), (0, 1, -13.2)]
+)
+def test_31_pairs_allow_the_known_losses(wins, losses, points):
+    seen = non_inferior(wins, losses, 31, margin=0.1)
+    assert 100 * seen.bound == pytest.approx(points, abs=0.06)
+    assert seen.non_inferior is (points > -10)
+
+
+@given(
+    st.integers(1, 300).flatmap(
+        lambda n: st.integers(0, n).flatmap(
+            lambda wins: st.tuples(st.just(wins), st.integers(0, n - wins), st.just(n))
+        )
+    ),
+    st.integers(1, 60).map(lambda points: points / 100),
+)
+def test_the_bound_and_the_p_agree(pair, margin):
+    wins, losses, n = pair
+    seen = non_inferior(wins, losses, n, margin=margin)
+    assert seen.bound == paired_difference(wins, losses=losses, n=n, sided="lower").low
+    if abs(seen.p_value - 0.05) > 1e-6:
+        assert seen.non_inferior == (seen.p_value < 0.05)
+
+
+def test_no_pairs_prove_nothing():
+    assert not non_inferior(0, 0, 0, margin=0.5).non_inferior
+
+
+@pytest.mark.parametrize("margin", [0, 5, -0.1])
+def test_a_margin_that_is_no_share_is_refused(margin):
+    with pytest.raises(ValueError, match=r"0\.05 is 5 points"):
+        non_inferior(1, 0, 10, margin=margin)
+
+
+def test_the_pairs_for_a_margin_are_the_first_that_prove_it():
+    n = pairs_for_margin(0.0, loss_rate=0.0, margin=0.05)
+    assert n is not None
+    assert non_inferior(0, 0, n, margin=0.05).non_inferior
+    assert not non_inferior(0, 0, n - 1, margin=0.05).non_inferior
+    assert pairs_for_margin(0.0, loss_rate=0.06, margin=0.05) is None
+
+
+def test_holm_gives_the_textbook_p():
+    """R's p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm"), from the rule in Holm (1979)."""
+    adjusted = holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005})
+    assert list(adjusted) == ["a", "b", "c", "d"]
+    assert list(adjusted.values()) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1), max_size=8), st.floats(0.001, 0.5))
+def test_holm_rejects_what_the_step_down_rule_rejects(p_values, alpha):
+    adjusted = holm(p_values)
+    left = sorted(p_values.values())
+    rejected = 0
+    while rejected < len(left) and left[rejected] * (len(left) - rejected) <= alpha:
+        rejected += 1
+    assert sum(p <= alpha for p in adjusted.values()) == rejected
+    assert all(p_values[name] <= p <= 1 for name, p in adjusted.items())
+
+
+def test_one_candidate_needs_no_correction():
+    assert holm({"only": 0.03}) == {"only": 0.03}
+    assert holm({}) == {}

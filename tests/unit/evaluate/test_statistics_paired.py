@@ -1,0 +1,140 @@
+"""Paired tests against published tables, scipy, and brute force."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from graftwork.evaluate.statistics import mcnemar, paired_difference, paired_permutation
+from graftwork.evaluate.statistics import permutation as flips
+
+grades = st.sampled_from([0.0, 1.0])
+fractions = st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0])
+any_score = st.floats(0, 1, allow_nan=False).map(lambda x: round(x, 6))
+
+
+def lists_of_pairs(values, most):
+    return st.lists(st.tuples(values, values), min_size=1, max_size=most)
+
+
+@pytest.mark.parametrize(
+    ("wins", "losses", "exact", "mid"),
+    [(1, 7, 0.0703, 0.0391), (6, 16, 0.0525, 0.0347)],
+)
+def test_mcnemar_gives_the_published_p(wins, losses, exact, mid):
+    """Fagerland, Lydersen, Laake, BMC Medical Research Methodology 13:91 (2013): the two examples."""
+    assert mcnemar(wins, losses=losses) == pytest.approx(exact, abs=5e-5)
+    assert mcnemar(wins, losses=losses, mid_p=True) == pytest.approx(mid, abs=5e-5)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mid_p_is_the_mean_of_p_and_the_next_smaller_one(wins, losses):
+    low, n = min(wins, losses), wins + losses
+    expected = 2 * stats.binom.cdf(low - 1, n, 0.5) + stats.binom.pmf(low, n, 0.5)
+    assert mcnemar(wins, losses=losses, mid_p=True) == pytest.approx(min(1.0, expected), rel=1e-9)
+
+
+def test_tango_gives_the_published_interval():
+    """Fagerland, Lydersen, Laake, Statistics in Medicine 33:2850 (2014): airway hyper-responsiveness."""
+    assert paired_difference(1, losses=7, n=21) == pytest.approx((-0.517, -0.026), abs=5e-4)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 200), st.sampled_from([0.9, 0.95, 0.99]))
+def test_tangos_bounds_are_roots_of_the_published_quartic(b, c, ties, confidence):
+    """Yang, Sun, Hardin, Statistics in Medicine 32:1336 (2013): the closed form, expanded."""
+    n = b + c + ties
+    if n == 0:
+        return
+    g = stats.norm.ppf((1 + confidence) / 2) ** 2
+    delta, both = b - c, b + c
+    coefficients = (
+        n**2 * (n / g + 1) ** 2,
+        -n * delta * (n / g + 1) * (4 * n / g + 1),
+        2 * n * delta**2 * (3 * n / g + 2) / g - n**2 * (both / g + 1),
+        n * delta * (2 * both / g + 1) - delta**3 * (4 * n / g + 1) / g,
+        delta**2 * (delta**2 / g - both) / g,
+    )
+    for bound in paired_difference(b, losses=c, n=n, confidence=confidence):
+        terms = [factor * bound**power for factor, power in zip(coefficients, (4, 3, 2, 1, 0), strict=True)]
+        assert sum(terms) == pytest.approx(0, abs=1e-6 * max(map(abs, terms)) + 1e-12)
+
+
+@given(lists_of_pairs(grades, 60))
+def test_sign_flips_of_right_and_wrong_are_mcnemars_exact_test(pairs):
+    a, b = zip(*pairs, strict=True)
+    wins, losses = sum(y > x for x, y in pairs), sum(y < x for x, y in pairs)
+    assert paired_permutation(a, b) == pytest.approx(mcnemar(wins, losses=losses), rel=1e-12)
+
+
+@settings(max_examples=60)
+@given(st.one_of(lists_of_pairs(any_score, 9), lists_of_pairs(fractions, 9)), st.data())
+def test_sign_flips_are_what_trying_every_flip_gives(pairs, data):
+    a, b = zip(*pairs, strict=True)
+    clusters = data.draw(st.none() | st.lists(st.integers(0, 4), min_size=len(a), max_size=len(a)))
+    which = clusters if clusters is not None else list(range(len(a)))
+    sums = {}
+    for cluster, old, new in zip(which, a, b, strict=True):
+        sums[cluster] = sums.get(cluster, 0.0) + new - old
+    seen = abs(sum(sums.values()))
+    ways = list(itertools.product((1, -1), repeat=len(sums)))
+    far = sum(
+        abs(sum(s * v for s, v in zip(signs, sums.values(), strict=True))) >= seen - 1e-9 for signs in ways
+    )
+    assert paired_permutation(a, b, clusters=clusters) == pytest.approx(far / len(ways), rel=1e-9)
+
+
+def test_sign_flips_agree_with_scipy():
+    draw = random.Random(3)
+    a = [draw.random() for _ in range(12)]
+    b = [x + draw.gauss(0.1, 0.2) for x in a]
+    theirs = stats.permutation_test(
+        (b, a), lambda x, y, axis: (x - y).mean(axis), permutation_type="samples", n_resamples=1 << 13
+    ).pvalue
+    assert paired_permutation(a, b) == pytest.approx(theirs, rel=1e-9)
+
+
+def test_random_flips_come_near_the_exact_p_and_repeat(monkeypatch):
+    draw = random.Random(4)
+    a = [draw.random() for _ in range(30)]
+    b = [x + draw.gauss(0.06, 0.2) for x in a]
+    exact = paired_permutation(a, b)
+    monkeypatch.setattr(flips, "EXACT_FLIPS", 0)
+    first = paired_permutation(a, b, seed=1)
+    assert first == pytest.approx(exact, abs=0.01)
+    assert first == paired_permutation(a, b, seed=1)
+    assert first != paired_permutation(a, b, seed=2)
+
+
+def test_the_normal_limit_of_very_many_flips_is_near_the_random_ones(monkeypatch):
+    draw = random.Random(5)
+    a = [draw.random() for _ in range(1500)]
+    b = [x + draw.gauss(0.01, 0.3) for x in a]
+    limit = paired_permutation(a, b)
+    monkeypatch.setattr(flips, "MANY_FLIPS", 10_000)
+    assert limit == pytest.approx(paired_permutation(a, b, resamples=4000), abs=0.03)
+
+
+def test_random_flips_never_give_a_p_of_zero(monkeypatch):
+    monkeypatch.setattr(flips, "EXACT_FLIPS", 0)
+    a, b = [0.001 * i for i in range(80)], [0.5 + 0.00137 * i for i in range(80)]
+    assert paired_permutation(a, b, resamples=99) == 1 / 100
+
+
+def test_cases_of_one_session_count_as_one():
+    """Twelve wins in two sessions are two observations, not twelve."""
+    a, b = [0.0] * 12, [1.0] * 12
+    assert paired_permutation(a, b) < 0.001
+    assert paired_permutation(a, b, clusters=[1] * 6 + [2] * 6) == 0.5
+
+
+def test_no_difference_at_all_is_no_evidence():
+    assert paired_permutation([], []) == 1.0
+    assert paired_permutation([0.3, 0.4], [0.3, 0.4]) == 1.0
+
+
+def test_lists_of_unequal_length_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        paired_permutation([1.0], [1.0, 0.0])

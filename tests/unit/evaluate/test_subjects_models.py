@@ -1,0 +1,259 @@
+"""Models as subjects: shared out they say the same, killed they lose nothing, vLLM is asked as documented."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+
+from graftwork.evaluate.ask import read_answers
+from graftwork.evaluate.cases import write_cases
+from graftwork.evaluate.subjects.book import Batch
+from graftwork.evaluate.subjects.own import OwnModel
+from graftwork.evaluate.subjects.shards import share_out
+from graftwork.evaluate.subjects.vllm_engine import VllmModel, can_use_vllm, lora_rank
+from graftwork.evaluate.worker import GENERATION_FILE, evaluate
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case, EvalJob, Generation
+
+
+def make_cases(n):
+    return tuple(
+        Case(
+            id=f"c{i:03}",
+            origin=Origin(file="f", line=i + 1),
+            messages=(Message(role="user", content="why " * (1 + i % 5)),),
+            reference=f"because {i}",
+        )
+        for i in range(n)
+    )
+
+
+def make_job(root, base, *, cases=12, **changes):
+    write_cases(root / "cases.jsonl", cases=make_cases(cases))
+    values = {
+        "subject": "base",
+        "folder": str(root / "job"),
+        "base_folder": str(base),
+        "adapter_folder": None,
+        "cases_file": str(root / "cases.jsonl"),
+        "max_new_tokens": 6,
+        "batch_size": 3,
+        "latency_cases": 2,
+        "threads": 1,
+        "identity": "tiny",
+    }
+    return EvalJob(**{**values, **changes})
+
+
+def texts(folder):
+    return {(a.case_id, a.repeat): a.text for a in read_answers(Path(folder))}
+
+
+def read_generation(folder):
+    return Generation.from_json((Path(folder) / GENERATION_FILE).read_bytes())
+
+
+@pytest.fixture
+def same_threads():
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_shared_out_to_processes_the_answers_are_those_of_one(tmp_path, tiny_base):
+    sampled = {"temperature": 0.9, "repeats": 2, "seed": 5}
+    one = make_job(tmp_path, tiny_base, folder=str(tmp_path / "one"), **sampled)
+    evaluate(one)
+    many = one.model_copy(update={"folder": str(tmp_path / "many"), "shards": 2})
+    evaluate(many)
+    assert texts(many.folder) == texts(one.folder)
+    made = read_generation(many.folder)
+    assert made.settings["processes"] == 2
+    assert made.answers == 24
+    assert len(list((tmp_path / "many").glob("shard-*/answers.jsonl"))) == 2
+
+
+def wait_for_an_answer(folder, worker):
+    end = time.monotonic() + 120
+    while not list(folder.rglob("*.json")):
+        assert time.monotonic() < end
+        try:
+            pytest.fail(f"the worker ended with {worker.wait(timeout=0.02)}")
+        except subprocess.TimeoutExpired:
+            continue
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base):
+    job = make_job(
+        tmp_path, tiny_base, cases=40, batch_size=2, shards=2, answers_folder=str(tmp_path / "answers")
+    )
+    (tmp_path / "job.json").write_text(job.to_json())
+    command = [sys.executable, "-m", "graftwork.evaluate.worker", str(tmp_path / "job.json")]
+    worker = subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    wait_for_an_answer(tmp_path / "answers", worker)
+    worker.kill()
+    assert worker.wait() == -signal.SIGKILL
+    kept = {path: path.read_bytes() for path in (tmp_path / "answers").glob("??/[!.]*.json")}
+    evaluate(job)
+    assert len(texts(job.folder)) == 40
+    assert kept
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    evaluate(job.model_copy(update={"folder": str(tmp_path / "one"), "shards": 1, "answers_folder": None}))
+    assert texts(tmp_path / "one") == texts(job.folder)
+
+
+def test_shares_hold_every_batch_once_and_no_process_is_idle(tmp_path, tiny_base):
+    job = make_job(tmp_path, tiny_base, shards=5, threads=4, device="cuda")
+    batches = [Batch(0, (f"c{i}",)) for i in range(3)]
+    shares = share_out(job, batches, cards=2)
+    assert [share.device for share in shares] == ["cuda:0", "cuda:1", "cuda:0"]
+    assert sorted(b for share in shares for b in share.batches) == [(0, (f"c{i}",)) for i in range(3)]
+    assert {share.threads for share in shares} == {1}
+    assert share_out(job, []) == []
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_the_recorded_reply_is_weighed_as_transformers_weighs_it(tmp_path, tiny_base):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = OwnModel(make_job(tmp_path, tiny_base, perplexity=True))
+    conversations = [(case.messages, "because " * (1 + n)) for n, case in enumerate(make_cases(6))]
+    found = model.weigh(conversations)
+    peer = AutoModelForCausalLM.from_pretrained(tiny_base)
+    for (messages, reply), loss in zip(conversations, found, strict=True):
+        row = model.template.render(messages, reply)
+        labels = torch.tensor([[-100] * row.trained_from + list(row.tokens[row.trained_from :])])
+        with torch.no_grad():
+            expected = peer(input_ids=torch.tensor([list(row.tokens)]), labels=labels).loss
+        assert loss == pytest.approx(float(expected), rel=1e-4)
+
+
+@pytest.mark.usefixtures("same_threads")
+def test_the_first_token_comes_before_the_last_and_the_report_says_what_was_loaded(tmp_path, tiny_base):
+    job = make_job(tmp_path, tiny_base, cases=2, perplexity=True)
+    evaluate(job)
+    made = read_generation(job.folder)
+    assert all(0 < f <= t for f, t in zip(made.first_token_seconds, made.single_latency_seconds, strict=True))
+    said = {"engine": "graftwork", "device": "cpu", "base_as": "float32, not quantised", "decoding": "greedy"}
+    assert said.items() <= made.settings.items()
+    assert all(
+        a.reference_loss is not None and math.isfinite(a.reference_loss)
+        for a in read_answers(Path(job.folder))
+    )
+
+
+class StandInEngine:
+    """What of vLLM's offline engine is used, with the shapes that its documentation gives."""
+
+    made: list["StandInEngine"] = []
+
+    def __init__(self, model, **options):
+        self.model, self.options, self.asked = model, options, []
+        StandInEngine.made.append(self)
+
+    def generate(self, prompts, params, *, lora_request=None, use_tqdm=True):
+        assert all(set(prompt) == {"prompt_token_ids"} for prompt in prompts)
+        self.asked.append((params, lora_request, use_tqdm))
+        return [self._output(prompt["prompt_token_ids"], params) for prompt in prompts]
+
+    def _output(self, tokens, params):
+        stop = params.given.get("stop_token_ids", [0])[0]
+        said = types.SimpleNamespace(token_ids=(*b"ok", stop), finish_reason="stop")
+        told = [None] + [{t: types.SimpleNamespace(logprob=-0.5)} for t in tokens[1:]]
+        return types.SimpleNamespace(
+            outputs=[said],
+            prompt_logprobs=told if "prompt_logprobs" in params.given else None,
+            metrics=types.SimpleNamespace(first_token_latency=0.01),
+        )
+
+
+class Given:
+    def __init__(self, *args, **given):
+        self.args, self.given = args, given
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    StandInEngine.made.clear()
+    package = types.ModuleType("vllm")
+    package.LLM, package.SamplingParams, package.__version__ = StandInEngine, Given, "0.0-stand-in"
+    package.__spec__ = types.SimpleNamespace(name="vllm")
+    request = types.ModuleType("vllm.lora.request")
+    request.LoRARequest = Given
+    for name, module in {
+        "vllm": package,
+        "vllm.lora": types.ModuleType("vllm.lora"),
+        "vllm.lora.request": request,
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def write_adapter(folder, **config):
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 12, **config}))
+    return folder
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_is_used_only_with_a_card_and_an_adapter_that_it_serves(tmp_path, tiny_base, monkeypatch):
+    job = make_job(tmp_path, tiny_base, device="cuda")
+    assert can_use_vllm(job)
+    assert not can_use_vllm(job.model_copy(update={"device": "cpu"}))
+    plain, dora = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", use_dora=True)
+    assert can_use_vllm(job.model_copy(update={"adapter_folder": str(plain)}))
+    assert not can_use_vllm(job.model_copy(update={"adapter_folder": str(dora)}))
+    assert not can_use_vllm(job.model_copy(update={"adapter_folder": str(tmp_path)}))
+    monkeypatch.setenv("GRAFT_VLLM", "0")
+    assert not can_use_vllm(job)
+
+
+def test_vllm_lays_out_the_next_rank_that_it_knows(tmp_path):
+    assert lora_rank(write_adapter(tmp_path / "a", r=12)) == 16
+    assert lora_rank(write_adapter(tmp_path / "b", r=4, rank_pattern={"q_proj": 33})) == 64
+    assert lora_rank(write_adapter(tmp_path / "c", r=1000)) is None
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_is_asked_in_tokens_with_the_adapter_on_every_request(tmp_path, tiny_base):
+    adapter = write_adapter(tmp_path / "adapter")
+    job = make_job(
+        tmp_path, tiny_base, device="cuda", adapter_folder=str(adapter), temperature=0.5, top_p=0.9
+    )
+    model = VllmModel(job)
+    (engine,) = StandInEngine.made
+    assert engine.model == str(tiny_base)
+    assert {
+        "enable_lora": True,
+        "max_lora_rank": 16,
+        "trust_remote_code": False,
+    }.items() <= engine.options.items()
+    (reply,) = model.generate([[1, 2, 3]])
+    assert (reply.tokens, reply.finish_reason) == ([*b"ok"], "stop")
+    params, lora, tqdm = engine.asked[0]
+    assert (params.given["temperature"], params.given["max_tokens"], tqdm) == (0.0, 6, False)
+    assert lora.args == ("adapter-tiny", 1, str(adapter))
+    model.sample([[1]], 9)
+    assert engine.asked[1][0].given["seed"] == 9
+    assert model.time_one([1]).first_token == 0.01
+    assert model.weigh([(make_cases(1)[0].messages, "yes")]) == [pytest.approx(0.5)]
+
+
+@pytest.mark.usefixtures("vllm")
+def test_vllm_asked_for_the_base_lays_out_no_adapter(tmp_path, tiny_base):
+    model = VllmModel(make_job(tmp_path, tiny_base, device="cuda"))
+    model.generate([[1]])
+    (engine,) = StandInEngine.made
+    assert "enable_lora" not in engine.options
+    assert engine.asked[0][1] is None

@@ -1,0 +1,109 @@
+"""A PEFT folder from anywhere becomes a release that nobody has judged; pickles and damage do not get in."""
+
+import json
+
+import pytest
+from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_adapter
+
+from graftwork.files.digest import folder_digest
+from graftwork.records.errors import AnswerIsNo, GraftError
+from graftwork.registry.exchange.peft import Ground, take_peft_folder
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.promote import promote
+from graftwork.registry.store import ReleaseStore
+
+GROUND = Ground(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)
+
+
+def take(folder):
+    return take_peft_folder(folder, ground=GROUND, created_at=WHEN, versions={})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_adapter(tmp_path / "peft")
+
+
+def test_it_becomes_a_release_without_a_verdict_to_deploy(folder, tmp_path):
+    taken = take(folder)
+    store = ReleaseStore.open(tmp_path / "store")
+    release = store.put(taken.release, sources=taken.sources)
+    assert (release.decision, release.run_id) == ("not_enough_evidence", "imported")
+    assert release.settings["origin"] == "imported"
+    assert release.adapter_hash == folder_digest(folder)
+    assert store.verify(release.id) == release
+    index = ReleasesInMemory(project=PROJECT)
+    index.add(release)
+    with pytest.raises(AnswerIsNo, match="not cleared"):
+        promote(index, release, alias="champion", who="me", when=WHEN)
+
+
+def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):
+    later = take_peft_folder(folder, ground=GROUND, created_at="2031-01-01T00:00:00Z", versions={})
+    assert later.release.id == take(folder).release.id
+
+
+def test_what_does_not_belong_to_an_adapter_stays_outside_and_is_said(folder):
+    (folder / "training_args.bin").write_bytes(b"\x80\x04")
+    (folder / "README.md").write_text("their words")
+    taken = take(folder)
+    assert taken.left == ("README.md", "training_args.bin")
+    assert b"their words" not in taken.sources["README.md"]
+
+
+def test_what_an_adapter_calls_its_base_cannot_break_the_card(folder):
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "base_model_name_or_path": 'x"\n---\nlicense: mit'})
+    )
+    card = take(folder).sources["README.md"].decode()
+    assert card.count("\n---\n") == 1
+
+
+def pickled(folder):
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+
+
+def pickled_under_another_name(folder):
+    (folder / "adapter_model.safetensors").write_bytes(b"\x80\x04\x95" + bytes(100))
+
+
+def linked(folder):
+    (folder / "adapter_model.safetensors").rename(folder.parent / "elsewhere")
+    (folder / "adapter_model.safetensors").symlink_to(folder.parent / "elsewhere")
+
+
+def cut(folder):
+    path = folder / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(folder):
+    (folder / "adapter_model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
+def configured(text):
+    return lambda folder: (folder / "adapter_config.json").write_text(text)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pickled,
+        pickled_under_another_name,
+        linked,
+        cut,
+        empty,
+        configured("no JSON"),
+        configured("[]"),
+        configured('{"r": 8}'),
+        configured('{"peft_type": "LORA", "base_model_name_or_path": {}}'),
+        configured("[" * 100_000),
+        lambda folder: (folder / "adapter_config.json").unlink(),
+    ],
+)
+def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
+    spoil(folder)
+    with pytest.raises(GraftError) as told:
+        take(folder)
+    assert told.value.why
+    assert told.value.fix
