@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 DEMO := examples/cited_answers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-slow test-gpu bench format clean
+.PHONY: help demo install dev check test test-slow test-gpu test-s3 bench format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,6 +35,11 @@ test-slow: dev ## the tests that take minutes
 
 test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
+
+test-s3: dev ## the tests of stores and mirrors on an S3, which they start; its packages stay apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .s3 s3fs==2026.9.0 \
+	  aiobotocore==3.10.0 boto3==1.43.117 botocore==1.43.117 'moto[s3,server]==5.2.5'
+	PYTHONPATH=.s3 $(BIN)/python -m pytest -n 2 -k s3 tests/contract
 
 bench: dev ## what the README claims, measured beside peers
 	$(BIN)/graft data prepare --project $(DEMO)

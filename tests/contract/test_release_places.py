@@ -122,6 +122,17 @@ def test_a_changed_manifest_and_a_missing_blob_are_refused(url, store, tmp_path)
     assert far.ids() == ()
 
 
+def test_a_damaged_manifest_is_refused_and_mended_by_the_next_push(url, store, tmp_path):
+    release = make(store)
+    push_release(store, Place(url), release.id)
+    far = ReleaseStore.open(tmp_path / "far")
+    Place(url).put_text(release.id, "manifest.json", release.to_json().encode()[:100])
+    with pytest.raises(GraftError, match="cannot be read"):
+        pull_release(far, Place(url), release.id)
+    assert push_release(store, Place(url), release.id).sent == ()
+    assert pull_release(far, Place(url), release.id).release == release
+
+
 def test_a_bucket_that_does_not_exist_is_said(s3_server):
     with pytest.raises(UserMistake, match="no bucket 'nowhere'") as told:
         Place("s3://nowhere/folder")

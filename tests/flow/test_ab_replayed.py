@@ -1,4 +1,4 @@
-"""Two adapters that PEFT wrote are imported, and asked the same cases until it is decided or they are used up."""
+"""Two adapters that PEFT wrote are imported and asked the same cases until it is decided or none is left."""
 
 import json
 

@@ -3,11 +3,15 @@
 import typer
 
 from graftwork.cli import (
+    release_ab,
+    release_export,
     release_gc,
+    release_import,
     release_lineage,
     release_list,
     release_make,
     release_promote,
+    release_push,
     release_remark,
     release_show,
     release_sign,
@@ -28,3 +32,8 @@ app.command("version")(release_remark.version)
 app.command("sign")(release_sign.sign)
 app.command("keygen")(release_sign.keygen)
 app.command("gc")(release_gc.gc)
+app.command("export")(release_export.export)
+app.command("import")(release_import.import_)
+app.command("push")(release_push.push)
+app.command("pull")(release_push.pull)
+app.command("ab")(release_ab.ab)

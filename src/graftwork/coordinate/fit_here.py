@@ -16,7 +16,8 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Cpu, Gpu, Machine
 from graftwork.records.plan import DeviceFacts
 
-QUERY = ("--query-gpu=index,uuid,name,memory.total,compute_cap", "--format=csv,noheader,nounits")
+QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+"""Old drivers refuse a query for compute_cap as a whole: that is the catalog's to know."""
 PATIENCE_SECONDS = 10
 
 
@@ -25,7 +26,6 @@ class Card(NamedTuple):
 
     name: str
     memory_gib: float
-    capability: float
 
 
 def named_machine(
@@ -88,14 +88,14 @@ def ask_driver() -> str:
 
 
 def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
-    """Lines of `index, uuid, name, MiB, capability`; others, and cards that are hidden, are passed over."""
+    """Lines of `index, uuid, name, MiB`; others, and cards that are hidden, are passed over."""
     cards = []
     for line in said.splitlines():
         cells = [cell.strip() for cell in line.split(",", 2)]
         try:
             index, uuid, rest = int(cells[0]), cells[1], cells[2]
-            name, mib, capability = (cell.strip() for cell in rest.rsplit(",", 2))
-            card = Card(name, float(mib) / 1024, float(capability))
+            name, mib = (cell.strip() for cell in rest.rsplit(",", 1))
+            card = Card(name, float(mib) / 1024)
         except (IndexError, ValueError):
             continue
         if is_visible(index, uuid, visible):
@@ -106,7 +106,7 @@ def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
 def _known(card: Card, *, overlay: Path | None) -> Gpu:
     """The catalog's figures with the memory that the driver shows."""
     gpu = find_gpu(card.name, overlay=overlay)
-    return gpu.model_copy(update={"memory_gib": card.memory_gib, "capability": card.capability})
+    return gpu.model_copy(update={"memory_gib": card.memory_gib})
 
 
 def _processor(device: DeviceFacts, *, overlay: Path | None) -> Cpu:

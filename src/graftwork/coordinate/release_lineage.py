@@ -42,8 +42,9 @@ def trace_release(work: Workplace, release: Release, *, lines: bool = True) -> L
     store = open_store(work)
     dataset = None
     if store.has(release.id):
-        folder = store.get(release.id)
-        dataset = Dataset.from_json((folder / "dataset.json").read_bytes())
+        made_of = store.get(release.id) / "dataset.json"
+        # An adapter that was imported came without the data behind it.
+        dataset = Dataset.from_json(made_of.read_bytes()) if made_of.exists() else None
     _draw_making(work, drawing, release, top, dataset, lines=lines)
     _draw_parents(work, drawing, release, top)
     return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))

@@ -25,6 +25,10 @@ class ReleaseSettings(Record):
         description="A file with a minisign secret key: new releases are signed with it. "
         "Its password, if it has one, stands in GRAFT_SIGNING_PASSWORD.",
     )
+    store: str | None = Field(
+        default=None,
+        description="A store of releases at an fsspec URL: where `push` and `pull` go by default.",
+    )
     keep_last: int = Field(
         default=10, ge=0, description="Garbage collection leaves this many newest releases of each model."
     )

@@ -227,7 +227,10 @@ class Mirror:
         self._files.invalidate_cache()
         try:
             names = self._files.ls(self._root, detail=False)
-        except FileNotFoundError:
+        except FileNotFoundError as missing:
+            bucket = self._root.partition("/")[0]
+            if NEED_NO_FOLDERS.intersection(_protocols(self._files)) and not self._files.exists(bucket):
+                raise OSError(f"there is no bucket {bucket!r}; make it, or mend its name") from missing
             return set()
         found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
         return {int(match[1]) for match in found if match}

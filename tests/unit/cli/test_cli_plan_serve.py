@@ -114,7 +114,7 @@ def test_a_config_file_will_do_for_a_model(graft, tmp_path):
 
 
 def test_without_a_name_the_cards_of_this_machine_are_meant(graft, monkeypatch):
-    two = "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 8.9\n1, GPU-b, NVIDIA GeForce RTX 4090, 24564, 8.9\n"
+    two = "0, GPU-a, NVIDIA GeForce RTX 4090, 24564\n1, GPU-b, NVIDIA GeForce RTX 4090, 24564\n"
     monkeypatch.setattr(fit_here, "ask_driver", lambda: two)
     machine = json.loads(graft("--model", "smollm2-135m", "--json")[1])["question"]["machine"]
     assert machine["gpu"]["name"] == "RTX 4090"

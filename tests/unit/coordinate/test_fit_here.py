@@ -15,7 +15,7 @@ from graftwork.plan.serving.ask import make_question
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import DeviceFacts
 
-TWO_T4 = "0, GPU-a, Tesla T4, 15360, 7.5\n1, GPU-b, Tesla T4, 15360, 7.5\n"
+TWO_T4 = "0, GPU-a, Tesla T4, 15360\n1, GPU-b, Tesla T4, 15360\n"
 MIXTRAL = {
     "model_type": "mixtral",
     "hidden_size": 64,
@@ -29,12 +29,12 @@ MIXTRAL = {
 
 def test_cards_are_read_as_the_driver_tells_them():
     said = (
-        "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311, 12.0\n1, GPU-b, NVIDIA, Odd, 100, 8.0\n"
-        "no card\n\n2, GPU-c, H200, x, 9.0\n"
+        "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311\n1, GPU-b, NVIDIA, Odd, 100\n"
+        "no card\n\n2, GPU-c, H200, x\n"
     )
     assert read_cards(said) == [
-        Card("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024, 12.0),
-        Card("NVIDIA, Odd", 100 / 1024, 8.0),
+        Card("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
+        Card("NVIDIA, Odd", 100 / 1024),
     ]
 
 
@@ -101,6 +101,7 @@ def test_this_machine_takes_its_memory_from_the_driver_and_the_rest_from_the_cat
     assert here.gpu is not None
     assert here.gpu.memory_gib == 15.0
     assert here.gpu.half_tflops == 65
+    assert here.gpu.capability == 7.5
 
 
 def test_without_a_driver_there_is_a_processor(monkeypatch):

@@ -20,7 +20,7 @@ from graftwork.plan.time import (
     rates_of,
 )
 from graftwork.plan.timing.published import PUBLISHED, set_beside
-from graftwork.plan.timing.roofline import is_possible, least_seconds, needed_tflops
+from graftwork.plan.timing.roofline import is_possible, least_seconds
 from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape, Tuning
@@ -183,7 +183,6 @@ def test_a_claim_that_needs_twice_the_card_is_found_out():
     """A blog's 3,200 tokens a second for an 8B model on a card of 47 TFLOPS."""
     eight = find_model("llama-3.1-8b").shape
     card = find_gpu("RTX 5060 Ti 16GB")
-    assert needed_tflops(eight, tokens_per_second=3200, adapted=eight.layers) > 1.5 * card.half_tflops
     roof = least_seconds(eight, tokens=3200, adapted=eight.layers, rates=rates_of(card))
     assert not is_possible(1.0, roof)
 

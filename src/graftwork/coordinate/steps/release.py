@@ -71,7 +71,7 @@ STEP = Step(
     makes=Release,
     # How long releases are kept does not make another release.
     depends_on=lambda work, _made: work.settings.release.model_dump(
-        mode="json", exclude={"keep_last", "keep_days"}
+        mode="json", exclude={"keep_last", "keep_days", "store"}
     ),
     do=_do,
     identity=lambda release: str(release.id),

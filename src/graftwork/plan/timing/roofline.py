@@ -44,15 +44,6 @@ def least_seconds(
     return Roof(compute=flops / peak, memory=read / rates.peak_bandwidth)
 
 
-def needed_tflops(shape: ModelShape, *, tokens_per_second: float, adapted: int, full: bool = False) -> float:
-    """What a card would have to multiply for a claimed speed, at the very least."""
-    weights = layer_parameters(shape)
-    backward = 2 if full else 1
-    a_token = 2.0 * weights * (shape.layers + backward * adapted)
-    a_token += 2.0 * shape.vocab_size * shape.hidden_size * (1 + backward)
-    return tokens_per_second * a_token / 1e12
-
-
 def is_possible(claimed_seconds: float, roof: Roof) -> bool:
     """A claim above the roofline is wrong, whoever makes it."""
     return claimed_seconds >= roof.seconds

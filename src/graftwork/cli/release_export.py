@@ -1,0 +1,39 @@
+"""`graft release export`: a release as one file, for machines without a network."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graftwork.cli.output import Json
+from graftwork.cli.release_project import Name, opened
+from graftwork.cli.steps import Folder
+
+Target = Annotated[
+    Path | None, typer.Option("--to", help="The tar file; PROJECT-ID.tar in the project by default.")
+]
+
+
+def export(name: Name = "champion", to: Target = None, project: Folder = None, json: Json = False) -> None:
+    """Write a release as a tar file: the same bytes for the same release, every time.
+
+    Every byte is checked first, and again where it is imported.
+
+    Example:  graft release export champion --to champion.tar
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.coordinate.exchange import export_release
+
+    with opened(project) as work:
+        done = export_release(work, name, target=to)
+    if json:
+        print_json(
+            {"id": done.release.id, "file": str(done.path), "sha256": done.sha256, "bytes": done.bytes}
+        )
+    else:
+        stdout.print(
+            f"{done.release.id[:12]} is in {done.path} ({done.bytes:,} bytes)\nsha256 {done.sha256}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )

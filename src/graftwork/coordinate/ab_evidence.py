@@ -1,0 +1,128 @@
+"""Two releases compared while the answers come in: stopped when it is decided, not before. Pure.
+
+In: graded answers in an order that nothing in them has decided. Out: who won, if anybody, and on how many
+sessions. Each session counts once, for what is said in one session hangs together. The tests hold however
+often one looks (evaluate.statistics.anytime); looking again reads the same answers in the same order, so what
+was decided stays decided. Does not know who asked the models.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from graftwork.evaluate.statistics.anytime import PairedTest, TwoArms
+from graftwork.records.report import Case
+
+Scores = Mapping[str, float | None]
+GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
+"""The grades of A and of B on some cases; asks whoever has not answered yet."""
+Outcome = Literal["win", "loss", "tie"]
+FIRST_BLOCK = 16
+
+
+class Unit(NamedTuple):
+    """What counts once: the cases of a session, or a case that stands alone."""
+
+    cases: tuple[Case, ...]
+
+
+class Replayed(NamedTuple):
+    """`asked` are the cases that both were asked; a block is begun before its answers can decide."""
+
+    test: PairedTest
+    used: int
+    ungraded: int
+    asked: int
+
+
+class Exchange(NamedTuple):
+    """A live answer: which arm gave it, in which session, and its grade."""
+
+    arm: Literal["A", "B"]
+    session: str | None
+    grade: float | None
+
+
+class Lived(NamedTuple):
+    test: TwoArms
+    used: int
+    ungraded: int
+
+
+def units_of(cases: Iterable[Case]) -> tuple[Unit, ...]:
+    """Sessions in the order of their first cases."""
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        key = f"session {case.session}" if case.session is not None else f"case {case.id}"
+        found.setdefault(key, []).append(case)
+    return tuple(Unit(tuple(group)) for group in found.values())
+
+
+def run_replay(
+    units: Sequence[Unit],
+    grade_block: GradeBlock,
+    *,
+    alpha: float,
+    lower_is_better: bool = False,
+    first_block: int = FIRST_BLOCK,
+) -> Replayed:
+    """Ask both, block after block, each twice as large as the one before; stop where it is decided."""
+    test = PairedTest(alpha)
+    used = ungraded = asked = 0
+    for block in _blocks(units, first_block):
+        cases = [case for unit in block for case in unit.cases]
+        of_a, of_b = grade_block(cases)
+        asked += len(cases)
+        for unit in block:
+            outcome = judge_unit(unit, of_a, of_b, lower_is_better=lower_is_better)
+            if outcome is None:
+                ungraded += 1
+                continue
+            used += 1
+            test.update(win=int(outcome == "win"), loss=int(outcome == "loss"), tie=int(outcome == "tie"))
+            if test.decided:
+                return Replayed(test, used, ungraded, asked)
+    return Replayed(test, used, ungraded, asked)
+
+
+def run_live(exchanges: Iterable[Exchange], *, alpha: float, lower_is_better: bool = False) -> Lived:
+    """The first exchange of each session, in the order they came in: what comes later cannot change it."""
+    test = TwoArms(alpha)
+    used = ungraded = 0
+    seen: set[str] = set()
+    for exchange in exchanges:
+        if exchange.session is not None:
+            if exchange.session in seen:
+                continue
+            seen.add(exchange.session)
+        if exchange.grade is None:
+            ungraded += 1
+            continue
+        used += 1
+        success = exchange.grade <= 0.0 if lower_is_better else exchange.grade >= 1.0
+        arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"
+        test.update(arm, successes=int(success), failures=int(not success))
+        if test.decided:
+            break
+    return Lived(test, used, ungraded)
+
+
+def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> Outcome | None:
+    """Whether B did better than A in this session; None where no case of it has both grades."""
+    both = [
+        (first, second)
+        for case in unit.cases
+        if (first := of_a.get(case.id)) is not None and (second := of_b.get(case.id)) is not None
+    ]
+    if not both:
+        return None
+    # Wins less losses, not a sum of floats: a session is tied where they are the same in number.
+    ahead = sum((second > first) - (second < first) for first, second in both)
+    ahead = -ahead if lower_is_better else ahead
+    return "win" if ahead > 0 else "loss" if ahead < 0 else "tie"
+
+
+def _blocks(units: Sequence[Unit], first: int) -> Iterator[Sequence[Unit]]:
+    start, size = 0, first
+    while start < len(units):
+        yield units[start : start + size]
+        start, size = start + size, size * 2

@@ -1,0 +1,229 @@
+"""A release as one tar file, for machines without a network.
+
+In: a store and a release, or an archive that anybody may have made. Out: the archive, the same bytes for the
+same release wherever it is written; or the release in the store, proven, whole or not at all. Only plain
+files of one release are taken out of an archive: no links, no devices, no compression, nothing that can lead
+out of its folder or grow beyond what the archive itself weighs.
+"""
+
+import hashlib
+import os
+import tarfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.files.whole import explain_os_error, sync_folder
+from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.registry.exchange.incoming import incoming_folder
+from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
+from graftwork.registry.release import name_by_content
+from graftwork.registry.store import ReleaseStore
+
+LARGEST_MANIFEST = 16 * 2**20
+LARGEST_SIGNATURE = 64 * 2**10
+MOST_FILES = 1000
+_PIECE = 2**20
+_LARGEST_USTAR = 8**11
+
+
+class Exported(NamedTuple):
+    """`sha256` is that of the archive: say it on the other side by another way."""
+
+    release: Release
+    path: Path
+    sha256: str
+    bytes: int
+
+
+class Arrived(NamedTuple):
+    """`new` is false where the store had the release already."""
+
+    release: Release
+    new: bool
+
+
+def write_archive(store: ReleaseStore, release_id: str, *, target: Path) -> Exported:
+    """Write the archive beside `target`, then give it the name."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+    with store.adding():
+        release, folder = store.verify(release_id), store.folder(release_id)
+        beside = [name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
+        try:
+            with temporary.open("xb") as handle:
+                for name in (MANIFEST, *sorted(beside), *sorted(file.path for file in release.files)):
+                    _append(handle, folder / name, f"{release.id}/{name}")
+                handle.write(bytes(2 * tarfile.BLOCKSIZE))
+                handle.flush()
+                os.fsync(handle.fileno())
+            _require_same(temporary, release)
+            with temporary.open("rb") as handle:
+                digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            temporary.replace(target)
+            sync_folder(target.parent)
+        except OSError as error:
+            raise explain_os_error(error, target) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+    return Exported(release, target, digest, target.stat().st_size)
+
+
+@contextmanager
+def read_archive(path: Path, *, store: ReleaseStore) -> Iterator["Unpacked"]:
+    """What an archive holds, every byte checked, in a folder that is gone after the block."""
+    with incoming_folder(store.root) as folder:
+        try:
+            with path.open("rb") as handle:
+                unpacked = _unpack(handle, folder, where=str(path))
+        except OSError as error:
+            raise explain_os_error(error, path) from error
+        yield unpacked
+
+
+class Unpacked(NamedTuple):
+    release: Release
+    sources: dict[str, Path | bytes]
+    signatures: dict[str, bytes]
+
+    def put_into(self, store: ReleaseStore) -> Arrived:
+        """Into the store, the manifest last. Hold `store.adding()` around this and the entry in the index."""
+        new = not store.has(self.release.id)
+        return Arrived(store.put(self.release, sources=self.sources, signatures=self.signatures), new)
+
+
+def _append(handle: IO[bytes], path: Path, name: str) -> None:
+    """One file, with nothing of this machine: no owner, no time."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = path.stat().st_size, 0o444
+    if member.size < _LARGEST_USTAR:
+        handle.write(member.tobuf(tarfile.USTAR_FORMAT))
+    else:
+        handle.write(member.tobuf(tarfile.GNU_FORMAT))
+    with path.open("rb") as source:
+        while piece := source.read(_PIECE):
+            handle.write(piece)
+    handle.write(bytes(-member.size % tarfile.BLOCKSIZE))
+
+
+def _require_same(archive: Path, release: Release) -> None:
+    """What was written is what was verified, though somebody may have changed a file in between."""
+    wanted = {file.path: file.sha256 for file in release.files}
+    with archive.open("rb") as handle:
+        for member in _members(handle, where=str(archive)):
+            digest = _copy(handle, None, member.size)
+            name = member.name.partition("/")[2]
+            if name in wanted and wanted[name] != digest:
+                raise _refuse(f"{name} changed while it was exported", "it is not what was verified", archive)
+
+
+def _unpack(handle: IO[bytes], folder: Path, *, where: str) -> Unpacked:
+    members = _members(handle, where=where)
+    first = next(members, None)
+    if first is None or first.name.partition("/")[2] != MANIFEST:
+        raise _refuse("this is no archive of a release", f"it does not begin with {MANIFEST}", where)
+    release_id = first.name.partition("/")[0]
+    release = _read_manifest(handle, first, release_id, where)
+    wanted = {file.path: file for file in release.files}
+    sources: dict[str, Path | bytes] = {}
+    signatures: dict[str, bytes] = {}
+    for member in members:
+        top, _, name = member.name.partition("/")
+        if top != release_id or name in sources or name in signatures:
+            raise _refuse(
+                f"the archive holds {member.name[:80]!r}", "each file is there once, below the id", where
+            )
+        if name in (MINISIGN, SIGSTORE) and member.size <= LARGEST_SIGNATURE:
+            signatures[name] = handle.read(member.size)
+            _skip_padding(handle, member.size)
+        elif name in wanted:
+            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", where)
+        else:
+            raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
+    if missing := sorted(wanted.keys() - sources.keys()):
+        raise _refuse(f"{missing[0]} is missing in the archive", "the manifest names it", where)
+    return Unpacked(release, sources, signatures)
+
+
+def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, where: str) -> Release:
+    if member.size > LARGEST_MANIFEST:
+        raise _refuse("the manifest is too large", f"it may have {LARGEST_MANIFEST:,} bytes", where)
+    data = handle.read(member.size)
+    _skip_padding(handle, member.size)
+    try:
+        release = Release.from_json(data)
+    except ValidationError as error:
+        raise _refuse("the manifest cannot be read", str(error).splitlines()[0], where) from error
+    if release.id != release_id or release.id != name_by_content(release):
+        raise _refuse("the manifest was changed", "its id is not the hash of its content", where)
+    return release
+
+
+def _take(handle: IO[bytes], member: tarfile.TarInfo, file: ReleaseFile, target: Path, where: str) -> Path:
+    """Files go by numbers until the store has checked their names."""
+    if member.size != file.size:
+        raise _refuse(f"{file.path} has another size", f"{member.size:,} bytes, not {file.size:,}", where)
+    with target.open("xb") as out:
+        digest = _copy(handle, out, member.size)
+    if digest != file.sha256:
+        raise _refuse(
+            f"{file.path} has other bytes than its manifest says",
+            f"expected sha256 {file.sha256[:12]}…, found {digest[:12]}…",
+            where,
+        )
+    return target
+
+
+def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
+    """The headers, one by one; whoever asks for the next has read the file of the one before."""
+    weight = os.fstat(handle.fileno()).st_size
+    for _ in range(MOST_FILES):
+        block = handle.read(tarfile.BLOCKSIZE)
+        if not block.strip(b"\0"):
+            if len(block) < tarfile.BLOCKSIZE:
+                raise _refuse("the archive ends too early", "it was cut off", where)
+            return
+        try:
+            # Header by header, not through TarFile: that would follow extended headers of any length.
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
+        except (tarfile.HeaderError, UnicodeDecodeError, ValueError) as error:
+            raise _refuse(
+                "this is no archive of a release", f"a header cannot be read: {error}", where
+            ) from error
+        if member.type != tarfile.REGTYPE:
+            raise _refuse(f"the archive holds {member.name[:80]!r}", "it is not a plain file", where)
+        if not 0 <= member.size <= weight - handle.tell():
+            raise _refuse(f"{member.name[:80]!r} ends beyond the archive", "the archive was cut off", where)
+        yield member
+    raise _refuse("the archive holds too many files", f"a release has at most {MOST_FILES}", where)
+
+
+def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int) -> str:
+    digest, left = hashlib.sha256(), size
+    while left:
+        piece = handle.read(min(_PIECE, left))
+        if not piece:
+            break
+        digest.update(piece)
+        if out is not None:
+            out.write(piece)
+        left -= len(piece)
+    _skip_padding(handle, size)
+    return digest.hexdigest()
+
+
+def _skip_padding(handle: IO[bytes], size: int) -> None:
+    handle.seek(-size % tarfile.BLOCKSIZE, os.SEEK_CUR)
+
+
+def _refuse(what: str, why: str, where: object) -> GraftError:
+    return Damaged(
+        what,
+        why=why,
+        fix="export the release again (`graft release export`) and carry it over",
+        where=str(where),
+    )

@@ -1,0 +1,1 @@
+"""Stores of releases that lie somewhere else: any fsspec URL."""

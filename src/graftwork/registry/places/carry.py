@@ -1,0 +1,72 @@
+"""Releases between the store on this machine and a place.
+
+In: a store, a place, an id. Out: the release on the other side, whole or not at all, and what had to be sent.
+Killed in the middle, the next try sends what is missing. What is in the index is not known here.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.release import Release
+from graftwork.registry.exchange.archive import LARGEST_SIGNATURE, Arrived
+from graftwork.registry.exchange.incoming import incoming_folder
+from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
+from graftwork.registry.names import FILE
+from graftwork.registry.places.place import Place
+from graftwork.registry.store import ReleaseStore
+
+
+class Pushed(NamedTuple):
+    """`sent` are the files that had to travel; the others were there already."""
+
+    release: Release
+    sent: tuple[str, ...]
+    bytes: int
+
+
+def push_release(store: ReleaseStore, place: Place, release_id: str) -> Pushed:
+    """Verify here, send what is missing there, read it back, and write the manifest last."""
+    with store.adding():
+        release, folder = store.verify(release_id), store.folder(release_id)
+        sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file))
+        for name in (MINISIGN, SIGSTORE):
+            if (folder / name).is_file():
+                place.put_text(release.id, name, (folder / name).read_bytes())
+        if not _is_whole_there(place, release.id):
+            place.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
+    return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
+
+
+def pull_release(store: ReleaseStore, place: Place, release_id: str) -> Arrived:
+    """Fetch into the store. Hold the store's `adding()` around this and the entry in the index."""
+    release = place.read(release_id)
+    for file in release.files:
+        if not FILE.fullmatch(file.path):
+            raise Damaged(
+                f"the manifest names {file.path[:80]!r}",
+                why="that is not a file of a release",
+                fix="push the release again from where it was made",
+                where=place.address,
+            )
+    if store.has(release_id):
+        return Arrived(store.verify_unsigned(release_id), new=False)
+    with incoming_folder(store.root) as folder:
+        sources: dict[str, Path | bytes] = {
+            file.path: place.get_blob(file, folder / str(number)) for number, file in enumerate(release.files)
+        }
+        signatures = {
+            name: data
+            for name in (MINISIGN, SIGSTORE)
+            if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
+        }
+        return Arrived(store.put(release, sources=sources, signatures=signatures), new=True)
+
+
+def _is_whole_there(place: Place, release_id: str) -> bool:
+    """A manifest that is there stays; a damaged one is written anew: its id says what belongs there."""
+    try:
+        place.read(release_id)
+    except (Damaged, UserMistake):
+        return False
+    return True

@@ -1,0 +1,234 @@
+"""A store of releases at an fsspec URL: s3://bucket/folder, file:///mnt/releases, memory://name.
+
+In: blobs, and manifests that name them. Out: the same, checked by their hashes. A blob is never changed: its
+name is its content. A manifest is written after all that it names, so what has one is whole. Does not know
+which release is live, nor what lies in the store on this machine.
+"""
+
+import hashlib
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from graftwork.files.digest import file_digest
+from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.release import Release, ReleaseFile
+from graftwork.registry.exchange.archive import LARGEST_MANIFEST
+from graftwork.registry.folder import MANIFEST
+from graftwork.registry.names import NAME, require_name
+from graftwork.registry.release import name_by_content
+
+BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
+"""Places whose first name is a bucket that somebody has to make, and which need no folders."""
+_PIECE = 2**20
+
+
+class Place:
+    """The releases below one URL."""
+
+    def __init__(self, url: str) -> None:
+        self._files, root = _open(url)
+        self._root = root.rstrip("/")
+        self._has_buckets = bool(BUCKETS.intersection(_protocols(self._files)))
+        self.address = clean(url)
+        if self._has_buckets:
+            self._require_bucket()
+
+    def ids(self) -> tuple[str, ...]:
+        """The releases whose manifests are here, not looked into."""
+        self._files.invalidate_cache()
+        found = self._asked(lambda: self._files.glob(f"{self._root}/releases/*/{MANIFEST}"))
+        names = (str(path).rsplit("/", 2)[-2] for path in found)
+        return tuple(sorted(name for name in names if NAME.fullmatch(name)))
+
+    def has(self, release_id: str) -> bool:
+        return self._size(self._manifest(release_id)) is not None
+
+    def find(self, id_or_prefix: str) -> str:
+        """The id of the only release that begins so."""
+        require_name(id_or_prefix, kind="release id")
+        found = [one for one in self.ids() if one.startswith(id_or_prefix)]
+        if len(found) != 1:
+            raise UserMistake(
+                f"{'several releases begin' if found else 'no release begins'} with {id_or_prefix} there",
+                why=f"{self.address} holds {len(self.ids())} releases",
+                fix="give more of the id, or push the release there first (`graft release push`)",
+                where=self.address,
+            )
+        return found[0]
+
+    def put_blob(self, source: Path, file: ReleaseFile) -> bool:
+        """Bring a blob there and read it back. Says whether it had to be sent."""
+        place = self._blob(file.sha256)
+        if self._size(place) == file.size and self._digest(place) == file.sha256:
+            return False
+        self._make_parent(place)
+        self._asked(lambda: self._files.put_file(str(source), place))
+        if self._size(place) != file.size or self._digest(place) != file.sha256:
+            raise Damaged(
+                f"{file.path} did not arrive as it was sent",
+                why="read back, it has other bytes",
+                fix="push the release again",
+                where=self.address,
+            )
+        return True
+
+    def get_blob(self, file: ReleaseFile, target: Path) -> Path:
+        """Fetch a blob; refused where it is missing, has another length or other bytes."""
+        place = self._blob(file.sha256)
+        size = self._size(place)
+        if size != file.size:
+            found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
+            raise self._damaged(f"{file.path} {found}", "the manifest names it")
+        self._asked(lambda: self._files.get_file(place, str(target)))
+        if file_digest(target) != file.sha256:
+            raise self._damaged(f"{file.path} has other bytes than its manifest says", "its hash is another")
+        return target
+
+    def put_text(self, release_id: str, name: str, content: bytes) -> None:
+        """A file beside the manifest, or the manifest itself; whole or not at all."""
+        place = f"{self._root}/releases/{require_name(release_id, kind='release id')}/{name}"
+        if self._has_buckets:
+            # An object appears when all of it has arrived.
+            self._asked(lambda: self._files.pipe_file(place, content))
+            return
+        self._make_parent(place)
+        part = f"{place}.{uuid.uuid4().hex[:8]}.part"
+        self._asked(lambda: self._files.pipe_file(part, content))
+        self._asked(lambda: self._files.mv(part, place))
+
+    def get_text(self, release_id: str, name: str, *, largest: int = LARGEST_MANIFEST) -> bytes | None:
+        """None where it is not there."""
+        place = f"{self._root}/releases/{require_name(release_id, kind='release id')}/{name}"
+        size = self._size(place)
+        if size is None:
+            return None
+        if size > largest:
+            raise self._damaged(f"{name} is too large", f"it may have {largest:,} bytes")
+        return bytes(self._asked(lambda: self._files.cat_file(place)))
+
+    def read(self, release_id: str) -> Release:
+        """The manifest, proven to be the one that its id names."""
+        data = self.get_text(release_id, MANIFEST)
+        if data is None:
+            raise UserMistake(
+                f"release {release_id[:12]} is not there",
+                why="there is no manifest, which is written last",
+                fix="push it there first (`graft release push`)",
+                where=self.address,
+            )
+        try:
+            release = Release.from_json(data)
+        except ValidationError as error:
+            raise self._damaged("the manifest cannot be read", str(error).splitlines()[0]) from error
+        if release.id != release_id or release.id != name_by_content(release):
+            raise self._damaged("the manifest was changed", "its id is not the hash of its content")
+        return release
+
+    def _require_bucket(self) -> None:
+        bucket = self._root.partition("/")[0]
+        if not bucket or not self._asked(lambda: self._files.exists(bucket)):
+            raise UserMistake(
+                f"there is no bucket {bucket!r}",
+                why="a bucket is made by whoever pays for it, not by this command",
+                fix="make the bucket, or mend its name",
+                where=self.address,
+            )
+
+    def _make_parent(self, place: str) -> None:
+        if not self._has_buckets:
+            self._asked(lambda: self._files.makedirs(place.rpartition("/")[0], exist_ok=True))
+
+    def _manifest(self, release_id: str) -> str:
+        return f"{self._root}/releases/{require_name(release_id, kind='release id')}/{MANIFEST}"
+
+    def _blob(self, sha256: str) -> str:
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise self._damaged(f"{sha256[:80]!r} is not a sha256", "blobs go by 64 hexadecimal digits")
+        return f"{self._root}/blobs/{sha256[:2]}/{sha256[2:]}"
+
+    def _size(self, place: str) -> int | None:
+        def look() -> int | None:
+            try:
+                return int(self._files.info(place)["size"])
+            except FileNotFoundError:
+                return None
+
+        self._files.invalidate_cache()
+        found: int | None = self._asked(look)
+        return found
+
+    def _digest(self, place: str) -> str:
+        def read() -> str:
+            digest = hashlib.sha256()
+            with self._files.open(place, "rb") as handle:
+                while piece := handle.read(_PIECE):
+                    digest.update(piece)
+            return digest.hexdigest()
+
+        return str(self._asked(read))
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """Whatever a network library may raise becomes what, why and fix."""
+        try:
+            return ask()
+        except Exception as error:
+            raise EnvironmentLacks(
+                f"the store cannot be used: {clean(error)}",
+                why="it does not answer, or does not allow it",
+                fix="see whether the address and the credentials are right, and try again",
+                where=self.address,
+            ) from error
+
+    def _damaged(self, what: str, why: str) -> Damaged:
+        return Damaged(
+            what, why=why, fix="push the release again from a machine that has it", where=self.address
+        )
+
+
+def clean(text: object) -> str:
+    """In one line, without what an address may carry: names, passwords, signed queries."""
+    line = " ".join(str(text).split()) or type(text).__name__
+    line = re.sub(r"://[^/\s@]*@", "://…@", line)
+    return re.sub(r"\?[^\s'\"]+", "?…", line)[:300]
+
+
+def _open(url: str) -> tuple[Any, str]:
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "the package fsspec is not installed",
+            why="the store of releases is named by a URL",
+            fix='pip install "graftwork[mirror]"',
+        ) from error
+    if "://" not in url:
+        raise UserMistake(
+            f"{clean(url)!r} is not a URL",
+            fix="write it like s3://bucket/folder or file:///mnt/releases",
+            where="release.store",
+        )
+    try:
+        files, root = url_to_fs(url)
+    except ImportError as error:
+        raise EnvironmentLacks(
+            f"a package for this kind of store is not installed: {clean(error)}",
+            fix='install it: pip install "graftwork[s3]" for s3://, gcsfs for gs://',
+            where=clean(url),
+        ) from error
+    except (ValueError, OSError) as error:
+        raise UserMistake(
+            f"the address of the store cannot be used: {clean(error)}",
+            fix="write it like s3://bucket/folder or file:///mnt/releases",
+            where="release.store",
+        ) from error
+    return files, str(root)
+
+
+def _protocols(files: Any) -> set[str]:
+    names = files.protocol
+    return {names} if isinstance(names, str) else set(names)

@@ -1,0 +1,228 @@
+"""A small Hub: repositories, preupload, LFS, commits, tags and downloads over HTTP, kept in memory.
+
+It answers as the real one does as far as the client asks, and remembers what it was asked and sent.
+"""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_a-token-that-nobody-may-say"
+
+
+class SmallHub:
+    """The state of the server. `broken` names a kind of request that fails until it is cleared."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.tags: dict[tuple[str, str], str] = {}
+        self.large: dict[str, bytes] = {}
+        self.is_large: dict[bytes, bool] = {}
+        self.uploads: list[str] = []
+        self.inline: list[str] = []
+        self.broken: str | None = None
+        self.unauthorized = 0
+        self.url = ""
+
+    def head(self, repository: str) -> str:
+        return list(self.repositories[repository])[-1]
+
+    def commit(self, repository: str, files: dict[str, bytes]) -> str:
+        body = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in files.items()})
+        oid = hashlib.sha1(f"{len(self.repositories[repository])}{body}".encode()).hexdigest()
+        self.repositories[repository][oid] = files
+        return oid
+
+    def find(self, repository: str, revision: str) -> str:
+        commits = self.repositories[repository]
+        if revision == "main":
+            return self.head(repository)
+        return self.tags.get((repository, revision), revision if revision in commits else "")
+
+
+def goes_to_lfs(name: str) -> bool:
+    return name.endswith(".safetensors")
+
+
+def git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+class Handler(BaseHTTPRequestHandler):
+    hub: SmallHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+    def _body(self) -> bytes:
+        if "chunked" in self.headers.get("transfer-encoding", ""):
+            pieces = []
+            while size := int(self.rfile.readline(), 16):
+                pieces.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(pieces)
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
+
+    def _say(
+        self, body: object = None, *, status: int = 200, data: bytes | None = None, **headers: str
+    ) -> None:
+        content = data if data is not None else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _answer(self) -> None:
+        path, body = unquote(urlsplit(self.path).path), self._body()
+        if self.hub.broken and re.search(self.hub.broken, path):
+            return self._say({"error": "broken"}, status=400)
+        if not path.startswith("/lfs/") and self.headers.get("authorization") != f"Bearer {TOKEN}":
+            self.hub.unauthorized += 1
+            return self._say({"error": "Invalid credentials"}, status=401)
+        for method, pattern, answer in ROUTES:
+            match = re.fullmatch(pattern, path)
+            if match and self.command in method.split():
+                return answer(self, body, *match.groups())
+        return self._say({"error": f"no such page: {self.command} {path}"}, status=404)
+
+    do_GET = do_HEAD = do_POST = do_PUT = _answer  # noqa: N815
+
+    def create(self, body: bytes) -> None:
+        asked = json.loads(body)
+        name = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
+        there = name in self.hub.repositories
+        if not there:
+            self.hub.repositories[name] = {}
+            self.hub.commit(name, {})
+        self._say({"url": f"{self.hub.url}/{name}", "name": name}, status=409 if there else 200)
+
+    def info(self, _body: bytes, repository: str, revision: str = "main") -> None:
+        if repository not in self.hub.repositories or not self.hub.find(repository, revision):
+            return self._say({"error": "Not found"}, status=404, X_Error_Code="RepoNotFound")
+        sha = self.hub.find(repository, revision)
+        return self._say({"id": repository, "sha": sha, "siblings": [], "tags": [], "private": True})
+
+    def preupload(self, body: bytes, repository: str, _revision: str) -> None:
+        there = self.hub.repositories[repository][self.hub.head(repository)]
+        files = []
+        for file in json.loads(body)["files"]:
+            name = file["path"]
+            data = there.get(name)
+            lfs = goes_to_lfs(name)
+            oid = None if data is None else hashlib.sha256(data).hexdigest() if lfs else git_hash(data)
+            mode = "lfs" if lfs else "regular"
+            files.append({"path": name, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._say({"files": files})
+
+    def batch(self, body: bytes, _repository: str) -> None:
+        objects = []
+        for one in json.loads(body)["objects"]:
+            answer = {"oid": one["oid"], "size": one["size"]}
+            if one["oid"] not in self.hub.large:
+                answer["actions"] = {"upload": {"href": f"{self.hub.url}/lfs/{one['oid']}"}}
+            objects.append(answer)
+        self._say({"transfer": "basic", "objects": objects})
+
+    def receive(self, body: bytes, oid: str) -> None:
+        if hashlib.sha256(body).hexdigest() != oid:
+            return self._say({"error": "other bytes"}, status=422)
+        self.hub.uploads.append(oid)
+        self.hub.large[oid] = body
+        return self._say({})
+
+    def commit(self, body: bytes, repository: str, _revision: str) -> None:
+        files = dict(self.hub.repositories[repository][self.hub.head(repository)])
+        for line in body.splitlines():
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "file":
+                self.hub.inline.append(value["path"])
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif entry["key"] == "lfsFile":
+                files[value["path"]] = self.hub.large[value["oid"]]
+        oid = self.hub.commit(repository, files)
+        self._say(
+            {"commitUrl": f"{self.hub.url}/{repository}/commit/{oid}", "commitOid": oid, "success": True}
+        )
+
+    def tag(self, body: bytes, repository: str, revision: str) -> None:
+        name = json.loads(body)["tag"]
+        there = (repository, name) in self.hub.tags
+        self.hub.tags.setdefault((repository, name), self.hub.find(repository, revision))
+        self._say({}, status=409 if there else 200)
+
+    def paths(self, body: bytes, repository: str, revision: str) -> None:
+        try:
+            names = json.loads(body)["paths"]
+        except ValueError:
+            from urllib.parse import parse_qs
+
+            names = parse_qs(body.decode())["paths"]
+        files = self.hub.repositories[repository][self.hub.find(repository, revision)]
+        found = []
+        for name in names:
+            if name in files:
+                data = files[name]
+                info = {"type": "file", "path": name, "size": len(data), "oid": git_hash(data)}
+                if goes_to_lfs(name):
+                    info["lfs"] = {
+                        "oid": hashlib.sha256(data).hexdigest(),
+                        "size": len(data),
+                        "pointerSize": 130,
+                    }
+                found.append(info)
+        self._say(found)
+
+    def resolve(self, _body: bytes, repository: str, revision: str, name: str) -> None:
+        commit = self.hub.find(repository, revision)
+        files = self.hub.repositories.get(repository, {}).get(commit, {})
+        if name not in files:
+            return self._say({"error": "Entry not found"}, status=404, X_Error_Code="EntryNotFound")
+        data = files[name]
+        etag = hashlib.sha256(data).hexdigest() if goes_to_lfs(name) else git_hash(data)
+        return self._say(data=data, X_Repo_Commit=commit, ETag=f'"{etag}"')
+
+    def fine(self, _body: bytes) -> None:
+        self._say({"errors": [], "warnings": []})
+
+
+_REPO = r"([\w.-]+/[\w.-]+)"
+ROUTES = (
+    ("POST", r"/api/repos/create", Handler.create),
+    ("POST", r"/api/validate-yaml", Handler.fine),
+    ("GET", rf"/api/models/{_REPO}", Handler.info),
+    ("GET", rf"/api/models/{_REPO}/revision/([^/]+)", Handler.info),
+    ("POST", rf"/api/models/{_REPO}/preupload/([^/]+)", Handler.preupload),
+    ("POST", rf"/api/models/{_REPO}/commit/([^/]+)", Handler.commit),
+    ("POST", rf"/api/models/{_REPO}/tag/([^/]+)", Handler.tag),
+    ("POST", rf"/api/models/{_REPO}/paths-info/([^/]+)", Handler.paths),
+    ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", Handler.batch),
+    ("PUT", r"/lfs/([0-9a-f]{64})", Handler.receive),
+    ("GET HEAD", rf"/{_REPO}/resolve/([^/]+)/(.+)", Handler.resolve),
+)
+
+
+@contextmanager
+def running_hub() -> Iterator[SmallHub]:
+    hub = SmallHub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": hub}))
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

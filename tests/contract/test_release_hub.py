@@ -1,0 +1,151 @@
+"""Releases to a Hub and back through the official client, against a server that speaks its protocol."""
+
+import hashlib
+import logging
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from hub_server import TOKEN, running_hub
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.exchange.hub import Hub
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
+
+REPOSITORY = "team/cited-answers"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    constants = pytest.importorskip("huggingface_hub.constants")
+    # The way over LFS, which a small server can speak; the client prefers Xet where the Hub has it.
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with running_hub() as server:
+        yield server
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ReleaseStore.open(tmp_path / "here")
+
+
+def make(store, *, weights=b"\x01\x02\x03\x04"):
+    adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
+    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+
+
+def open_hub(hub):
+    return Hub(REPOSITORY, endpoint=hub.url)
+
+
+def anything(_release):
+    pass
+
+
+def test_a_release_goes_to_the_hub_and_comes_back_byte_for_byte(hub, store, tmp_path):
+    release = make(store)
+    done = open_hub(hub).push(store, release.id)
+    there = hub.repositories[REPOSITORY][done.commit]
+    assert there == {path.name: path.read_bytes() for path in store.folder(release.id).iterdir()}
+    far = ReleaseStore.open(tmp_path / "far")
+    for revision, new in (("main", True), (done.tag, False), (done.commit, False)):
+        assert open_hub(hub).pull(far, revision=revision, allow=anything) == (release, new)
+    assert far.verify(release.id) == release
+    assert not list(far.root.glob(".*.part"))
+
+
+def test_what_the_hub_has_is_not_sent_again(hub, store):
+    first, second = make(store), make(store, weights=b"others")
+    for _ in range(2):
+        open_hub(hub).push(store, first.id)
+    assert len(hub.uploads) == 1
+    open_hub(hub).push(store, second.id)
+    assert len(hub.uploads) == 2
+    assert hub.tags.keys() == {(REPOSITORY, one.id[:12]) for one in (first, second)}
+
+
+def test_a_push_that_breaks_off_goes_on_where_it_was(hub, store):
+    release = make(store)
+    hub.broken = "/commit/"
+    with pytest.raises(EnvironmentLacks) as told:
+        open_hub(hub).push(store, release.id)
+    assert told.value.fix
+    assert hub.uploads == [next(f.sha256 for f in release.files if f.path.endswith("safetensors"))]
+    hub.broken = None
+    open_hub(hub).push(store, release.id)
+    assert len(hub.uploads) == 1
+
+
+def test_other_bytes_on_the_hub_are_not_taken_in(hub, store, tmp_path):
+    release = make(store)
+    done = open_hub(hub).push(store, release.id)
+    far = ReleaseStore.open(tmp_path / "far")
+    good = dict(hub.repositories[REPOSITORY][done.commit])
+    weights = "adapter_model.safetensors"
+    for change in (
+        {weights: good[weights][:-1] + b"!"},
+        {weights: good[weights] + bytes(10)},
+        {"manifest.json": good["manifest.json"].replace(b"deploy", b"abort!")},
+        {"manifest.json": b"no JSON"},
+    ):
+        hub.commit(REPOSITORY, {**good, **change})
+        with pytest.raises(GraftError):
+            open_hub(hub).pull(far, allow=anything)
+    for name in (weights, "manifest.json"):
+        hub.commit(REPOSITORY, {key: data for key, data in good.items() if key != name})
+        with pytest.raises(GraftError):
+            open_hub(hub).pull(far, allow=anything)
+    assert far.ids() == ()
+    assert open_hub(hub).pull(far, revision=done.commit, allow=anything).release == release
+
+
+def test_a_file_that_changed_on_its_way_is_found_out(hub, store, monkeypatch):
+    release = make(store)
+    real = type(hub).commit
+
+    def commit(self, repository, files):
+        return real(
+            self, repository, {name: data.replace(b"small", b"SMALL") for name, data in files.items()}
+        )
+
+    monkeypatch.setattr(type(hub), "commit", commit)
+    with pytest.raises(GraftError, match="another hash"):
+        open_hub(hub).push(store, release.id)
+    assert not hub.tags
+
+
+def test_the_token_is_needed_and_never_said(hub, store, monkeypatch, caplog, capfd):
+    release = make(store)
+    caplog.set_level(logging.DEBUG)
+    open_hub(hub).push(store, release.id)
+    hub.broken = "/"
+    with pytest.raises(EnvironmentLacks) as told:
+        open_hub(hub).push(store, release.id)
+    said = capfd.readouterr()
+    heard = [str(told.value.as_json()), caplog.text, said.out, said.err]
+    assert not [text for text in heard if TOKEN in text]
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(EnvironmentLacks, match="no token"):
+        open_hub(hub).push(store, release.id)
+
+
+def test_without_rights_it_is_said(hub, store, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    with pytest.raises(EnvironmentLacks, match="the Hub did not do it"):
+        open_hub(hub).push(store, make(store).id)
+    assert hub.unauthorized
+    assert hashlib.sha256(b"").hexdigest() not in hub.large
+
+
+@pytest.mark.parametrize("name", ["", "no-slash", "a/b/c", "../x", "a b/c"])
+def test_a_name_that_is_no_repository_is_refused(name):
+    with pytest.raises(UserMistake):
+        Hub(name)

@@ -1,0 +1,151 @@
+"""Releases over a real sshd: checked there before the alias moves, whole or not at all."""
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from ssh_server import running_sshd
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.exchange import ssh
+from graftwork.registry.exchange.ssh import parse_target, push_over_ssh
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory):
+    with running_sshd(tmp_path_factory.mktemp("sshd")) as command:
+        yield command
+
+
+@pytest.fixture
+def far(sshd, tmp_path, monkeypatch):
+    """The folder on the other machine, which is this one; its name asks for trouble."""
+    monkeypatch.setenv("GRAFT_SSH", sshd)
+    return tmp_path / "it's $(touch far)"
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ReleaseStore.open(tmp_path / "here")
+
+
+def make(store, *, weights=b"\x01\x02\x03\x04"):
+    adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
+    return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+
+
+def target(far):
+    return parse_target(f"127.0.0.1:{far}")
+
+
+def alias_there(far, name="champion"):
+    path = far / ".aliases" / name
+    return path.read_text().strip() if path.exists() else None
+
+
+def test_a_release_arrives_whole_and_then_the_alias_moves(far, store):
+    first, second = make(store), make(store, weights=b"others")
+    done = push_over_ssh(store, first.id, target=target(far), alias="champion")
+    assert (done.sent, done.previous) == (True, None)
+    assert ReleaseStore.open(far).verify(first.id) == first
+    assert alias_there(far) == first.id
+    again = push_over_ssh(store, first.id, target=target(far), alias="champion")
+    assert (again.sent, again.previous) == (False, first.id)
+    done = push_over_ssh(store, second.id, target=target(far), alias="tagger/champion")
+    assert alias_there(far, "tagger/champion") == second.id
+    assert alias_there(far) == first.id
+    assert ReleaseStore.open(far).ids() == tuple(sorted((first.id, second.id)))
+    assert len((far / ".aliases" / ".log").read_text().splitlines()) == 2
+    assert not list(far.glob(".*.part"))
+
+
+def test_without_an_alias_only_the_files_travel(far, store):
+    release = make(store)
+    assert push_over_ssh(store, release.id, target=target(far)).sent
+    assert ReleaseStore.open(far).verify(release.id) == release
+    assert not (far / ".aliases").exists()
+
+
+def test_what_was_damaged_there_is_mended_before_the_alias_moves(far, store):
+    release = make(store)
+    push_over_ssh(store, release.id, target=target(far))
+    victim = far / release.id / "plan.json"
+    victim.chmod(0o644)
+    victim.write_text("{}")
+    assert push_over_ssh(store, release.id, target=target(far), alias="champion").sent
+    assert ReleaseStore.open(far).verify(release.id) == release
+    assert alias_there(far) == release.id
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.6, 0.95])
+def test_a_transfer_that_breaks_off_leaves_neither_release_nor_alias(
+    far, store, monkeypatch, tmp_path, share
+):
+    release = make(store, weights=bytes(200_000))
+    real = ssh._run
+
+    def cut_off(where, script, given, *, stream=None):
+        if stream is None:
+            return real(where, script, given)
+        data = stream.read()
+        cut = tmp_path / "cut.tar"
+        cut.write_bytes(data[: int(len(data) * share)])
+        with cut.open("rb") as handle:
+            return real(where, script, given, stream=handle)
+
+    monkeypatch.setattr(ssh, "_run", cut_off)
+    with pytest.raises(GraftError):
+        push_over_ssh(store, release.id, target=target(far), alias="champion")
+    assert alias_there(far) is None
+    assert ReleaseStore.open(far).ids() == ()
+    assert not list(far.glob(".*.part"))
+
+
+def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch, tmp_path):
+    release = make(store)
+    real = ssh._run
+
+    def changed(where, script, given, *, stream=None):
+        if stream is None:
+            return real(where, script, given)
+        path = tmp_path / "changed.tar"
+        path.write_bytes(stream.read().replace(b"every rule passes", b"every rule PASSES"))
+        with path.open("rb") as handle:
+            return real(where, script, given, stream=handle)
+
+    monkeypatch.setattr(ssh, "_run", changed)
+    with pytest.raises(Damaged, match="did not arrive"):
+        push_over_ssh(store, release.id, target=target(far), alias="champion")
+    assert alias_there(far) is None
+    assert ReleaseStore.open(far).ids() == ()
+
+
+def test_a_machine_that_does_not_answer_is_said(store, monkeypatch):
+    monkeypatch.setenv("GRAFT_SSH", "ssh -p 1")
+    with pytest.raises(EnvironmentLacks, match="cannot be reached") as told:
+        push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
+    assert told.value.fix
+    monkeypatch.setenv("GRAFT_SSH", "no-such-ssh")
+    with pytest.raises(EnvironmentLacks, match="cannot be started"):
+        push_over_ssh(store, make(store).id, target=parse_target("127.0.0.1:/nowhere"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:relative", "-oProxyCommand=x:/y", "ho st:/y", "host:/a\nb"]
+)
+def test_a_target_that_could_mean_something_else_is_refused(text):
+    with pytest.raises(UserMistake):
+        parse_target(text)
+
+
+def test_the_alias_cannot_leave_its_folder(store):
+    with pytest.raises(UserMistake):
+        push_over_ssh(store, make(store).id, target=parse_target("host:/x"), alias="../../etc/passwd")
