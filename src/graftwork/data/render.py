@@ -254,7 +254,7 @@ def _to_table(
         "weight": [float(share.weight[one.position]) for one in chosen],
         "rejected": [one.row.rejected if one.reply == one.row.reply else None for one in chosen],
     }
-    for name in ("group", "domain", "session", "duration_ms"):
+    for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(one.row, name) for one in chosen]
     schema = row_schema()
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)

@@ -22,7 +22,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.process.pool import work_in_order
 from graftwork.records.base import fingerprint
 
-FORM = 2
+FORM = 3
 """Counts up when shards change their form: older ones are then rendered anew."""
 
 RENDERED_BY = (

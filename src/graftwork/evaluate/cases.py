@@ -29,6 +29,8 @@ def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case,
             session=row.session,
             domain=row.domain,
             duration_ms=row.duration_ms,
+            rejected=row.rejected,
+            reward=row.reward,
         )
         for row in rows
     ]

@@ -96,7 +96,7 @@ def rows_table(rows: Sequence[Row]) -> "pa.Table":
         "tokens": [row.tokens for row in rows],
         "trained_from": [row.trained_from for row in rows],
     }
-    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected"):
+    for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
         columns[name] = [getattr(row, name) for row in rows]
     return pa.table(columns, schema=row_schema())
 
@@ -122,6 +122,7 @@ def row_schema() -> "pa.Schema":
             ("weight", pa.float64()),
             ("duration_ms", pa.float64()),
             ("rejected", text),
+            ("reward", pa.float64()),
         ]
     )
 

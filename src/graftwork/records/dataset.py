@@ -30,6 +30,7 @@ class Row(Record):
     weight: float = 1.0
     duration_ms: float | None = None
     rejected: str | None = None
+    reward: float | None = None
     input_hash: str = ""
 
 
