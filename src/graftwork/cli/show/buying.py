@@ -76,7 +76,7 @@ def _show_reach(console: Console, found: Purchase) -> None:
             quote(choice.machine.link),
             quote("; ".join(choice.becomes_possible)),
         )
-    print_line(console, "[bold]Longest rows that fit, and hours of this run[/]")
+    print_line(console, "[bold]Longest rows that fit, and how long this run takes[/]")
     console.print(made)
 
 

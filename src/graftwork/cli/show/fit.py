@@ -90,9 +90,11 @@ def _time(answer: FitAnswer) -> PlainTable:
         (f"{unit} a run ({answer.steps.value:,.0f} steps)", _times(answer.run_minutes, of_it)),
     ):
         rows.add_row(name, number(figure.value), spread(figure))
-    chance = answer.late_oom_chance
-    said = "none" if chance.high < 0.001 else f"{100 * chance.value:.1f} %"
-    rows.add_row("chance to run out late", said, "" if said == "none" else _percents(chance))
+    if answer.fits:
+        # What does not fit runs out at once, not late.
+        chance = answer.late_oom_chance
+        said = "none" if chance.high < 0.001 else f"{100 * chance.value:.1f} %"
+        rows.add_row("chance to run out late", said, "" if said == "none" else _percents(chance))
     return rows
 
 

@@ -12,7 +12,6 @@ from graftwork.records.fit import Considered, FitQuestion, Level
 from graftwork.records.plan import Tuning
 
 HOUR = 60.0
-WAITING_WORTH_SAYING = 0.10
 
 
 def give_verdict(
