@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from graftwork.coordinate.release_store import open_store, own_alias
 from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.gate import Surroundings
+from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 
 CHAMPION = "champion"
 REPORT = "report.json"
+OF_THE_MACHINE = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY)
 DECIDES_ANSWERS = ("max_new_tokens", "fields", "sampling", "repeats", "checks", "judge")
 """Settings of an evaluation that must agree, or grades cannot be compared case by case."""
 
@@ -39,7 +41,9 @@ def with_champion(work: Workplace, report: Report, champion: Release | None) -> 
     known = read_report(work, champion)
     if known is None or not _comparable(known, report):
         return report
-    served = known.candidate.model_copy(update={"subject": CHAMPION})
+    # Seconds and bytes of another day, perhaps of another machine, say nothing about this one.
+    grades = {name: metric for name, metric in known.candidate.metrics.items() if name not in OF_THE_MACHINE}
+    served = known.candidate.model_copy(update={"subject": CHAMPION, "metrics": grades})
     return report.model_copy(update={"others": (*report.others, served), "champion": CHAMPION})
 
 

@@ -16,7 +16,6 @@ from graftwork.evaluate.metrics import (
     LATENCY,
     MEMORY,
     PERPLEXITY,
-    RATES,
     TOKENS_PER_SECOND,
     TRUNCATED,
     WITH_CONTEXT,
@@ -81,10 +80,13 @@ class Rule(Record):
             raise ValueError(
                 f"the rule for {self.metric} needs `over` or `under`, and not both; or a `margin`"
             )
-        if self.metric in (*RATES, JUDGE_PREFERENCE) and not 0 <= self.limit <= 1:
+        # Every grade lies between 0 and 1, a project's own too: beyond that a limit always holds, or never.
+        if self.metric not in FIGURES and not 0 <= self.limit <= 1:
             raise ValueError(
                 f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
             )
+        if self.metric not in FIGURES and self.margin == 1:
+            raise ValueError(f"a margin of 100 points for {self.metric} allows everything: 0.02 is 2 points")
         if self.margin is None and self.against is not None:
             raise ValueError(
                 f"the rule for {self.metric} compares with the {self.against}: give it a `margin` "
@@ -92,6 +94,12 @@ class Rule(Record):
             )
         if self.at not in (None, "median") and self.metric not in TIMED:
             raise ValueError(f"`at: {self.at}` is for {' and '.join(TIMED)}, not for {self.metric}")
+        sound = (None, "value", "lower" if self.wants_more else "upper")
+        if self.margin is None and self.bound not in sound:
+            raise ValueError(
+                f"`bound: {self.bound}` for {self.metric} is the bound that flatters: the fewer cases, the "
+                "easier it would pass; leave it out, or write `bound: value`"
+            )
         if self.margin is not None and (self.at or self.bound or self.severity == "invariant"):
             raise ValueError(
                 f"the guardrail for {self.metric} takes `margin` and `against` alone: its bound is that of "

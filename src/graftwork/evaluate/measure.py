@@ -41,8 +41,16 @@ def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Met
         n=len(seconds),
         unit="s",
         confidence=confidence,
-        method="bootstrap of the median",
+        method=_name_method(len(seconds), confidence),
     )
+
+
+def _name_method(count: int, confidence: float) -> str:
+    """So few requests cannot bound their median at this confidence, and that is said."""
+    covers = 1 - 2 * 0.5**count
+    if covers >= confidence:
+        return "bootstrap of the median"
+    return f"range of {count}: holds the median in {covers:.0%}"
 
 
 def _make_figure(name: str, value: float, unit: str, confidence: float) -> Metric | None:

@@ -63,6 +63,8 @@ def score(
             case.id: average([grade(name, case, answer.text, context=context) for answer in said[case.id]])
             for case in cases
         }
+        # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
+        scores |= dict.fromkeys({lost.case_id for lost in context.failed if lost.metric == name}, None)
         metric = make_metric(
             name, scores=scores, confidence=confidence, sessions=sessions, scored=_is_scored(name, context)
         )

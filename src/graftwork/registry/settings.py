@@ -1,5 +1,7 @@
 """What a project may decide about its releases."""
 
+from urllib.parse import urlsplit
+
 from pydantic import Field, field_validator
 
 from graftwork.records.base import Record
@@ -35,6 +37,16 @@ class ReleaseSettings(Record):
     keep_days: int = Field(
         default=30, ge=0, description="Garbage collection leaves what is younger than this many days."
     )
+
+    @field_validator("store")
+    @classmethod
+    def _store_holds_no_password(cls, store: str | None) -> str | None:
+        if store is not None and urlsplit(store).password:
+            raise ValueError(
+                "a password in the address would be written into every release: put it where the store's "
+                "own client looks for it, such as AWS_SECRET_ACCESS_KEY"
+            )
+        return store
 
     @field_validator("alias")
     @classmethod

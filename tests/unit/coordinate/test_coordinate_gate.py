@@ -17,7 +17,7 @@ from graftwork.files.journal import Journal
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.report import Generation, Report, SubjectReport
+from graftwork.records.report import Generation, Metric, Report, SubjectReport
 
 STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}]}
 LAX = {"rules": [{"metric": "json_valid", "over": 0.5}]}
@@ -126,6 +126,17 @@ def test_rules_of_a_version_that_cannot_be_read_still_show_that_they_were_others
         noted = note_rules(work, "run", stage="judged")
         told = with_changes(verdict, Judged(report(90), work.settings.gate), noted)
     assert "The rules were changed after this run was first trained (then)." in told.notes
+
+
+def test_seconds_of_another_day_do_not_stand_in_for_the_champions(tmp_path):
+    with opened(write_project(tmp_path / "p", LAX)) as work:
+        timed = report(97)
+        latency = Metric(name="latency_seconds", kind="number", value=9, low=8, high=10, n=8)
+        metrics = {**timed.candidate.metrics, latency.name: latency}
+        slow = timed.candidate.model_copy(update={"metrics": metrics})
+        champion = release_of(work, timed.model_copy(update={"candidate": slow}), adapter_hash="old")
+        promote(work, champion)
+        assert set(with_champion(work, report(60), champion).others[-1].metrics) == {"json_valid"}
 
 
 def test_the_champions_own_report_on_the_same_cases_stands_in_for_asking_it_again(tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from graftwork.evaluate.compare import compare, compare_candidates
-from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED
+from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED, FailedGrade
 from graftwork.evaluate.score import make_metric, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import (
@@ -280,6 +280,35 @@ def test_checks_of_the_settings_are_graded_and_a_failing_grader_is_told():
     ]
     assert (metric.n, metric.failed) == (0, 1)
     assert "checks.0" in metric.why_failed
+
+
+def test_a_case_of_which_one_repeat_could_not_be_graded_has_no_grade(monkeypatch):
+    def grade(name, case, text, *, context):
+        if text == "crashes":
+            context.failed.append(FailedGrade(name, case.id, "it crashed"))
+            return None
+        return 1.0
+
+    monkeypatch.setattr("graftwork.evaluate.score.grade", grade)
+    cases = [make_case(0), make_case(1)]
+    sampled = EvaluateSettings(metrics=("json_valid",), repeats=2, sampling={"temperature": 1.0})
+    texts = [(cases[0], RIGHT), (cases[0], "crashes"), (cases[1], RIGHT), (cases[1], RIGHT)]
+    answers = [
+        make_answer(case, text).model_copy(update={"repeat": at % 2}) for at, (case, text) in enumerate(texts)
+    ]
+    metric = score(cases, answers=answers, generation=make_generation(), settings=sampled).metrics[
+        "json_valid"
+    ]
+    assert (metric.n, metric.failed) == (1, 1)
+
+
+@pytest.mark.parametrize(("count", "told"), [(4, "range of 4: holds the median in 88%"), (6, "bootstrap")])
+def test_few_requests_do_not_claim_to_bound_their_median(count, told):
+    timed = make_generation(latency=tuple(1.0 + at for at in range(count)))
+    found = score(
+        [make_case(0)], answers=[make_answer(make_case(0), RIGHT)], generation=timed, settings=SETTINGS
+    )
+    assert found.metrics[LATENCY].method.startswith(told)
 
 
 def test_several_candidates_are_corrected_for():

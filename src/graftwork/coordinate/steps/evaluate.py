@@ -1,6 +1,7 @@
 """Step: base and adapter answer the same held-out cases, beside the champion and the log's own answers."""
 
 from pathlib import Path
+from typing import Any
 
 from graftwork.coordinate.evaluate_context import open_grading
 from graftwork.coordinate.evaluate_run import Evaluated, Lineup, measure_subjects, report_on
@@ -10,6 +11,7 @@ from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace, now
 from graftwork.evaluate.cases import choose_cases, choose_worked_example, hash_cases, read_cases, write_cases
+from graftwork.evaluate.metrics.own import hash_own, is_own
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
 from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.files.dataset_folder import read_rows
@@ -115,6 +117,15 @@ def _still_there(work: Workplace, evaluated: Evaluated) -> bool:
     return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
 
 
+def _depends_on(work: Workplace, _made: Made) -> Any:
+    """The settings, and what the project's own metrics say now: they are code beside graft.yaml."""
+    settings = work.settings.evaluate
+    asked = settings.model_dump(mode="json")
+    named = [check.metric for check in settings.checks if is_own(check.metric)]
+    own = {name: hash_own(name, folder=work.project.root) for name in named}
+    return {**asked, "own": own} if own else asked
+
+
 def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
     return read_cases(Path(evaluated.cases_file))
 
@@ -124,7 +135,7 @@ STEP = Step(
     title="evaluate base and adapter",
     needs=("prepare", "train"),
     makes=Evaluated,
-    depends_on=lambda work, _made: work.settings.evaluate.model_dump(mode="json"),
+    depends_on=_depends_on,
     do=_do,
     identity=lambda evaluated: str(evaluated.report.fingerprint()),
     still_there=_still_there,

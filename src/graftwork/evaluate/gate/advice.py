@@ -30,7 +30,7 @@ def advise(
     if decision != "not_enough_evidence":
         hints += hints_of(training, failures=_count_failures(report, rules))
     ranked = [hint.text for hint in sorted(hints, key=lambda hint: -hint.cases)]
-    evidence = _on_evidence(report, rules)
+    evidence = [*_on_graders(report, rules), *_on_evidence(report, rules)]
     if decision == "not_enough_evidence":
         ranked = [*evidence, *ranked]
     else:
@@ -38,6 +38,17 @@ def advise(
     if decision == "abort":
         ranked.insert(0, "Do not release this adapter; the one that serves now stays.")
     return tuple(dict.fromkeys(ranked)) or ("Train longer or on more rows, then evaluate again.",)
+
+
+def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
+    """A grader that failed is mended first: more cases would meet with the same failure."""
+    open_ones = dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass")
+    found = [metric for name in open_ones if (metric := report.candidate.metrics.get(name)) and metric.failed]
+    return [
+        f"The grader of {metric.name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): mend "
+        "it, and evaluate again."
+        for metric in found
+    ]
 
 
 def _on_json(report: Report) -> list[Hint]:

@@ -14,7 +14,14 @@ from graftwork.evaluate.gate.pairs import (
     lower_is_better,
     pair_up,
 )
-from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, show_difference, show_size, write_rule
+from graftwork.evaluate.gate.wording import (
+    SUBJECTS,
+    say_counts,
+    say_ungraded,
+    show_difference,
+    show_size,
+    write_rule,
+)
 from graftwork.evaluate.gate_settings import Rule
 from graftwork.evaluate.wording import name_of
 from graftwork.records.report import Report
@@ -46,9 +53,14 @@ def judge_guardrail(rule: Rule, *, report: Report, around: Surroundings) -> Rule
 
 def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: str) -> RuleResult:
     """A pair against a margin."""
-    outcome: RuleOutcome = "pass" if pair.low > -margin else "unknown" if pair.gain > -margin else "fail"
+    outcome: RuleOutcome = "unknown" if pair.gain > -margin else "fail"
+    if pair.low > -margin and not pair.rests_on_one:
+        outcome = "pass"
     needed = None
-    if outcome == "unknown" and pair.kind != "number":
+    if outcome == "unknown" and pair.ungraded:
+        # It is not the number of cases that leaves it open.
+        needed = None
+    elif outcome == "unknown" and pair.kind != "number":
         needed = pairs_for_guardrail(pair.seen, margin=margin, confidence=pair.confidence)
     elif outcome == "unknown":
         needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n)
@@ -56,7 +68,9 @@ def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: st
     worst, size = show_difference(metric, sign * pair.low), show_size(metric, margin)
     endings: dict[RuleOutcome, str] = {
         "pass": f"at worst {worst}, which keeps the margin of {size}",
-        "unknown": f"at worst {worst}, beyond the margin of {size}; {_say_needed(needed)}",
+        "unknown": f"at worst {worst}, beyond the margin of {size}; {_say_needed(needed)}"
+        if not pair.rests_on_one
+        else f"measured once, which bounds nothing; {_say_needed(needed)}",
         "fail": f"a loss of more than the margin of {size}",
     }
     return RuleResult(
@@ -69,7 +83,7 @@ def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: st
         limit=-sign * margin,
         sentence=(
             f"{name_of(metric)}: {say_counts(pair.seen)} against {_called(named)} "
-            f"({show_difference(metric, sign * pair.gain)}), {endings[outcome]}."
+            f"({show_difference(metric, sign * pair.gain)}), {endings[outcome]}.{say_ungraded(pair.ungraded)}"
         ),
         cases_to_decide=needed,
         kind="guardrail",

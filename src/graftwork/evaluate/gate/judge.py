@@ -8,8 +8,8 @@ import math
 
 from graftwork.evaluate.gate.evidence import cases_for_limit
 from graftwork.evaluate.gate.figures import figure_of
-from graftwork.evaluate.gate.wording import called, held_figure, say_limit, write_rule
-from graftwork.evaluate.gate_settings import Rule
+from graftwork.evaluate.gate.wording import called, held_figure, say_limit, say_ungraded, write_rule
+from graftwork.evaluate.gate_settings import TIMED, Rule
 from graftwork.evaluate.wording import show
 from graftwork.records.report import Metric, SubjectReport
 from graftwork.records.verdict import RuleOutcome, RuleResult
@@ -37,11 +37,12 @@ def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
             n=0,
         )
     outcome: RuleOutcome = "fail"
-    if rule.clears(held_figure(rule, metric)):
+    if rule.clears(_held_at_worst(rule, metric)) and not _rests_on_one(rule, metric):
         outcome = "pass"
     elif rule.clears(metric.value):
         outcome = "unknown"
-    needed = cases_for_limit(rule, metric) if outcome == "unknown" else None
+    too_wide = outcome == "unknown" and not rule.clears(held_figure(rule, metric))
+    needed = cases_for_limit(rule, metric) if too_wide else None
     return RuleResult(
         metric=rule.metric,
         rule=write_rule(rule),
@@ -50,7 +51,7 @@ def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
         low=_finite(metric.low),
         high=_finite(metric.high),
         limit=rule.limit,
-        sentence=say_limit(rule, metric, outcome, needed),
+        sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(metric.failed),
         cases_to_decide=needed,
         kind=kind,
         n=metric.n,
@@ -70,6 +71,20 @@ def explain_broken(rule: Rule, *, subject: SubjectReport) -> str | None:
         f"the invariant {write_rule(rule)} is broken: {show(rule.metric, metric.value)} "
         f"({show(rule.metric, metric.low)} to {show(rule.metric, metric.high)})"
     )
+
+
+def _held_at_worst(rule: Rule, metric: Metric) -> float:
+    """The bound if every case that the grader failed on was wrong: that may be the answer's fault."""
+    held = held_figure(rule, metric)
+    if not metric.failed:
+        return held
+    wrong = 0.0 if rule.wants_more else 1.0
+    return (held * metric.n + wrong * metric.failed) / (metric.n + metric.failed)
+
+
+def _rests_on_one(rule: Rule, metric: Metric) -> bool:
+    """One timed request tells nothing of the next; whoever asks for the value alone gets it."""
+    return rule.metric in TIMED and metric.n < 2 and rule.held_bound != "value"
 
 
 def _finite(bound: float) -> float | None:

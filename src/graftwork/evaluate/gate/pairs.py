@@ -9,7 +9,7 @@ from typing import NamedTuple
 from graftwork.evaluate.compare import compare
 from graftwork.evaluate.gate.figures import measured, times_of
 from graftwork.evaluate.gate_settings import TIMED, Against
-from graftwork.evaluate.metrics import LOWER_IS_BETTER
+from graftwork.evaluate.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
@@ -34,6 +34,14 @@ class Pair(NamedTuple):
     low: float
     high: float
     confidence: float
+    ungraded: int = 0
+    """Cases that one of the two could not be graded on: each counts in `low` as one that was lost."""
+
+    @property
+    def rests_on_one(self) -> bool:
+        """One request, or one session, has no spread: the interval has no width and bounds nothing."""
+        units = self.seen.clusters or self.seen.n
+        return self.kind == "number" and self.seen.test != SIDE_BY_SIDE and units < 2
 
     @property
     def proven_loss(self) -> bool:
@@ -88,7 +96,11 @@ def pair_up(
     sign = -1 if lower_is_better(name) else 1
     low, high = sorted((sign * seen.low, sign * seen.high))
     gain = sign * seen.difference
-    return Pair(seen, kind, gain, min(low, gain), max(high, gain), confidence)
+    low, high = min(low, gain), max(high, gain)
+    if ungraded := _count_ungraded(report, name, other=with_subject):
+        # What made the grader fail may be what is wrong with the answer.
+        low = (low * seen.n - ungraded) / (seen.n + ungraded)
+    return Pair(seen, kind, gain, low, high, confidence, ungraded)
 
 
 def explain_missing(against: Against, around: Surroundings) -> str:
@@ -100,6 +112,16 @@ def explain_missing(against: Against, around: Surroundings) -> str:
         f"the champion{name} was not asked these cases; `graft eval` asks it, and says why where it cannot "
         "(`graft release verify` checks its files)"
     )
+
+
+def _count_ungraded(report: Report, name: str, *, other: SubjectReport) -> int:
+    """Cases on which a grader, or the judge of the pairs, failed."""
+    measured_by = (subject.metrics.get(name) for subject in (report.candidate, other))
+    failed = sum(metric.failed for metric in measured_by if metric is not None)
+    if name != JUDGE_PREFERENCE:
+        return failed
+    sides = (other.subject, report.candidate.subject)
+    return failed + sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
 
 
 def _confidence_of(report: Report) -> float:
@@ -117,7 +139,8 @@ def _compare(report: Report, other: SubjectReport, name: str, *, confidence: flo
         # First tokens are compared the way whole answers are.
         return found[0].model_copy(update={"metric": name})
     # Without scores, as of what only a pair of answers tells, the report's own comparison is all there is.
-    stored = (c for c in report.comparisons if c.metric == name and c.baseline == other.subject)
+    wanted = (name, other.subject, report.candidate.subject)
+    stored = (c for c in report.comparisons if (c.metric, c.baseline, c.candidate) == wanted)
     return next(stored, None)
 
 

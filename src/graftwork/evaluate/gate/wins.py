@@ -18,7 +18,14 @@ from graftwork.evaluate.gate.pairs import (
     lower_is_better,
     pair_up,
 )
-from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, say_test, show_difference, show_size
+from graftwork.evaluate.gate.wording import (
+    SUBJECTS,
+    say_counts,
+    say_test,
+    say_ungraded,
+    show_difference,
+    show_size,
+)
 from graftwork.evaluate.gate_settings import GateSettings, Primary, Win
 from graftwork.evaluate.wording import name_of, show_points
 from graftwork.records.report import Report
@@ -61,13 +68,14 @@ def judge_primary(
         )
     seen = found.seen
     p = seen.p_value if adjusted_p is None else max(adjusted_p, seen.p_value)
-    better = found.gain > 0 and p < 1 - found.confidence
+    better = found.gain > 0 and p < 1 - found.confidence and (not found.ungraded or found.low > 0)
     outcome: RuleOutcome = "pass" if better else "unknown" if found.gain > 0 else "fail"
-    needed = pairs_for_gain(seen, confidence=found.confidence) if outcome == "unknown" else None
+    too_few = outcome == "unknown" and not found.ungraded
+    needed = pairs_for_gain(seen, confidence=found.confidence) if too_few else None
     settles = f"; about {needed} pairs would settle it" if needed else ""
     endings: dict[RuleOutcome, str] = {
         "pass": "too uneven to be chance",
-        "unknown": f"which may be chance{settles}",
+        "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
         "fail": f"so the adapter is no better than {who}",
     }
     return RuleResult(
@@ -81,6 +89,7 @@ def judge_primary(
         sentence=(
             f"{name_of(primary.metric)}: {say_counts(seen)} against {who} "
             f"({show_points(seen.difference)}, {say_test(seen, adjusted=adjusted_p)}), {endings[outcome]}."
+            f"{say_ungraded(found.ungraded)}"
         ),
         cases_to_decide=needed,
         kind="primary",
@@ -102,7 +111,9 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     if isinstance(found, str):
         return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=found, against=win.against)
     seen, asked = found.seen, _asked_saving(win, report=report, around=around, found=found)
-    outcome: RuleOutcome = "pass" if found.low > asked else "unknown" if found.gain > asked else "fail"
+    outcome: RuleOutcome = "unknown" if found.gain > asked else "fail"
+    if found.low > asked and not found.rests_on_one:
+        outcome = "pass"
     needed = None
     if outcome == "unknown":
         needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n)

@@ -61,6 +61,8 @@ def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: int | No
         return f"{called(rule)}: {seen}; {bound or 'that'} is {way} {limit}."
     remedy = _say_remedy(rule, metric, needed)
     ending = bound if not math.isfinite(held) else f"{bound} is not"
+    if rule.clears(held):
+        ending = "what could not be graded may be wrong" if metric.failed else "one request bounds nothing"
     return f"{called(rule)}: {seen} is {way} {limit}, but {ending}; {remedy}."
 
 
@@ -73,6 +75,11 @@ def say_counts(seen: Comparison) -> str:
     if seen.wins + seen.losses == 0 and seen.test not in ("", "exact McNemar"):
         return f"{seen.n} pairs" if seen.n > 1 else "measured once each"
     return f"{seen.wins} cases won and {seen.losses} lost"
+
+
+def say_ungraded(cases: int) -> str:
+    """Nothing is known of them, so nothing may rest on them."""
+    return f" {cases} more could not be graded and count against it." if cases else ""
 
 
 def say_test(seen: Comparison, *, adjusted: float | None = None) -> str:

@@ -20,6 +20,7 @@ from graftwork.evaluate.judge.wording import Chat
 from graftwork.records.errors import EnvironmentLacks
 
 LONGEST_REPLY = 4 * 1024 * 1024
+LONGEST_REASON = 200
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 _BUSY = (408, 409, 425, 429)
@@ -114,7 +115,7 @@ class ChatClient:
             return EnvironmentLacks(f"the judge refuses us (status {error.code})", fix=fix, where=where)
         return EnvironmentLacks(
             f"the judge answered with status {error.code}",
-            why=self._without_key(_plain_reason(error)),
+            why=self._without_key(_plain_reason(error))[:LONGEST_REASON],
             fix="check evaluate.judge.url and evaluate.judge.model",
             where=where,
         )
@@ -172,13 +173,13 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _plain_reason(error: urllib.error.HTTPError) -> str:
-    """What the server says was wrong, short and on one line."""
+    """What the server says was wrong, on one line."""
     try:
         said = json.loads(error.read(4096))["error"]
         message = said["message"] if isinstance(said, dict) else said
     except (ValueError, LookupError, TypeError, OSError, HTTPException):
         return ""
-    return " ".join(str(message).split())[:200]
+    return " ".join(str(message).split())
 
 
 class _StayHere(urllib.request.HTTPRedirectHandler):

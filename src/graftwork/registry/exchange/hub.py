@@ -159,10 +159,12 @@ class Hub:
         except GraftError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split())[:300] or type(error).__name__
-            said = re.sub(r"\?[^\s'\"]+", "?…", said)
+            said = " ".join(str(error).split()) or type(error).__name__
+            # Before it is cut: the beginning of a token is still some of it.
+            said = said.replace(self._token, "…") if self._token else said
+            said = re.sub(r"\?[^\s'\"]+", "?…", said)[:300]
             raise EnvironmentLacks(
-                f"the Hub did not do it: {said.replace(self._token, '…') if self._token else said}",
+                f"the Hub did not do it: {said}",
                 why="it does not answer, or does not allow it",
                 fix=f"see whether the repository is right and {TOKEN} may write there, and try again: "
                 "what was sent is not sent again",
