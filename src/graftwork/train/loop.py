@@ -227,6 +227,9 @@ class Loop:
 
     def _leave(self, step: int, stopped: StoppedInOrder) -> NoReturn:
         """Save what is not safe yet, see that it is, and only then go."""
+        # The checkpoint of this very step may still be on its way: it is waited for, not written twice.
+        self._vault.wait()
+        self._tell()
         if self._crew.tell(step > self._safe):
             self._save(step)
             self._vault.settle()

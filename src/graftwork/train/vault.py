@@ -106,6 +106,10 @@ class Vault:
         self._thread = threading.Thread(target=self._write, args=(checkpoint,), name="checkpoint")
         self._thread.start()
 
+    def wait(self) -> None:
+        """Until what is being written is written here."""
+        self._join()
+
     def settle(self) -> None:
         """Wait until the last checkpoint is written, and with patience until it is mirrored."""
         self._join()

@@ -144,7 +144,7 @@ def test_the_schema_describes_every_section(graft):
 
 def test_releases_of_a_fresh_project(graft, project):
     code, out, _ = graft("release", "list", "-C", project, "--json")
-    assert (code, json.loads(out)) == (0, {"releases": [], "aliases": {}, "more": False})
+    assert (code, json.loads(out)) == (0, {"releases": [], "aliases": {}})
     code, out, _ = graft("release", "rollback", "-C", project, "--json")
     assert code == 2
     assert "nothing to roll champion back to" in error_of(out)["what"]

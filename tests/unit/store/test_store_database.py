@@ -71,7 +71,7 @@ def test_a_full_disk_undoes_the_change_and_says_so(tmp_path: Path):
             connection.execute(text(f"PRAGMA max_page_count = {pages}"))
             for number in range(100):
                 connection.execute(
-                    text("INSERT INTO looks VALUES ('c', :n, :s, 't')"), {"n": number, "s": "x" * 4000}
+                    text("INSERT INTO looks VALUES ('c', :n, :s, 't', 'w')"), {"n": number, "s": "x" * 4000}
                 )
 
     with pytest.raises(EnvironmentLacks, match="could not be written"):
