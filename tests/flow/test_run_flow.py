@@ -148,9 +148,9 @@ def test_a_run_that_does_not_fit_is_refused_before_anything_is_loaded(
 
 
 def start(folder, *arguments):
-    return subprocess.Popen(
-        [*GRAFT, *arguments, "-C", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    # A suite that was started in the background has Ctrl-C switched off, and would hand that on.
+    heard = ["env", "--default-signal=INT", *GRAFT, *arguments, "-C", str(folder)]
+    return subprocess.Popen(heard, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def wait_for_steps(folder: Path, process, *, steps: int) -> Path:

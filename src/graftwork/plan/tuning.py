@@ -27,7 +27,7 @@ TOKENS = (1024, 2048, 4096, 8192, 16384)
 HEAD_TOKENS = (2048, 1024, 512, 256)
 CHUNK_TOKENS = (4096, 2048, 1024)
 
-REPLAYED = 3
+REPLAYED = 6
 """Settings that are replayed through the allocator, the fastest first."""
 FEWER = 2
 """Blocks that keep less where the replay shows that there is no room for all."""
@@ -81,12 +81,22 @@ def _fastest(shape: ModelShape, ways: list[Tuning], trained: "Trained") -> Tunin
     filled = [found for tuning in ways if (found := _fill(shape, tuning, trained)) is not None]
     # By a margin for what the allocator rounds up; without one, the smallest may still fit.
     filled.sort(key=lambda tuning: tuning.seconds_a_token)
-    candidates = filled[:REPLAYED] or sorted(ways, key=lambda tuning: _peak(shape, tuning, trained))[:1]
-    for tuning in candidates:
+    best: Tuning | None = None
+    for tuning in filled[:REPLAYED]:
         fitting = _replayed(shape, tuning, trained)
         if fitting is not None:
-            return _timed(shape, fitting, trained)
-    return None
+            timed = _timed(shape, fitting, trained)
+            if best is None or timed.seconds_a_token < best.seconds_a_token:
+                best = timed
+            if timed.keep + timed.lean == tuning.keep + tuning.lean:
+                # Nothing had to be given up, and those behind it were slower to begin with.
+                return best
+    if best is None and ways:
+        # Where the fastest do not fit after all, the smallest may.
+        smallest = min(ways, key=lambda tuning: _peak(shape, tuning, trained))
+        fitting = _replayed(shape, smallest, trained)
+        best = None if fitting is None else _timed(shape, fitting, trained)
+    return best
 
 
 class Trained(NamedTuple):
