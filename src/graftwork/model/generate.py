@@ -6,12 +6,13 @@ nothing of templates, cases or HTTP.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from graftwork.model import attention
+from graftwork.model.card_decoder import CardDecoder, can_record
 
 
 @dataclass(frozen=True)
@@ -34,51 +35,111 @@ OnToken = Callable[[int, int], bool]
 """Called with (row, token) for each new token; False ends that row."""
 
 
-class Generator:
-    """Generates with whatever adapter is active in `model`."""
+class _Read(NamedTuple):
+    """What reading the prompts left behind."""
 
-    def __init__(self, model: Any, *, stop_tokens: Iterable[int]) -> None:
+    cache: Any
+    mask: Tensor
+    logits: Tensor
+
+
+class _Answers:
+    """What each row has said so far, and which rows go on."""
+
+    def __init__(self, rows: int, longest: int, *, stop: frozenset[int], on_token: OnToken | None) -> None:
+        self.results = [Generated() for _ in range(rows)]
+        self.alive = set(range(rows)) if longest > 0 else set()
+        self._longest, self._stop, self._on_token = longest, stop, on_token
+
+    def take(self, rows: list[int], tokens: list[int]) -> None:
+        """The newest token of each of these rows; what a finished row says is not heard."""
+        for row, token in zip(rows, tokens, strict=True):
+            if row in self.alive and not self._goes_on(row, token):
+                self.alive.discard(row)
+
+    def _goes_on(self, row: int, token: int) -> bool:
+        result = self.results[row]
+        if token in self._stop:
+            result.finish_reason = "stop"
+            return False
+        result.tokens.append(token)
+        if self._on_token is not None and not self._on_token(row, token):
+            result.finish_reason = "stop"
+            return False
+        return len(result.tokens) < self._longest
+
+
+class Generator:
+    """Generates with whatever adapter is active in `model`.
+
+    With `recorded`, a card replays one recorded step: only for a model whose adapter stays the same.
+    """
+
+    def __init__(self, model: Any, *, stop_tokens: Iterable[int], recorded: bool = False) -> None:
         self._model = model
         # A family that caps its scores (Gemma 2) keeps the attention that does so.
         if model.config._attn_implementation == "sdpa":
             model.set_attn_implementation(attention.register())
         self._stop = frozenset(stop_tokens)
         self._device = next(model.parameters()).device
+        self._recorded = recorded
+        self._decoder: CardDecoder | None = None
 
     @torch.inference_mode()
     def generate(
         self, prompts: list[list[int]], sampling: Sampling, on_token: OnToken | None = None
     ) -> list[Generated]:
         """Answer all prompts in one batch."""
-        results = [Generated() for _ in prompts]
-        cache, mask, logits = self._prefill(prompts)
-        alive = list(range(len(prompts)))
+        read = self._prefill(prompts)
+        answers = _Answers(len(prompts), sampling.max_new_tokens, stop=self._stop, on_token=on_token)
         random = torch.Generator().manual_seed(sampling.seed)
-        for _ in range(sampling.max_new_tokens):
+        if self._recorded and can_record(read.cache, self._device):
+            self._replay(answers, read, sampling, random)
+        else:
+            self._walk(answers, read, sampling, random)
+        return answers.results
+
+    def _walk(self, answers: _Answers, read: _Read, sampling: Sampling, random: torch.Generator) -> None:
+        """Token by token; finished rows leave the batch, for they cost as much as living ones."""
+        rows = list(range(len(answers.results)))
+        cache, mask, logits = read
+        while answers.alive:
             chosen = _choose(logits, sampling, random)
-            keep: list[int] = []
-            for place, (row, token) in enumerate(zip(alive, chosen.tolist(), strict=True)):
-                if token in self._stop:
-                    results[row].finish_reason = "stop"
-                    continue
-                results[row].tokens.append(token)
-                if on_token is None or on_token(row, token):
-                    keep.append(place)
-                else:
-                    results[row].finish_reason = "stop"
-            if not keep or len(results[alive[keep[0]]].tokens) >= sampling.max_new_tokens:
-                break
-            if len(keep) < len(alive):
-                # Finished rows cost as much as living ones: drop them from the batch.
+            answers.take(rows, chosen.tolist())
+            keep = [place for place, row in enumerate(rows) if row in answers.alive]
+            if not keep:
+                return
+            if len(keep) < len(rows):
                 index = torch.tensor(keep, device=self._device)
                 cache.batch_select_indices(index)
                 mask, chosen = mask[index], chosen[index]
-                alive = [alive[place] for place in keep]
-            mask = torch.cat([mask, mask.new_ones(len(alive), 1)], dim=1)
+                rows = [rows[place] for place in keep]
+            mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
             logits = self._forward(chosen[:, None], mask, cache)
-        return results
 
-    def _prefill(self, prompts: list[list[int]]) -> tuple[Any, Tensor, Tensor]:
+    def _replay(self, answers: _Answers, read: _Read, sampling: Sampling, random: torch.Generator) -> None:
+        """The same from a recording of the step: all rows stay to the end of the longest."""
+        rows = list(range(len(answers.results)))
+        chosen, decoder = _choose(read.logits, sampling, random), None
+        while answers.alive:
+            answers.take(rows, chosen.tolist())
+            if not answers.alive:
+                return
+            if decoder is None:
+                decoder = self._filled_decoder(read, columns=read.mask.shape[1] + sampling.max_new_tokens)
+            scores = decoder.step(chosen)
+            chosen = _choose(scores, sampling, random)
+
+    def _filled_decoder(self, read: _Read, *, columns: int) -> CardDecoder:
+        """The last recording where it has the right size, else a new one."""
+        rows = len(read.mask)
+        if self._decoder is None or not self._decoder.fits(rows=rows, columns=columns):
+            self._decoder = None  # its memory first
+            self._decoder = CardDecoder(self._model, read.cache, rows=rows, columns=columns)
+        self._decoder.fill(read.cache, read.mask)
+        return self._decoder
+
+    def _prefill(self, prompts: list[list[int]]) -> _Read:
         """Read the prompts: their common beginning once, the rest padded on the left."""
         from transformers import DynamicCache
 
@@ -97,7 +158,7 @@ class Generator:
             tokens[row, width - len(rest) :] = torch.tensor(rest)
             mask[row, shared + width - len(rest) :] = 1
         mask = mask.to(self._device)
-        return cache, mask, self._forward(tokens.to(self._device), mask, cache)
+        return _Read(cache, mask, self._forward(tokens.to(self._device), mask, cache))
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits behind the last token of each row."""

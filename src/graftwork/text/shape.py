@@ -154,6 +154,9 @@ def find_failure(reply: str) -> str | None:
 
 
 def _find_open_part(text: str) -> str | None:
+    is_json = text[0] in "{["
+    if is_json and _load_json(text) is not None:
+        return None  # whole, whatever stands inside its strings
     depth = 0
     for match in _THINK.finditer(text):
         depth += -1 if match.group(1) else 1
@@ -161,7 +164,7 @@ def _find_open_part(text: str) -> str | None:
         return "a thinking part that is never closed"
     if ("```" in text or "~~~" in text) and len(_FENCE.findall("\n" + text)) % 2:
         return "a code block that is never closed"
-    if text[0] in "{[" and _load_json(text) is None and _json_is_cut(text):
+    if is_json and _json_is_cut(text):
         return "JSON that is never closed"
     return None
 

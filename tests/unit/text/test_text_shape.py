@@ -2,7 +2,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.text.shape import find_cut, find_failure, find_stand_in, holds_stand_in
@@ -103,6 +103,8 @@ JSON = st.recursive(
 )
 
 
+@example({"": "<THINK>"})
+@example({"": "\n```"})
 @given(st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=4))
 def test_whole_json_is_never_called_cut_and_any_beginning_of_it_is(value):
     text = json.dumps(value)

@@ -1,0 +1,118 @@
+"""One more token for every row of a batch, as a single launch on a card.
+
+A small model's step is hundreds of tiny kernels: launched one by one, the card waits for Python most of the
+time. Here the step is recorded once for a number of rows and columns and then replayed; tokens, positions and
+the column that is written move inside of it. In: a model, the keys and values of the prompts. Out: the scores
+behind each row's newest token. Knows neither how a token is chosen nor when a row ends. A recording holds for
+the adapter that acted when it was made.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+COLUMNS = 128
+"""Recordings are made for multiples of this many columns, so that batches of like length share one."""
+
+
+class _WrittenLayer(DynamicLayer):
+    """Keys and values of a fixed size; the newest go into the column that a tensor on the card names."""
+
+    def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self._column = keys, values, column
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self._column, key_states)
+        self.values.index_copy_(2, self._column, value_states)
+        return self.keys, self.values
+
+
+def can_record(cache: DynamicCache, device: torch.device) -> bool:
+    """Only where every layer keeps all keys: a sliding window's bookkeeping happens in Python."""
+    return device.type == "cuda" and all(isinstance(layer, DynamicLayer) for layer in cache.layers)
+
+
+class CardDecoder:
+    """A recording for `rows` rows and `columns` columns; fill it with prompts, then step."""
+
+    def __init__(self, model: Any, cache: DynamicCache, *, rows: int, columns: int) -> None:
+        self.rows, self.columns = rows, -(-columns // COLUMNS) * COLUMNS
+        self._model = model
+        first = cache.layers[0].keys
+        device = first.device
+        self._column = torch.zeros(1, dtype=torch.long, device=device)
+        self._tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self._seen = torch.zeros(rows, 1, 1, self.columns, dtype=torch.bool, device=device)
+        self._layers = [
+            _WrittenLayer(self._place(layer.keys), self._place(layer.values), self._column)
+            for layer in cache.layers
+        ]
+        self._cache = DynamicCache()
+        self._cache.layers = list(self._layers)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._scores: Tensor | None = None
+
+    def fits(self, *, rows: int, columns: int) -> bool:
+        return rows == self.rows and self.columns - COLUMNS < columns <= self.columns
+
+    def fill(self, cache: DynamicCache, mask: Tensor) -> None:
+        """Take over what the prompts left behind; the cache given is emptied layer by layer."""
+        used = mask.shape[1]
+        self._seen.zero_()
+        self._seen[:, 0, 0, :used] = mask.bool()
+        self._column.fill_(used)
+        self._positions.copy_(mask.sum(dim=1, keepdim=True))
+        for mine, given in zip(self._layers, cache.layers, strict=True):
+            mine.keys[:, :, :used] = given.keys
+            mine.values[:, :, :used] = given.values
+            given.keys = given.values = None
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """The scores behind one more token of every row; the next step writes over them."""
+        self._tokens.copy_(tokens[:, None])
+        if self._graph is None:
+            self._record()
+        assert self._graph is not None
+        assert self._scores is not None
+        self._graph.replay()
+        return self._scores
+
+    def _place(self, like: Tensor) -> Tensor:
+        rows, groups, _, width = like.shape
+        return like.new_zeros(rows, groups, self.columns, width)
+
+    def _record(self) -> None:
+        """Run the step aside until nothing is allocated any more, then record it; the state is put back."""
+        moving = (self._positions, self._column, self._seen)
+        before = [tensor.clone() for tensor in moving]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                self._advance()
+        torch.cuda.current_stream().wait_stream(aside)
+        for tensor, was in zip(moving, before, strict=True):
+            tensor.copy_(was)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):  # records, and runs nothing
+            self._scores = self._advance()
+
+    def _advance(self) -> Tensor:
+        self._seen.index_fill_(3, self._column, True)
+        output = self._model(
+            input_ids=self._tokens,
+            attention_mask=self._seen,
+            position_ids=self._positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        scores: Tensor = output.logits[:, -1]
+        self._positions.add_(1)
+        self._column.add_(1)
+        return scores

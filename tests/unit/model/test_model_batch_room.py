@@ -1,0 +1,47 @@
+"""A card gets as many rows as it has room for."""
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graftwork.model.batch_room import MOST_ROWS, rows_with_room
+
+SEVEN = SimpleNamespace(
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    hidden_size=3584,
+    intermediate_size=18944,
+    num_hidden_layers=28,
+    vocab_size=152_064,
+)
+GIB = 2**30
+
+
+def rows(free: float, *, prompt: int = 512, new: int = 256) -> int:
+    return rows_with_room(SEVEN, prompt_tokens=prompt, new_tokens=new, free_bytes=int(free * GIB))
+
+
+def test_a_large_card_gets_the_most() -> None:
+    assert rows(120) == MOST_ROWS
+
+
+def test_next_to_a_7b_model_a_16_gb_card_has_room_for_a_few() -> None:
+    assert 1 <= rows(1) < 16
+
+
+def test_a_full_card_still_tries_one() -> None:
+    assert rows(0) == 1
+
+
+@given(st.floats(0, 200), st.floats(0, 200), st.integers(1, 4000), st.integers(1, 4000))
+def test_more_room_or_shorter_rows_never_mean_fewer(a: float, b: float, p: int, q: int) -> None:
+    assert rows(min(a, b)) <= rows(max(a, b))
+    assert rows(a, prompt=max(p, q)) <= rows(a, prompt=min(p, q))
+
+
+@given(st.floats(0.1, 200), st.integers(1, 4000), st.integers(1, 2000))
+def test_what_several_rows_need_is_there(free: float, prompt: int, new: int) -> None:
+    found = rows(free, prompt=prompt, new=new)
+    keys = found * (prompt + new) * 2 * 28 * 4 * 128 * 2
+    assert found == 1 or keys < free * GIB
