@@ -16,12 +16,12 @@ SHARE = 0.8
 def rows_with_room(
     config: Any, *, prompt_tokens: int, new_tokens: int, free_bytes: int, bytes_each: int = 2
 ) -> int:
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
+    heads: int = config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups: int = getattr(config, "num_key_value_heads", None) or heads
     keys = 2 * config.num_hidden_layers * groups * width * bytes_each
     # The states in and out of a layer, its gate, up and their product.
     passing = (4 * config.hidden_size + 3 * config.intermediate_size) * bytes_each
-    a_row = 2 * keys * (prompt_tokens + new_tokens) + passing * prompt_tokens
+    a_row: int = 2 * keys * (prompt_tokens + new_tokens) + passing * prompt_tokens
     a_row += 4 * config.vocab_size * bytes_each
     return max(1, min(MOST_ROWS, int(SHARE * free_bytes) // a_row))

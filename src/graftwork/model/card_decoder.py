@@ -17,29 +17,31 @@ COLUMNS = 128
 """Recordings are made for multiples of this many columns, so that batches of like length share one."""
 
 
-class _WrittenLayer(DynamicLayer):
+class _WrittenLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """Keys and values of a fixed size; the newest go into the column that a tensor on the card names."""
 
     def __init__(self, keys: Tensor, values: Tensor, column: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values, self._column = keys, values, column
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.keys, self.values = self._place = keys, values
+        self._column = column
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(2, self._column, key_states)
-        self.values.index_copy_(2, self._column, value_states)
-        return self.keys, self.values
+        keys, values = self._place
+        keys.index_copy_(2, self._column, key_states)
+        values.index_copy_(2, self._column, value_states)
+        return keys, values
 
 
-def can_record(cache: DynamicCache, device: torch.device) -> bool:
+def can_record(cache: Any, device: torch.device) -> bool:
     """Only where every layer keeps all keys: a sliding window's bookkeeping happens in Python."""
-    return device.type == "cuda" and all(isinstance(layer, DynamicLayer) for layer in cache.layers)
+    return device.type == "cuda" and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 class CardDecoder:
     """A recording for `rows` rows and `columns` columns; fill it with prompts, then step."""
 
-    def __init__(self, model: Any, cache: DynamicCache, *, rows: int, columns: int) -> None:
+    def __init__(self, model: Any, cache: Any, *, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, -(-columns // COLUMNS) * COLUMNS
         self._model = model
         first = cache.layers[0].keys
@@ -48,28 +50,25 @@ class CardDecoder:
         self._tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._seen = torch.zeros(rows, 1, 1, self.columns, dtype=torch.bool, device=device)
-        self._layers = [
-            _WrittenLayer(self._place(layer.keys), self._place(layer.values), self._column)
-            for layer in cache.layers
-        ]
+        self._places = [(self._place(layer.keys), self._place(layer.values)) for layer in cache.layers]
         self._cache = DynamicCache()
-        self._cache.layers = list(self._layers)
+        self._cache.layers = [_WrittenLayer(*place, self._column) for place in self._places]
         self._graph: torch.cuda.CUDAGraph | None = None
         self._scores: Tensor | None = None
 
     def fits(self, *, rows: int, columns: int) -> bool:
         return rows == self.rows and self.columns - COLUMNS < columns <= self.columns
 
-    def fill(self, cache: DynamicCache, mask: Tensor) -> None:
+    def fill(self, cache: Any, mask: Tensor) -> None:
         """Take over what the prompts left behind; the cache given is emptied layer by layer."""
         used = mask.shape[1]
         self._seen.zero_()
         self._seen[:, 0, 0, :used] = mask.bool()
         self._column.fill_(used)
         self._positions.copy_(mask.sum(dim=1, keepdim=True))
-        for mine, given in zip(self._layers, cache.layers, strict=True):
-            mine.keys[:, :, :used] = given.keys
-            mine.values[:, :, :used] = given.values
+        for (keys, values), given in zip(self._places, cache.layers, strict=True):
+            keys[:, :, :used] = given.keys
+            values[:, :, :used] = given.values
             given.keys = given.values = None
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ class CardDecoder:
         """Run the step aside until nothing is allocated any more, then record it; the state is put back."""
         moving = (self._positions, self._column, self._seen)
         before = [tensor.clone() for tensor in moving]
-        aside = torch.cuda.Stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(2):

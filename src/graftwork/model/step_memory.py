@@ -5,6 +5,7 @@ In: a decoder's shape and how a step is tuned. Out: bytes, or levels. The same c
 settings can be weighed in a moment: equal blocks ask for equal memory.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -61,9 +62,33 @@ def static_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: 
 
 def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
     """All of it, as the allocator holds it. Blocks below the first adapted one keep nothing."""
+    count = count_by_levels(shape, tuning, trainable=trainable, adapted=adapted)
+    return count(tuning.keep, tuning.lean).held
+
+
+class Counted(NamedTuple):
+    """Bytes that stand from step to step, and the most that a pass asks for beyond them."""
+
+    standing: int
+    passing: int
+
+    @property
+    def asked(self) -> int:
+        return self.standing + self.passing
+
+    @property
+    def held(self) -> float:
+        """With what the allocator adds to a pass."""
+        return self.standing + SLACK * self.passing
+
+
+def count_by_levels(
+    shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int
+) -> Callable[[int, int], Counted]:
+    """The peak as a function of (keep, lean), all else as in the tuning: quick to ask many times."""
     walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted)
-    standing = _standing(walk)
-    return standing + SLACK * _most_of_pass(walk)
+    standing, most_of_pass = _standing(walk), _most_by_levels(walk)
+    return lambda keep, lean: Counted(standing, most_of_pass(keep, lean))
 
 
 def _standing(walk: Walk) -> int:
@@ -95,29 +120,39 @@ def _learned(s: Sizes) -> int:
     return tally.now
 
 
-def _most_of_pass(walk: Walk) -> int:
+def _most_by_levels(walk: Walk) -> Callable[[int, int], int]:
     """The most beyond what stands, over forward pass, loss and backward pass."""
-    tuning, s = walk.tuning, walk.sizes
+    tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
-    start = _begin(walk)
-    most = now = start
-    below = walk.shape.layers - walk.adapted
-    runs = [(level, walk.levels.count(level)) for level in ("again", "lean", "keep")]
-    if below:
-        most = max(most, now + _forward(s, tokens, chunk, "again").most)
-    for level, count in runs:
-        if count:
-            step = _forward(s, tokens, chunk, level)
-            most = max(most, now + (count - 1) * step.left + step.most)
-            now += count * step.left
-    most = max(most, now + _loss(s, tokens, walk.places, tuning.head_tokens).most)
-    for level, count in reversed(runs):
-        if count:
-            step = _backward(s, tokens, chunk, level)
-            # Fewer blocks hold something, more gradients are there: the most is at one of the ends.
-            most = max(most, now + step.most, now + (count - 1) * step.left + step.most)
-            now += count * step.left
-    return most
+    start, loss = _begin(walk), _loss(s, tokens, walk.places, tuning.head_tokens).most
+    levels: tuple[step_block.Level, ...] = ("again", "lean", "keep")
+    forward = [_forward(s, tokens, chunk, level) for level in levels]
+    backward = [_backward(s, tokens, chunk, level) for level in levels]
+    below = start
+    if frozen := walk.shape.layers - adapted:
+        # What the last of them gave is there beside the input of the first, which is held to the end.
+        passed = WIDTH * tokens * s.hidden
+        below = start + forward[0].most + (passed if frozen > 1 else 0)
+        start += passed
+
+    def most_of_pass(keep: int, lean: int) -> int:
+        keep = min(keep, adapted)
+        lean = min(lean, adapted - keep)
+        counts = (adapted - keep - lean, lean, keep)
+        most, now = below, start
+        for count, step in zip(counts, forward, strict=True):
+            if count:
+                most = max(most, now + (count - 1) * step.left + step.most)
+                now += count * step.left
+        most = max(most, now + loss)
+        for count, step in zip(reversed(counts), reversed(backward), strict=True):
+            if count:
+                # Fewer blocks hold something, more gradients are there: the most is at one of the ends.
+                most = max(most, now + step.most, now + (count - 1) * step.left + step.most)
+                now += count * step.left
+        return most
+
+    return most_of_pass
 
 
 def _begin(walk: Walk) -> int:

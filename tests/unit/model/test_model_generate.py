@@ -77,3 +77,16 @@ def test_no_answer_is_longer_than_asked_for(loaded):
     model, template = loaded
     answers = Generator(model, stop_tokens=[]).generate(prompts(template), Sampling(5))
     assert [(len(a.tokens), a.finish_reason) for a in answers] == [(5, "length")] * 4
+
+
+def test_a_sliding_window_is_not_recorded():
+    from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+    from graftwork.model.card_decoder import can_record
+
+    cache, card = DynamicCache(), torch.device("cuda")
+    cache.layers = [DynamicLayer(), DynamicLayer()]
+    assert can_record(cache, card)
+    assert not can_record(cache, torch.device("cpu"))
+    cache.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
+    assert not can_record(cache, card)
