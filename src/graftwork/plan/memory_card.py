@@ -47,12 +47,25 @@ def card_peak(
     """
     walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted, places=places, even=even)
     top = count(walk)
-    limit = int(tuning.limit_gib * GIB)
-    try:
-        reserved = min(_replay(walk, expandable=expandable, limit=limit - SPARE), limit)
-    except OutOfMemory:
+    reserved = _reserved_within(walk, expandable=expandable)
+    if reserved is None:
+        limit = int(tuning.limit_gib * GIB)
         reserved = max(_replay(walk, expandable=expandable, limit=None), limit + 1)
     return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
+
+
+def reserved_within(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int | None:
+    """The reserved bytes that `card_peak` states where the limit has room for them; None where it has not."""
+    walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted)
+    return _reserved_within(walk, expandable=True)
+
+
+def _reserved_within(walk: Walk, *, expandable: bool) -> int | None:
+    limit = int(walk.tuning.limit_gib * GIB)
+    try:
+        return min(_replay(walk, expandable=expandable, limit=limit - SPARE), limit)
+    except OutOfMemory:
+        return None
 
 
 def load_peak(shape: ModelShape, tuning: Tuning) -> int:

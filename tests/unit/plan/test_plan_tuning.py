@@ -57,12 +57,11 @@ def test_what_is_chosen_fits_and_holds_the_longest_row(limit, method, eight, lon
 @example(9.6875, 1.015625)
 @given(st.floats(6, 60), st.floats(1.01, 2))
 @settings(max_examples=6, deadline=None)
-def test_with_more_memory_it_still_fits_and_is_hardly_ever_slower(limit, more):
-    """What the allocator holds does not grow evenly with its limit: up to 2 % of a step."""
+def test_more_memory_never_makes_it_slower(limit, more):
     small, large = choose(limit), choose(limit * more)
     if small is not None:
         assert large is not None
-        assert large.seconds_a_token <= small.seconds_a_token * 1.02
+        assert large.seconds_a_token <= small.seconds_a_token * 1.0001
 
 
 @pytest.mark.parametrize(
