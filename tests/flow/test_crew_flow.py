@@ -113,5 +113,4 @@ def test_two_machines_train_one_run(small_project, change_settings):
     assert "machine 1 joins" in heard
     assert json.loads(out)["steps"] == len(last_losses(small_project))
     log = (small_project / ".graft" / "machines" / "1" / "worker.log").read_text()
-    # What torchrun writes where a worker failed. That the first machine closes its door first is no failure.
-    assert "ChildFailedError" not in log, log
+    assert "Error" not in log, log

@@ -28,6 +28,8 @@ from graftwork.train.settings import TrainSettings
 
 WORKER = "graftwork.coordinate.training_process"
 CALL_FILE = "call.json"
+LEAVING_SECONDS = 15.0
+"""For a part to end whose work is done; one that still works belongs to a run that is no more."""
 
 
 class Call(Record):
@@ -204,12 +206,21 @@ def _answer(call: Call, machines: Machines, folder: Path, file: Path) -> int:
             except subprocess.TimeoutExpired:
                 latest = _read(file)
                 if latest is not None and latest.over:
-                    return local.stop(child)
+                    return _let_end(child)
                 if latest is not None and latest.id != call.id:
                     return local.end(child)
     finally:
         if child.poll() is None:
             local.stop(child)
+
+
+def _let_end(child: subprocess.Popen[bytes]) -> int:
+    """The first machine has ended, and mostly so has our part, which then leaves by itself: who is asked to
+    stop at that moment reports a signal after a good run."""
+    try:
+        return child.wait(timeout=LEAVING_SECONDS)
+    except subprocess.TimeoutExpired:
+        return local.stop(child)
 
 
 def _read(file: Path) -> Call | None:

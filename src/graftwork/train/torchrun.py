@@ -1,16 +1,19 @@
 """torchrun as a child of the supervisor: `python -m graftwork.train.torchrun` and torchrun's arguments.
 
-Two manners more than torchrun itself has: it is asked to stop when its parent dies, and it ends as its
-processes ended: with their exit code, or by the signal that killed one of them.
+Three manners more than torchrun itself has: it is asked to stop when its parent dies; of several machines
+the first leaves last; and it ends as its processes ended: with their exit code, or by the signal that
+killed one of them.
 """
 
 import os
 import signal
 import sys
+from argparse import Namespace
 
 from graftwork.process.parent import PARENT_VARIABLE, stop_with_parent
 from graftwork.records.errors import EXIT_RESUME_ME
-from graftwork.train.launch import end_of
+from graftwork.train.launch import Machines, end_of
+from graftwork.train.leaving import leaving_in_order
 
 PATIENCE = 600
 """Seconds for a step and its checkpoint to find their end; the supervisor loses patience earlier."""
@@ -27,13 +30,24 @@ def main(arguments: list[str]) -> int:
     parser = get_args_parser()
     if "--shutdown-timeout" in parser._option_string_actions:
         arguments = ["--shutdown-timeout", str(PATIENCE), *arguments]
+    args = parser.parse_args(arguments)
     try:
-        run(parser.parse_args(arguments))  # type: ignore[no-untyped-call]
+        with leaving_in_order(machines_of(args)):
+            run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as failed:
         return end_of({rank: failure.exitcode for rank, failure in failed.failures.items()})
     except SignalException:
         return EXIT_RESUME_ME
     return 0
+
+
+def machines_of(args: Namespace) -> Machines:
+    """As `torchrun_arguments` named them."""
+    if args.standalone:
+        return Machines()
+    return Machines(
+        count=int(args.nnodes), rank=args.node_rank, address=args.master_addr, port=args.master_port
+    )
 
 
 def end_likewise(code: int) -> None:

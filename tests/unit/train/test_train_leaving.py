@@ -1,0 +1,102 @@
+"""Of the machines of one run the first leaves last, and nobody waits for who failed."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from torch.distributed import DistStoreError
+
+from graftwork.train import leaving
+from graftwork.train.launch import Machines
+from graftwork.train.leaving import leaving_in_order
+
+CHILD = Path(__file__).with_name("leaving_child.py")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def start(*arguments):
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_machine_that_hears_late_that_all_is_done_reports_no_broken_connection():
+    port = free_port()
+    # A module that does nothing and ends well.
+    first = start(0, port, "__future__")
+    second = start(1, port, "__future__", first.pid)
+    # Whoever has ended is still there until somebody asks how.
+    threading.Thread(target=first.wait, daemon=True).start()
+    said = second.communicate(timeout=120)[0]
+    assert second.returncode == 0, said
+    assert first.wait(timeout=60) == 0
+    assert "Error" not in said, said
+    assert "Error" not in first.stdout.read()
+
+
+def test_the_first_waits_until_every_other_has_left(monkeypatch):
+    port, goodbye = free_port(), leaving._say_goodbye
+    said: list[int] = []
+    one_left = threading.Event()
+
+    def say(machines: Machines) -> None:
+        if machines.rank == 2:
+            assert one_left.wait(timeout=30)
+        said.append(machines.rank)
+        goodbye(machines)
+        one_left.set()
+
+    def work(rank: int) -> None:
+        with leaving_in_order(Machines(count=3, rank=rank, port=port)):
+            pass
+
+    monkeypatch.setattr(leaving, "_say_goodbye", say)
+    others = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
+    for thread in others:
+        thread.start()
+    work(0)
+    assert said == [1, 2]
+    for thread in others:
+        thread.join(timeout=30)
+
+
+def test_nobody_waits_for_ever_for_one_who_never_says_goodbye(monkeypatch):
+    asked = []
+
+    class Deserted:
+        def wait(self, keys, _):
+            asked.append(keys)
+            raise DistStoreError("nobody")
+
+    monkeypatch.setattr(leaving, "PATIENCE", 0.02)
+    leaving._wait_for_the_others(Deserted(), 3)
+    assert len(asked) > 1
+    assert len(set(asked[0])) == 2
+
+
+def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):
+    def never(*_):
+        raise AssertionError("it waited")
+
+    monkeypatch.setattr(leaving, "_wait_for_the_others", never)
+    with pytest.raises(ZeroDivisionError), leaving_in_order(Machines(count=2, port=free_port())):
+        raise ZeroDivisionError
+
+
+def test_one_machine_alone_opens_no_door(monkeypatch):
+    monkeypatch.setattr(leaving, "_store", lambda *_, **__: pytest.fail("it opened one"))
+    with leaving_in_order(Machines()):
+        pass
