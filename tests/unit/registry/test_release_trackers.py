@@ -1,17 +1,21 @@
 """Releases into MLflow and trackio, on stand-ins that record what they are told."""
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.records.errors import EnvironmentLacks, GraftError
-from graftwork.registry.exchange.mlflow import push_to_mlflow
+from graftwork.files.digest import file_digest
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.registry.exchange.mlflow import QUIET, push_to_mlflow
 from graftwork.registry.exchange.trackio import push_to_trackio
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+
+ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 
 
 @pytest.fixture
@@ -26,19 +30,23 @@ class MlflowClient:
 
     def __init__(self) -> None:
         self.models, self.versions, self.aliases, self.calls = {}, [], {}, []
-        self.metrics = {}
+        self.metrics, self.runs, self.files, self.spoil = {}, [], {}, lambda data: data
 
-    def search_registered_models(self, filter_string):
-        return [name for name in self.models if filter_string == f"name = '{name}'"]
+    def get_registered_model(self, name):
+        return self.models.get(name)
 
     def create_registered_model(self, name, tags):
         self.models[name] = tags
 
     def search_model_versions(self, filter_string):
-        return [one for one in self.versions if filter_string == f"name = '{one.name}'"]
+        return [one for one in self.versions if one.tags["graftwork.release"] in filter_string]
 
-    def get_experiment_by_name(self, _name):
-        return None
+    def get_experiment_by_name(self, name):
+        made = ("experiment", name) in self.calls
+        return SimpleNamespace(experiment_id="7") if made else None
+
+    def search_runs(self, _experiments, _filter, max_results):
+        return self.runs[:max_results]
 
     def create_experiment(self, name):
         self.calls.append(("experiment", name))
@@ -46,12 +54,28 @@ class MlflowClient:
 
     def create_run(self, experiment_id, tags, run_name):
         self.calls.append(("run", experiment_id, run_name))
-        return SimpleNamespace(
-            info=SimpleNamespace(run_id="r1", artifact_uri="mlflow-artifacts:/7/r1/artifacts")
-        )
+        info = SimpleNamespace(run_id="r1", artifact_uri="mlflow-artifacts:/7/r1/artifacts")
+        self.runs.append(SimpleNamespace(info=info, data=SimpleNamespace(metrics=self.metrics)))
+        return self.runs[-1]
 
     def log_artifacts(self, run_id, folder, path):
         self.calls.append(("artifacts", run_id, folder, path))
+        for file in Path(folder).iterdir():
+            self.files[file.name] = self.spoil(file.read_bytes())
+
+    def log_artifact(self, run_id, file, path):
+        self.calls.append(("artifact", run_id, Path(file).name, path))
+        self.files[Path(file).name] = self.spoil(Path(file).read_bytes())
+
+    def list_artifacts(self, _run_id, _path):
+        return sorted(self.files)
+
+    def download_artifacts(self, _run_id, path, folder):
+        there = Path(folder) / path
+        there.mkdir()
+        for name, data in self.files.items():
+            (there / name).write_bytes(data)
+        return str(there)
 
     def log_metric(self, _run_id, name, value):
         self.metrics[name] = value
@@ -73,6 +97,11 @@ def mlflow(monkeypatch):
     client, module = MlflowClient(), ModuleType("mlflow")
     module.MlflowClient = lambda: client
     monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
+    for name in QUIET:
+        # Set and taken away again, so that nothing of it outlives the test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     return client
 
 
@@ -96,12 +125,65 @@ def test_mlflow_is_not_told_twice(made, mlflow):
     assert len(mlflow.versions) == 1
 
 
+def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):
+    store, release = made
+    whole, mlflow.create_model_version = mlflow.create_model_version, None
+    with pytest.raises(EnvironmentLacks):
+        push_to_mlflow(store, release.id, name="answers")
+    del mlflow.files["plan.json"]
+    mlflow.files["report.json"] = b"half"
+    mlflow.calls = [("experiment", "cited-answers")]
+    mlflow.create_model_version = whole
+    assert push_to_mlflow(store, release.id, name="answers").new
+    sent = [call[2] for call in mlflow.calls if call[0] == "artifact"]
+    assert sent == ["plan.json", "report.json"]
+    assert len(mlflow.runs) == 1
+
+
+def test_a_file_that_changed_on_its_way_to_mlflow_makes_no_version(made, mlflow):
+    store, release = made
+    mlflow.spoil = lambda data: data.replace(b"small", b"SMALL")
+    with pytest.raises(Damaged, match="other bytes"):
+        push_to_mlflow(store, release.id, name="answers", aliases=["champion"])
+    assert not mlflow.versions
+    assert not mlflow.aliases
+
+
+def test_what_mlflow_raises_is_told_without_the_password(made, mlflow):
+    store, release = made
+
+    def fail(_name):
+        raise RuntimeError(f"request to {ADDRESS}/api failed")
+
+    mlflow.get_registered_model = fail
+    with pytest.raises(EnvironmentLacks, match="MLflow did not do it") as caught:
+        push_to_mlflow(store, release.id, name="answers")
+    assert "pass-word" not in str(caught.value.as_json())
+    assert caught.value.__suppress_context__
+
+
+def test_without_an_address_mlflow_makes_no_database_here(made, mlflow, monkeypatch):
+    store, release = made
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(UserMistake, match="not said where"):
+        push_to_mlflow(store, release.id, name="answers")
+    assert mlflow.calls == []
+
+
 @pytest.fixture
 def trackio(monkeypatch):
     module = ModuleType("trackio")
     module.calls = []
-    for name in ("init", "log", "log_artifact", "finish"):
+    for name in ("init", "log", "finish"):
         setattr(module, name, lambda *words, _name=name, **more: module.calls.append((_name, words, more)))
+
+    def log_artifact(folder, **more):
+        module.calls.append(("log_artifact", (folder,), more))
+        files = Path(folder).iterdir()
+        return SimpleNamespace(manifest=[{"path": f.name, "digest": file_digest(f)} for f in files])
+
+    module.log_artifact = log_artifact
+    monkeypatch.delenv("TRACKIO_SERVER_URL", raising=False)
     monkeypatch.setitem(sys.modules, "trackio", module)
     return module
 
@@ -109,11 +191,11 @@ def trackio(monkeypatch):
 def test_trackio_gets_a_run_with_the_files_as_an_artifact(made, trackio):
     store, release = made
     done = push_to_trackio(store, release.id, project="answers")
-    assert [call[0] for call in trackio.calls] == ["init", "log", "log_artifact", "finish"]
+    assert [call[0] for call in trackio.calls] == ["init", "log_artifact", "log", "finish"]
     assert trackio.calls[0][2]["name"] == done.run == f"release-{release.id[:12]}"
     assert trackio.calls[0][2]["config"]["graftwork.decision"] == "deploy"
-    assert trackio.calls[1][1] == ({"json_valid": 0.99, "latency": 0.5},)
-    assert trackio.calls[2][1:] == (
+    assert trackio.calls[2][1] == ({"json_valid": 0.99, "latency": 0.5},)
+    assert trackio.calls[1][1:] == (
         (str(store.folder(release.id)),),
         {"name": "cited-answers-main", "type": "model"},
     )
@@ -126,7 +208,7 @@ def test_trackio_is_closed_when_it_fails(made, trackio):
         raise OSError("no space")
 
     trackio.log_artifact = fail
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(EnvironmentLacks, match="no space"):
         push_to_trackio(store, release.id, project="answers")
     assert trackio.calls[-1][0] == "finish"
 
@@ -134,6 +216,7 @@ def test_trackio_is_closed_when_it_fails(made, trackio):
 @pytest.mark.parametrize("name", ["mlflow", "trackio"])
 def test_a_missing_package_is_said_with_how_to_install_it(made, monkeypatch, name):
     store, release = made
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", ADDRESS)
     monkeypatch.setitem(sys.modules, name, None)
     push = {
         "mlflow": lambda: push_to_mlflow(store, release.id, name="answers"),

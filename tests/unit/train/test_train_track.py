@@ -121,3 +121,18 @@ def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp
     settings = TrainSettings(run=RunSettings(trackers=("wandb",)), examine={"every": 5})
     with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):
         onlookers(job, settings)
+
+
+def test_the_word_about_a_tracker_that_fails_has_no_password_in_it(tape, tmp_path, monkeypatch):
+    address = "http://joe:pass-word@host:5000"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+
+    def fail(*_words):
+        raise OSError(f"no answer from {address}/api for joe:pass-word")
+
+    monkeypatch.setattr(tape, "open_run", fail)
+    words = []
+    work_through(make_track(tmp_path, words), [1])
+    assert words == [
+        "the tracker tape is left out from here on: OSError: no answer from http://…@host:5000/api for …"
+    ]

@@ -6,11 +6,13 @@ from graftwork.records.release import Release
 from graftwork.records.report import Report
 
 REPORT = "report.json"
+RELEASE = "graftwork.release"
+"""Under this fact a tracker finds a release again."""
 
 
 def facts_of(release: Release) -> dict[str, str]:
     return {
-        "graftwork.release": release.id,
+        RELEASE: release.id,
         "graftwork.project": release.project,
         "graftwork.model": release.model,
         "graftwork.base": release.base,

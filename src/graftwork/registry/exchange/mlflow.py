@@ -1,18 +1,41 @@
 """A release into an MLflow model registry.
 
 In: a store, a release, the name of a registered model. Out: a model version with the release's files, facts
-and figures, and its aliases. A release that is there is not entered twice. MLFLOW_TRACKING_URI says where.
-Contract-tested on a stand-in that records the calls, not live-validated.
+and figures, and its aliases. A release that is there is not entered twice, and one that broke off on its way
+goes on in the run that it began. MLFLOW_TRACKING_URI says where; a password in it is said nowhere.
 """
 
-from collections.abc import Collection
+import logging
+import os
+import re
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.records.errors import EnvironmentLacks
-from graftwork.registry.exchange.figures import facts_of, figures_of
+from graftwork.files.digest import file_digest
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.release import Release
+from graftwork.registry.exchange.figures import RELEASE, facts_of, figures_of
+from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.store import ReleaseStore
+from graftwork.text.unsaid import leave_secrets_unsaid
 
 ARTIFACTS = "release"
+WHERE = "MLFLOW_TRACKING_URI"
+SECRETS = (WHERE, "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # It would stand amid what `--json` prints, and with the address whatever login is in it.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    # Seven by default: four minutes until a server that is down is said to be.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
+_NOT_IN_ALIAS = re.compile(r"[^A-Za-z0-9_-]")
+_RESERVED_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
+_NOT_IN_FIGURE = re.compile(r"[^\w\-. :/]")
 
 
 class InMlflow(NamedTuple):
@@ -25,52 +48,156 @@ def push_to_mlflow(
     store: ReleaseStore, release_id: str, *, name: str, aliases: Collection[str] = ()
 ) -> InMlflow:
     """Log the files, then enter the version, then point the aliases at it."""
-    client = _client()
+    with _answering(name):
+        client = _client()
     with store.adding():
         release, folder = store.verify(release_id), store.folder(release_id)
-        facts = facts_of(release)
-        if not client.search_registered_models(filter_string=f"name = '{_quote(name)}'"):
-            client.create_registered_model(name, tags={"graftwork.project": release.project})
-        known = [
-            one
-            for one in client.search_model_versions(f"name = '{_quote(name)}'")
-            if one.tags.get("graftwork.release") == release.id
-        ]
-        if known:
-            version, new = str(known[0].version), False
-        else:
-            run = client.create_run(
-                _experiment(client, release.project), tags=facts, run_name=f"release {release.id[:12]}"
-            )
-            client.log_artifacts(run.info.run_id, str(folder), ARTIFACTS)
-            for figure, value in figures_of(folder).items():
-                client.log_metric(run.info.run_id, figure, value)
-            client.set_terminated(run.info.run_id)
-            # Last: what is in the registry has its files.
-            entered = client.create_model_version(
-                name, source=f"{run.info.artifact_uri}/{ARTIFACTS}", run_id=run.info.run_id, tags=facts
-            )
-            version, new = str(entered.version), True
-    for alias in sorted(aliases):
-        # A slash, as in tagger/champion, would end MLflow's name.
-        client.set_registered_model_alias(name, alias.replace("/", "-"), version)
-    return InMlflow(name, version, new)
+        with _answering(name):
+            _require_model(client, name, release)
+            version = _find_version(client, name, release)
+            new = version is None
+            if version is None:
+                run = _send(client, store.root, folder, release)
+                # Somebody else may have been faster. And last: what is in the registry has its files.
+                version = _find_version(client, name, release) or client.create_model_version(
+                    name,
+                    source=f"{run.info.artifact_uri}/{ARTIFACTS}",
+                    run_id=run.info.run_id,
+                    tags=facts_of(release),
+                )
+            for alias in sorted(aliases):
+                client.set_registered_model_alias(name, name_alias(alias), str(version.version))
+    return InMlflow(name, str(version.version), new)
 
 
-def _experiment(client: Any, name: str) -> str:
+def name_alias(alias: str) -> str:
+    """As MLflow allows it: a slash, as in tagger/champion, would end its name; `latest`, `v2` are taken."""
+    name = _NOT_IN_ALIAS.sub("-", alias)
+    return f"alias-{name}" if _RESERVED_ALIAS.fullmatch(name) else name
+
+
+def _require_model(client: Any, name: str, release: Release) -> None:
+    _found_or_made(
+        lambda: client.get_registered_model(name),
+        lambda: client.create_registered_model(name, tags={"graftwork.project": release.project}),
+    )
+
+
+def _find_version(client: Any, name: str, release: Release) -> Any | None:
+    # By its tag: MLflow finds no name that has a quote or a backslash in it.
+    found = client.search_model_versions(f"tags.`{RELEASE}` = '{release.id}'")
+    return next((one for one in found if one.name == name), None)
+
+
+def _send(client: Any, root: Path, folder: Path, release: Release) -> Any:
+    """The run that holds the files and the figures: a new one, or the one that an earlier push began."""
+    experiment = str(_find_experiment(client, release.project).experiment_id)
+    begun = client.search_runs([experiment], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
+    run = (
+        begun[0]
+        if begun
+        else client.create_run(experiment, tags=facts_of(release), run_name=f"release {release.id[:12]}")
+    )
+    run_id = run.info.run_id
+    paths = sorted(folder.iterdir())
+    there = _read_back(client, run_id, root) if begun else {}
+    if there:
+        for path in paths:
+            if there.get(path.name) != file_digest(path):
+                client.log_artifact(run_id, str(path), ARTIFACTS)
+    else:
+        client.log_artifacts(run_id, str(folder), ARTIFACTS)
+    there = _read_back(client, run_id, root)
+    for path in paths:
+        if there.get(path.name) != file_digest(path):
+            raise Damaged(
+                f"{path.name} has other bytes in MLflow",
+                why="it did not arrive as it was sent",
+                fix="push it again; if it stays so, see to the server's artifact store",
+                where=f"run {run_id}",
+            )
+    known = run.data.metrics if begun else {}
+    figures = {_NOT_IN_FIGURE.sub("_", figure): value for figure, value in figures_of(folder).items()}
+    for figure in figures.keys() - known.keys():
+        client.log_metric(run_id, figure, figures[figure])
+    client.set_terminated(run_id)
+    return run
+
+
+def _read_back(client: Any, run_id: str, root: Path) -> dict[str, str]:
+    """The hashes of what lies there."""
+    if not client.list_artifacts(run_id, ARTIFACTS):
+        return {}
+    with incoming_folder(root) as folder:
+        found = Path(client.download_artifacts(run_id, ARTIFACTS, str(folder)))
+        return {path.name: file_digest(path) for path in found.iterdir() if path.is_file()}
+
+
+def _find_experiment(client: Any, name: str) -> Any:
     found = client.get_experiment_by_name(name)
-    return str(found.experiment_id if found is not None else client.create_experiment(name))
+    if found is None:
+        _found_or_made(lambda: None, lambda: client.create_experiment(name))
+        found = client.get_experiment_by_name(name)
+    return found
 
 
-def _quote(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("'", "\\'")
+def _found_or_made(find: Callable[[], Any], make: Callable[[], Any]) -> None:
+    """Of two who make it at once, the second finds it."""
+    try:
+        if find() is not None:
+            return
+    except Exception as error:
+        if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+            raise
+    try:
+        make()
+    except Exception as error:
+        if getattr(error, "error_code", "") != "RESOURCE_ALREADY_EXISTS":
+            raise
 
 
 def _client() -> Any:
+    if not os.environ.get(WHERE):
+        raise UserMistake(
+            "it is not said where MLflow is",
+            why=f"{WHERE} is not set, and a database in this folder would be found by nobody",
+            fix=f"export {WHERE}=https://mlflow.example.org",
+            where=WHERE,
+        )
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         from mlflow import MlflowClient
     except ImportError as error:
         raise EnvironmentLacks(
             "the package mlflow is not installed", fix='pip install "graftwork[mlflow]"'
         ) from error
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
     return MlflowClient()
+
+
+@contextmanager
+def _answering(name: str) -> Iterator[None]:
+    """Whatever the client raises becomes what, why and fix, without a password."""
+    try:
+        yield
+    except GraftError:
+        raise
+    except Exception as error:
+        said = leave_secrets_unsaid(
+            str(error) or type(error).__name__, environment=os.environ, variables=SECRETS
+        )
+        if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
+            raise UserMistake(
+                f"MLflow does not take it: {said}",
+                why="a name has neither / nor :, and an address leads to a server or a database",
+                fix=f"choose another name, or set {WHERE} right",
+                where=f"--mlflow {name}",
+            ) from None
+        raise EnvironmentLacks(
+            f"MLflow did not do it: {said}",
+            why="it does not answer, does not allow it, or broke off; there is no half version",
+            fix=f"see whether {WHERE} is right and its login may write there, and push again: "
+            "what has arrived is not sent again",
+            where=f"--mlflow {name}",
+        ) from None

@@ -5,16 +5,24 @@ fails costs its own curve and a word, never the run. A resumed run goes on in th
 steps that are done again are not told again.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from graftwork.files.whole import write_whole
 from graftwork.records.run import Look, TrainStep
+from graftwork.text.unsaid import leave_secrets_unsaid
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.engine import Engine
 from graftwork.train.files import TRACKED
 from graftwork.train.trackers.tracker import OpenRun, load_tracker
+
+SECRETS = (
+    *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+    *("TRACKIO_SERVER_URL", "TRACKIO_WRITE_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL", "HF_TOKEN"),
+)
+"""What an error of a tracker must not repeat: the word about it is kept with the run."""
 
 
 class Track(Attendant):
@@ -73,10 +81,11 @@ class Track(Attendant):
         self._open = {}
 
     def _give_up(self, name: str, error: Exception) -> None:
-        said = str(error).strip().splitlines()
+        first = next(iter(str(error).strip().splitlines()), "")
+        said = leave_secrets_unsaid(first, environment=os.environ, variables=SECRETS)
         self._on_word(
             f"the tracker {name} is left out from here on: {type(error).__name__}"
-            + (f": {said[0][:200]}" if said else "")
+            + (f": {said}" if said else "")
         )
 
 

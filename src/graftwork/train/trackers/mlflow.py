@@ -13,6 +13,14 @@ from graftwork.train.trackers.tracker import PROJECT
 PACKAGE = "mlflow"
 TAG = "graftwork.run"
 LONGEST_VALUE = 500
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # The address of the run, with whatever login is in it.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # Seven by default: a step would wait four minutes for a server that died.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
 
 
 class _Run:
@@ -29,7 +37,8 @@ class _Run:
 
 
 def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     where = os.environ.get("MLFLOW_TRACKING_URI")
     if not where:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +49,9 @@ def open_run(run_id: str, settings: Mapping[str, Any], folder: Path) -> _Run:
 
     client = MlflowClient(tracking_uri=where)
     experiment = _find_experiment(client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT)
-    found = client.search_runs([experiment], filter_string=f"tags.`{TAG}` = '{run_id}'", max_results=1)
+    # By its name too: a release of this run that was pushed there bears the tag as well.
+    wanted = f"tags.`{TAG}` = '{run_id}' and attributes.run_name = '{run_id}'"
+    found = client.search_runs([experiment], filter_string=wanted, max_results=1)
     if found:
         run = str(found[0].info.run_id)
         client.update_run(run, status="RUNNING")
