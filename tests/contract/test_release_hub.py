@@ -17,6 +17,7 @@ from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.exchange.hub import Hub
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.publish import publish
+from graftwork.registry.signature import load_secret_key, sign_manifest, write_keys
 from graftwork.registry.store import ReleaseStore
 
 REPOSITORY = "team/cited-answers"
@@ -25,8 +26,8 @@ REPOSITORY = "team/cited-answers"
 @pytest.fixture
 def hub(monkeypatch):
     constants = pytest.importorskip("huggingface_hub.constants")
-    # The way over LFS, which a small server can speak; the client prefers Xet where the Hub has it.
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    # As it comes: the client prefers Xet where it can.
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with running_hub() as server:
         yield server
@@ -149,3 +150,69 @@ def test_without_rights_it_is_said(hub, store, monkeypatch):
 def test_a_name_that_is_no_repository_is_refused(name):
     with pytest.raises(UserMistake):
         Hub(name)
+
+
+def test_a_push_is_one_commit_over_lfs_though_the_client_could_use_xet(hub, store, caplog, capfd):
+    pytest.importorskip("hf_xet")
+    runtime = pytest.importorskip("huggingface_hub.utils._runtime")
+    assert runtime.is_xet_available()
+    release = make(store)
+    open_hub(hub).push(store, release.id)
+    assert len(hub.uploads) == 1
+    assert sum("/commit/" in path for path in hub.asked) == 1
+    assert not [path for path in hub.asked if "xet" in path]
+    assert "Xet" not in caplog.text + capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "plan.json"])
+def test_a_file_that_is_damaged_here_after_the_check_does_not_pass_for_the_release(
+    hub, store, monkeypatch, name
+):
+    release = make(store)
+    client = open_hub(hub)
+    real_create = client._api.create_repo
+
+    def create_repo(*args, **options):
+        path = store.folder(release.id) / name
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        return real_create(*args, **options)
+
+    monkeypatch.setattr(client._api, "create_repo", create_repo)
+    with pytest.raises(GraftError, match=f"{name} has another hash"):
+        client.push(store, release.id)
+    assert not hub.tags
+
+
+def test_the_signature_of_the_release_before_does_not_stay_with_the_next(hub, store, tmp_path):
+    first, second = make(store), make(store, weights=b"others")
+    key = load_secret_key(write_keys(tmp_path / "keys").secret)
+    store.sign(first.id, sign_manifest(store.folder(first.id), key=key, comment="ours"))
+    signed = open_hub(hub).push(store, first.id)
+    unsigned = open_hub(hub).push(store, second.id)
+    far = ReleaseStore.open(tmp_path / "far")
+    for done in (signed, unsigned):
+        open_hub(hub).pull(far, revision=done.tag, allow=anything)
+    assert (far.folder(first.id) / "manifest.json.minisig").is_file()
+    assert not (far.folder(second.id) / "manifest.json.minisig").exists()
+
+
+def test_bytes_done_of_bytes_total_are_told_on_the_way_out_and_in(hub, store, tmp_path):
+    release = make(store, weights=bytes(3 * 2**20))
+    total = sum(file.size for file in release.files)
+    heard: list[tuple[str, int, int]] = []
+
+    def tell(*told):
+        heard.append(told)
+
+    open_hub(hub).push(store, release.id, tell=tell)
+    far = ReleaseStore.open(tmp_path / "far")
+    open_hub(hub).pull(far, allow=anything, tell=tell)
+    for phase in ("check", "send", "fetch", "store"):
+        done = [one[1] for one in heard if one[0] == phase]
+        assert {one[2] for one in heard if one[0] == phase} == {total}
+        assert done[-1] == total, phase
+        assert len(set(done)) > 3, phase
+    assert [one[1] for one in heard if one[0] == "send"] == sorted(
+        one[1] for one in heard if one[0] == "send"
+    )

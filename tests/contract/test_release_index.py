@@ -106,6 +106,19 @@ def test_an_alias_moves_and_leaves_a_log(index: ReleaseIndex):
     ]
 
 
+def test_a_rollback_goes_to_what_the_log_has_before_or_nowhere(index: ReleaseIndex):
+    """The alias may point where it did with another history: then the log would tell a wrong way back."""
+    for one in (A, B, C):
+        index.add(one)
+    for to, since in ((A, None), (B, A), (C, B), (B, C)):
+        move(index, to, since=since)
+    with pytest.raises(Busy):
+        move(index, A, since=B, rollback=True)
+    assert index.aliases() == {"champion": B.id}
+    assert len(index.alias_log("champion")) == 4
+    move(index, C, since=B, rollback=True)
+
+
 def test_an_alias_without_moves_has_an_empty_log(index: ReleaseIndex):
     assert index.alias_log("champion") == ()
     assert index.aliases() == {}

@@ -16,6 +16,7 @@ from graftwork.registry.exchange import ssh
 from graftwork.registry.exchange.ssh import parse_target, push_over_ssh
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.publish import publish
+from graftwork.registry.signature import load_secret_key, sign_manifest, write_keys
 from graftwork.registry.store import ReleaseStore
 
 
@@ -92,14 +93,14 @@ def test_a_transfer_that_breaks_off_leaves_neither_release_nor_alias(
     release = make(store, weights=bytes(200_000))
     real = ssh._run
 
-    def cut_off(where, script, given, *, stream=None):
+    def cut_off(where, script, given, *, stream=None, count=None):
         if stream is None:
             return real(where, script, given)
         data = stream.read()
         cut = tmp_path / "cut.tar"
         cut.write_bytes(data[: int(len(data) * share)])
         with cut.open("rb") as handle:
-            return real(where, script, given, stream=handle)
+            return real(where, script, given, stream=handle, count=count)
 
     monkeypatch.setattr(ssh, "_run", cut_off)
     with pytest.raises(GraftError):
@@ -113,13 +114,13 @@ def test_bytes_that_changed_on_the_way_are_refused_there(far, store, monkeypatch
     release = make(store)
     real = ssh._run
 
-    def changed(where, script, given, *, stream=None):
+    def changed(where, script, given, *, stream=None, count=None):
         if stream is None:
             return real(where, script, given)
         path = tmp_path / "changed.tar"
         path.write_bytes(stream.read().replace(b"every rule passes", b"every rule PASSES"))
         with path.open("rb") as handle:
-            return real(where, script, given, stream=handle)
+            return real(where, script, given, stream=handle, count=count)
 
     monkeypatch.setattr(ssh, "_run", changed)
     with pytest.raises(Damaged, match="did not arrive"):
@@ -149,3 +150,51 @@ def test_a_target_that_could_mean_something_else_is_refused(text):
 def test_the_alias_cannot_leave_its_folder(store):
     with pytest.raises(UserMistake):
         push_over_ssh(store, make(store).id, target=parse_target("host:/x"), alias="../../etc/passwd")
+
+
+def test_a_signature_that_came_later_is_brought_there_and_the_release_does_not_leave_its_place(
+    far, store, tmp_path
+):
+    release = make(store)
+    push_over_ssh(store, release.id, target=target(far), alias="champion")
+    place = (far / release.id).stat().st_ino
+    key = load_secret_key(write_keys(tmp_path / "keys").secret)
+    store.sign(release.id, sign_manifest(store.folder(release.id), key=key, comment="ours"))
+    assert push_over_ssh(store, release.id, target=target(far)).sent
+    signature = "manifest.json.minisig"
+    assert (far / release.id / signature).read_bytes() == (store.folder(release.id) / signature).read_bytes()
+    (store.folder(release.id) / signature).unlink()
+    push_over_ssh(store, release.id, target=target(far))
+    assert not (far / release.id / signature).exists()
+    assert (far / release.id).stat().st_ino == place
+    assert ReleaseStore.open(far).verify(release.id) == release
+    assert not list(far.glob(".*.part"))
+
+
+def test_bytes_sent_are_told_while_they_go(far, store, monkeypatch):
+    release = make(store, weights=bytes(64 * 2**20))
+    monkeypatch.setattr(ssh, "LOOK_SECONDS", 0.002)
+    heard: list[tuple[str, int, int]] = []
+    push_over_ssh(store, release.id, target=target(far), tell=lambda *told: heard.append(told))
+    sent = [told for told in heard if told[0] == "send"]
+    assert sent[-1][1] == sent[-1][2] > 64 * 2**20
+    assert len({done for _, done, _ in sent}) > 3
+    assert [done for _, done, _ in sent] == sorted(done for _, done, _ in sent)
+
+
+def test_what_is_checked_there_is_the_manifest_not_what_became_of_the_folder_here(far, store, monkeypatch):
+    release = make(store)
+    path = store.folder(release.id) / "plan.json"
+    path.chmod(0o644)
+    real = store.verify
+
+    def verify_then_damage(*given, **named):
+        found = real(*given, **named)
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        return found
+
+    monkeypatch.setattr(store, "verify", verify_then_damage)
+    with pytest.raises(GraftError):
+        push_over_ssh(store, release.id, target=target(far), alias="champion")
+    assert alias_there(far) is None
+    assert ReleaseStore.open(far).ids() == ()

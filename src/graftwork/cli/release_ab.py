@@ -12,7 +12,16 @@ First = Annotated[str, typer.Argument(help="The release to beat: an alias, a ver
 Second = Annotated[str, typer.Argument(help="The release that may be better.")]
 Traffic = Annotated[str, typer.Option("--traffic", help="captures: what the endpoint kept of both.")]
 Cases = Annotated[Path | None, typer.Option("--cases", help="A JSONL file of cases that both are asked.")]
-Metric = Annotated[str | None, typer.Option("--metric", help="The gate's primary metric by default.")]
+Metric = Annotated[
+    str | None,
+    typer.Option("--metric", help="The gate's primary metric by default; feedback: what users said."),
+]
+Experiment = Annotated[
+    str | None,
+    typer.Option("--experiment", help="Its id or a part of it; by default the latest one of these two."),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Look again and again until it is decided.")]
+Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two looks.")]
 
 
 def ab(
@@ -21,6 +30,9 @@ def ab(
     traffic: Traffic = "captures",
     cases: Cases = None,
     metric: Metric = None,
+    experiment: Experiment = None,
+    watch: Watch = False,
+    every: Every = 5.0,
     model: Model = None,
     project: Folder = None,
     json: Json = False,
@@ -29,11 +41,16 @@ def ab(
 
     Exit codes: 0 decided, 12 not enough evidence yet.
 
+    On live traffic, the exchanges count that `graft serve --challenger` dealt by lot, once a session.
+
+    Example:  graft release ab champion challenger --metric feedback --watch
     Example:  graft release ab champion challenger --cases replay.jsonl --metric json_valid
     """
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.ab import compare_live, compare_replayed
+    from graftwork.cli.show.ab import show_ab
+    from graftwork.coordinate.ab import compare_replayed
+    from graftwork.coordinate.ab_live import compare_live, watch_live
     from graftwork.coordinate.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
@@ -43,6 +60,13 @@ def ab(
         raise UserMistake(
             f"{traffic!r} is no traffic", fix="give --traffic captures, or --cases FILE", where="--traffic"
         )
+    if cases is not None and (watch or experiment is not None):
+        raise UserMistake(
+            "cases are asked, not watched",
+            why="--watch and --experiment are for live traffic",
+            fix="leave out --cases, or the other two",
+            where="--cases",
+        )
     with (
         stoppable(),
         RichNarrator(tables=False) as narrator,
@@ -50,18 +74,12 @@ def ab(
     ):
         if cases is not None:
             found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)
+        elif watch:
+            found = watch_live(work, a, b, metric=metric, experiment=experiment, every_seconds=every)
         else:
-            found = compare_live(work, a, b, metric=metric)
+            found = compare_live(work, a, b, metric=metric, experiment=experiment)
     if json:
         print_json(found)
     else:
-        counts = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found.counts.items())
-        lines = (
-            found.sentence,
-            f"{counts}; ungraded {found.ungraded}; cases asked {found.asked}",
-            f"B less A: {found.low:+.1%} to {found.high:+.1%} ({found.confidence:.0%}, at all times); "
-            f"p {found.p_value:.3g}, evidence {found.e_value:.3g} to 1",
-            *found.remarks,
-        )
-        stdout.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+        show_ab(stdout, found)
     raise typer.Exit(found.exit_code)

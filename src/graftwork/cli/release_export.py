@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from graftwork.cli.output import Json
-from graftwork.cli.release_project import Name, opened
+from graftwork.cli.release_project import Name, opened_aloud
 from graftwork.cli.steps import Folder
 
 Target = Annotated[
@@ -24,7 +24,7 @@ def export(name: Name = "champion", to: Target = None, project: Folder = None, j
     from graftwork.cli.output import print_json, stdout
     from graftwork.coordinate.exchange import export_release
 
-    with opened(project) as work:
+    with opened_aloud(project) as work:
         done = export_release(work, name, target=to)
     if json:
         print_json(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from graftwork.cli.output import Json
-from graftwork.cli.release_project import opened
+from graftwork.cli.release_project import opened_aloud
 from graftwork.cli.steps import Folder, Model
 
 Source = Annotated[
@@ -24,7 +24,7 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
     from graftwork.cli.output import print_json, stdout
     from graftwork.coordinate.exchange import import_release
 
-    with opened(project, model) as work:
+    with opened_aloud(project, model) as work:
         done = import_release(work, source)
     if json:
         body = {"id": done.release.id, "version": done.version, "new": done.new}

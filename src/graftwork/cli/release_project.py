@@ -1,4 +1,4 @@
-"""What the verbs of `graft release` share: how a release is named, and the project opened quietly."""
+"""What the verbs of `graft release` share: how a release is named, and the project opened, quietly or not."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,4 +31,18 @@ def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workpl
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent(), model=model) as work:
+        yield work
+
+
+@contextmanager
+def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
+    """For what takes a while: how far it is, on standard error."""
+    from graftwork.cli.narrate import RichNarrator
+    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.project.folder import open_project
+
+    with (
+        RichNarrator(tables=False) as narrator,
+        open_workplace(open_project(project), narrator, model=model) as work,
+    ):
         yield work

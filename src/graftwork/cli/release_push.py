@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graftwork.cli.output import Json
-from graftwork.cli.release_project import Name, opened
+from graftwork.cli.release_project import Name, opened_aloud
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def push(
             why="a push goes to one place, and only a machine has aliases",
             fix="give one of --to, --hub, --ssh, --mlflow and --trackio; --alias goes with --ssh",
         )
-    with opened(project) as work:
+    with opened_aloud(project) as work:
         if mlflow is not None or trackio is not None:
             told, words = _track(work, name, mlflow=mlflow, trackio=trackio)
         else:
@@ -88,7 +88,7 @@ def pull(
     """
     from graftwork.cli.output import print_json, stdout
 
-    with opened(project) as work:
+    with opened_aloud(project) as work:
         done = _fetch(work, name, url=from_, hub=hub)
     release = done.release
     if json:

@@ -1,7 +1,7 @@
 """`graft release show`, `verify`, `log`: one release, its bytes, the moves of an alias."""
 
 from graftwork.cli.output import Json
-from graftwork.cli.release_project import Alias, Name, opened
+from graftwork.cli.release_project import Alias, Name, opened, opened_aloud
 from graftwork.cli.steps import Folder, Model
 
 
@@ -31,11 +31,13 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     Example:  graft release verify champion
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.coordinate.exchange_pace import tell_bytes
     from graftwork.coordinate.release_store import open_store
     from graftwork.registry.promote import find_release
 
-    with opened(project) as work:
-        release = open_store(work).verify(find_release(work.releases, name).id)
+    with opened_aloud(project) as work:
+        found = find_release(work.releases, name)
+        release = open_store(work).verify(found.id, tell=tell_bytes(work.narrator))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:

@@ -7,6 +7,7 @@ index only when its files are in the store, and nobody can collect it in between
 from pathlib import Path
 from typing import NamedTuple
 
+from graftwork.coordinate.exchange_pace import tell_bytes
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace, now
@@ -31,7 +32,7 @@ def export_release(work: Workplace, name: str, *, target: Path | None = None) ->
     """Write a release as an archive; by default beside the project's own files."""
     release = find_release(work.releases, name)
     path = target or work.project.root / f"{release.project}-{release.id[:12]}.tar"
-    return write_archive(open_store(work), release.id, target=path)
+    return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.narrator))
 
 
 def import_release(work: Workplace, path: Path) -> Imported:
@@ -52,10 +53,10 @@ def require_own_project(work: Workplace, release: Release, *, where: str) -> Non
 
 
 def _import_archive(work: Workplace, path: Path) -> Imported:
-    store = open_store(work)
-    with store.adding(), read_archive(path, store=store) as unpacked:
+    store, tell = open_store(work), tell_bytes(work.narrator)
+    with store.adding(), read_archive(path, store=store, tell=tell) as unpacked:
         require_own_project(work, unpacked.release, where=str(path))
-        arrived = unpacked.put_into(store)
+        arrived = unpacked.put_into(store, tell=tell)
         return enter(work, arrived.release, new=arrived.new)
 
 
@@ -81,5 +82,5 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
         remarks.append(f"left out: {', '.join(taken.left)}")
     with store.adding():
         new = not store.has(taken.release.id)
-        release = store.put(taken.release, sources=taken.sources)
+        release = store.put(taken.release, sources=taken.sources, tell=tell_bytes(work.narrator))
         return enter(work, release, new=new, remarks=tuple(remarks))

@@ -5,6 +5,7 @@ is verified before it leaves and after it has arrived.
 """
 
 from graftwork.coordinate.exchange import Imported, enter, require_own_project
+from graftwork.coordinate.exchange_pace import tell_bytes
 from graftwork.coordinate.release_store import open_store, own_alias
 from graftwork.coordinate.workplace import Workplace
 from graftwork.records.errors import AnswerIsNo, UserMistake
@@ -19,7 +20,8 @@ from graftwork.registry.promote import find_release
 
 def push_to_url(work: Workplace, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
-    return push_release(open_store(work), Place(_address(work, url)), release.id)
+    place = Place(_address(work, url))
+    return push_release(open_store(work), place, release.id, tell=tell_bytes(work.narrator))
 
 
 def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imported:
@@ -28,13 +30,13 @@ def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imp
     release_id = place.find(id_or_prefix)
     require_own_project(work, place.read(release_id), where=place.address)
     with store.adding():
-        arrived = pull_release(store, place, release_id)
+        arrived = pull_release(store, place, release_id, tell=tell_bytes(work.narrator))
         return enter(work, arrived.release, new=arrived.new)
 
 
 def push_to_hub(work: Workplace, name: str, *, repository: str) -> OnHub:
     release = find_release(work.releases, name)
-    return Hub(repository).push(open_store(work), release.id)
+    return Hub(repository).push(open_store(work), release.id, tell=tell_bytes(work.narrator))
 
 
 def pull_from_hub(work: Workplace, repository: str) -> Imported:
@@ -46,6 +48,7 @@ def pull_from_hub(work: Workplace, repository: str) -> Imported:
             store,
             revision=revision or "main",
             allow=lambda release: require_own_project(work, release, where=repository),
+            tell=tell_bytes(work.narrator),
         )
         return enter(work, arrived.release, new=arrived.new)
 
@@ -61,7 +64,13 @@ def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | Non
             fix=f"`graft release promote {release.id[:12]} --alias {full}`, then push it",
             where="--alias",
         )
-    return push_over_ssh(open_store(work), release.id, target=parse_target(target), alias=full)
+    return push_over_ssh(
+        open_store(work),
+        release.id,
+        target=parse_target(target),
+        alias=full,
+        tell=tell_bytes(work.narrator),
+    )
 
 
 def push_to_mlflow_registry(work: Workplace, name: str, *, registered: str) -> InMlflow:

@@ -67,8 +67,9 @@ def rollback_alias(work: Workplace, *, alias: str | None = None, reason: str = "
     full = own_alias(work, alias)
     store = open_store(work)
     with store.adding():
-        store.verify(registry.rollback_target(work.releases, alias=full))
-        return registry.rollback(work.releases, alias=full, who=who(), when=now(), why=reason)
+        way = registry.way_back(work.releases, alias=full)
+        store.verify(way.target)
+        return registry.rollback(work.releases, alias=full, who=who(), when=now(), why=reason, way=way)
 
 
 def _require_own(work: Workplace, release: Release, alias: str) -> None:

@@ -47,9 +47,11 @@ def folder_made_whole(path: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        for file in sorted(temporary.rglob("*")):
-            if file.is_file():
-                with file.open("rb") as handle:
+        for entry in (*sorted(temporary.rglob("*")), temporary):
+            if entry.is_dir():
+                sync_folder(entry)  # the names in it, too
+            elif entry.is_file():
+                with entry.open("rb") as handle:
                     os.fsync(handle.fileno())
         _take_name(temporary, path)
     except OSError as error:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged
+from graftwork.registry.counting import Count, copy_counted, nobody
 
 BLOBS = "blobs"
 READ_ONLY = 0o444
@@ -47,7 +48,7 @@ class BlobStore:
             )
         return self.folder / sha256[:2] / sha256[2:]
 
-    def put(self, source: Path | bytes, sha256: str) -> Path:
+    def put(self, source: Path | bytes, sha256: str, *, count: Count | None = None) -> Path:
         """Store the bytes, proven to have this hash. A blob that is there and whole stays; a damaged one is
         replaced: releases that were made with it keep the damaged file and are found out by their own hashes.
         """
@@ -57,7 +58,7 @@ class BlobStore:
         temporary = target.with_name(f".{target.name[:12]}.{uuid.uuid4().hex[:8]}{PART}")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            _write(temporary, source)
+            _write(temporary, source, count or Count(nobody, "", 0))
             found = file_digest(temporary)
             if found != sha256:
                 raise _changed(source, sha256, found)
@@ -99,12 +100,13 @@ def link_or_copy(source: Path, target: Path) -> None:
         target.chmod(READ_ONLY)
 
 
-def _write(path: Path, source: Path | bytes) -> None:
+def _write(path: Path, source: Path | bytes, count: Count) -> None:
     if isinstance(source, bytes):
         path.write_bytes(source)
+        count.add(len(source))
     else:
         # A copy, not a link: nothing that is done to the run can reach the release.
-        shutil.copyfile(source, path)
+        copy_counted(source, path, count)
     with path.open("rb") as handle:
         os.fsync(handle.fileno())
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.digest import require_digest
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.adapter import learned_files, require_safetensors
 from graftwork.registry.blobs import BLOBS
+from graftwork.registry.counting import Count, Listener, counted_digest, nobody
 from graftwork.registry.names import FILE, require_name
 from graftwork.registry.release import name_by_content
 
@@ -50,15 +50,16 @@ def read_manifest(folder: Path) -> Release:
     return release
 
 
-def verify_release(folder: Path) -> Release:
+def verify_release(folder: Path, *, tell: Listener = nobody) -> Release:
     """Check every byte of the folder against its manifest, and that nothing was added."""
     release = read_manifest(folder)
+    count = Count(tell, "check", sum(file.size for file in release.files))
     for file in release.files:
         if not FILE.fullmatch(file.path) or file.path in BESIDE:
             raise _damaged(f"the manifest names {file.path!r}", "that is not a file of a release", folder)
         if (folder / file.path).is_symlink():
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
-        _require_bytes(folder / file.path, file.sha256)
+        _require_bytes(folder / file.path, file.sha256, count)
     named = BESIDE | {file.path for file in release.files}
     strangers = sorted(path.name for path in folder.iterdir() if path.name not in named)
     if strangers:
@@ -67,13 +68,16 @@ def verify_release(folder: Path) -> Release:
     return release
 
 
-def _require_bytes(path: Path, sha256: str) -> None:
+def _require_bytes(path: Path, sha256: str, count: Count) -> None:
+    if not path.is_file():
+        raise _damaged(f"{path.name} is missing", "its manifest names it", path)
     try:
-        require_digest(path, sha256)
-    except Damaged as error:
-        raise _damaged(error.what, error.why, path) from error
+        found = counted_digest(path, count)
     except OSError as error:
         raise explain_os_error(error, path) from error
+    if found != sha256:
+        why = f"expected sha256 {sha256[:12]}…, found {found[:12]}…"
+        raise _damaged(f"{path.name} has other bytes than its manifest says", why, path)
 
 
 def _not_here(folder: Path) -> Damaged:

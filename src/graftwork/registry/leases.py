@@ -2,14 +2,17 @@
 
 In: the store's folder and the ids that a server loads. Out: a lease file that is locked as long as the
 process lives; to whoever asks, the ids of all leases that are. A lease of a dead process counts no more.
+
+Who cannot write the store cannot leave a file there. It holds the manifests of its releases locked instead,
+for which it needs to read them only: by that, too, whoever collects garbage sees it.
 """
 
 import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from graftwork.files.whole import explain_os_error, write_whole
@@ -17,49 +20,103 @@ from graftwork.registry.guard import CANNOT_WRITE, adding
 from graftwork.registry.names import require_name
 
 LEASES = ".leases"
+MANIFEST = "manifest.json"
 _LOCK, _IDS = ".lock", ".json"
 
 
 class Lease:
     """The releases that this process needs. Add one before it is loaded."""
 
-    def __init__(self, root: Path, name: str | None) -> None:
+    def __init__(self, root: Path, file: Path | None, locks: ExitStack) -> None:
         self._root = root
-        self._file = root / LEASES / f"{name}{_IDS}" if name else None
+        self._file = file
+        self._locks = locks
         self._ids: set[str] = set()
 
     def add(self, *release_ids: str) -> None:
         """From now on nobody takes these away. Waits while garbage is collected."""
-        wanted = {require_name(one, kind="release id") for one in release_ids}
-        if self._file is None or wanted <= self._ids:
+        wanted = {require_name(one, kind="release id") for one in release_ids} - self._ids
+        if not wanted:
             return
         with adding(self._root):
-            self._ids |= wanted
-            write_whole(self._file, json.dumps(sorted(self._ids)))
+            if self._file is not None:
+                self._ids |= wanted
+                write_whole(self._file, json.dumps(sorted(self._ids)))
+            else:
+                self._ids |= {one for one in wanted if self._lock(self._root / one / MANIFEST)}
+
+    def _lock(self, manifest: Path) -> bool:
+        """Whether it could be held. What is not there is not held: whoever loads it is told so."""
+        try:
+            descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise explain_os_error(error, manifest) from error
+        self._locks.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            # Whoever took it away meanwhile gave the folder another name first.
+            return manifest.stat().st_ino == os.fstat(descriptor).st_ino
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise explain_os_error(error, manifest) from error
 
 
 @contextmanager
 def lease(root: Path) -> Iterator[Lease]:
-    """A lease for as long as the block runs. Where nobody can write, nobody can take away: it is empty."""
+    """A lease for as long as the block runs: a file, or where none can be written, locks on manifests."""
     name = f"{os.getpid()}-{uuid.uuid4().hex[:8]}"
     lock, ids = (root / LEASES / f"{name}{end}" for end in (_LOCK, _IDS))
+    with ExitStack() as held:
+        try:
+            with adding(root):
+                # Under the store's lock: a lease that is made but not yet held would look like a dead one's.
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in CANNOT_WRITE:
+                raise explain_os_error(error, lock) from error
+            yield Lease(root, None, held)
+            return
+        held.callback(lock.unlink, missing_ok=True)
+        held.callback(ids.unlink, missing_ok=True)
+        yield Lease(root, ids, held)
+
+
+@contextmanager
+def taken_away(manifest: Path) -> Iterator[bool]:
+    """Whether nobody holds this manifest; if so, nobody can while the block runs."""
     try:
-        with adding(root):
-            # Under the store's lock: a lease that is made but not yet held would look like a dead one's.
-            lock.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in CANNOT_WRITE:
-            raise explain_os_error(error, lock) from error
-        yield Lease(root, None)
+        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
         return
+    except OSError as error:
+        raise explain_os_error(error, manifest) from error
     try:
-        yield Lease(root, name)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            # Held; or it cannot be found out here, and then nothing is risked.
+            yield False
+        else:
+            yield True
     finally:
-        ids.unlink(missing_ok=True)
-        lock.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def held_by_readers(root: Path, release_ids: Iterable[str]) -> frozenset[str]:
+    """Those of these releases that processes hold which cannot write the store."""
+    found = set()
+    for one in release_ids:
+        with taken_away(root / one / MANIFEST) as free:
+            if not free:
+                found.add(one)
+    return frozenset(found)
 
 
 def leased(root: Path, *, tidy: bool = False) -> frozenset[str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.registry.names import require_alias, require_name
 from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.promote import needed
+from graftwork.registry.promote import is_way_back, needed
 from graftwork.registry.refusals import (
     is_collected,
     moved_meanwhile,
@@ -123,7 +123,7 @@ class ReleasesInMemory(ReleaseIndex):
         )
         with self._lock:
             current = self.aliases().get(alias)
-            if current != expected_previous:
+            if current != expected_previous or (rollback and not is_way_back(self.alias_log(alias), move)):
                 raise moved_meanwhile(move, current, where="memory")
             if move.release_id in self._collected:
                 raise is_collected(move.release_id, self._collected[move.release_id], where="memory")

@@ -5,6 +5,7 @@ log of moves is never rewritten: a rollback is one more move.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import AliasMove, Release
@@ -68,8 +69,20 @@ def promote(
     )
 
 
+class WayBack(NamedTuple):
+    """A rollback as it was seen: from the release that is live to the one before it."""
+
+    live: str
+    target: str
+
+
 def rollback_target(index: ReleaseIndex, *, alias: str) -> str:
     """The release that a rollback would make live."""
+    return way_back(index, alias=alias).target
+
+
+def way_back(index: ReleaseIndex, *, alias: str) -> WayBack:
+    """From the log alone, in one look: alias and log change together, so its end is what is live."""
     history = standing(index.alias_log(require_alias(alias)))
     if len(history) < 2:
         raise UserMistake(
@@ -77,23 +90,32 @@ def rollback_target(index: ReleaseIndex, *, alias: str) -> str:
             why="it points at the first release it ever had" if history else "it never pointed at a release",
             fix=f"promote the release you want: `graft release promote ID --alias {alias}`",
         )
-    return history[-2]
+    return WayBack(history[-1], history[-2])
 
 
-def rollback(index: ReleaseIndex, *, alias: str, who: str, when: str, why: str = "") -> AliasMove:
-    """Point the alias at the release before the present one. Each further rollback goes further back."""
-    target = rollback_target(index, alias=alias)
-    current = index.aliases()[alias]
+def rollback(
+    index: ReleaseIndex, *, alias: str, who: str, when: str, why: str = "", way: WayBack | None = None
+) -> AliasMove:
+    """Point the alias at the release before the present one. Each further rollback goes further back.
+
+    `way` is the one that was looked at and verified: where the alias was moved since then, it is Busy.
+    """
+    live, target = way or way_back(index, alias=alias)
     return index.move_alias(
         alias,
         target,
-        expected_previous=current,
+        expected_previous=live,
         who=who,
         when=when,
-        why=why or f"rollback of {current[:12]}",
+        why=why or f"rollback of {live[:12]}",
         rollback=True,
         verdict_hash=index.get(target).verdict_hash,
     )
+
+
+def is_way_back(log: Iterable[AliasMove], move: AliasMove) -> bool:
+    """Whether this log still ends as whoever rolls back saw it."""
+    return standing(log)[-2:] == (move.release_id, move.previous)
 
 
 def needed(logs: Iterable[Iterable[AliasMove]]) -> frozenset[str]:

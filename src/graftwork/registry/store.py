@@ -17,6 +17,7 @@ from graftwork.records.errors import Damaged
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import guard
 from graftwork.registry.blobs import BLOBS, PART, READ_ONLY, Blob, BlobStore
+from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.folder import (
     BESIDE,
     MANIFEST,
@@ -26,7 +27,7 @@ from graftwork.registry.folder import (
     release_folder,
     verify_release,
 )
-from graftwork.registry.leases import Lease, lease, leased
+from graftwork.registry.leases import Lease, held_by_readers, lease, leased, taken_away
 from graftwork.registry.names import FILE, NAME
 from graftwork.registry.release import name_by_content
 from graftwork.registry.signature import require_signature
@@ -78,6 +79,7 @@ class ReleaseStore:
         *,
         sources: Mapping[str, Path | bytes],
         signatures: Mapping[str, bytes] | None = None,
+        tell: Listener = nobody,
     ) -> Release:
         """Store the release, its manifest last, and check what was stored.
 
@@ -88,16 +90,18 @@ class ReleaseStore:
         _require_sound(release, sources, where=target)
         with self.adding():
             if not target.exists():
+                count = Count(tell, "store", sum(file.size for file in release.files))
                 for file in release.files:
-                    self.blobs.put(sources[file.path], file.sha256)
+                    self.blobs.put(sources[file.path], file.sha256, count=count)
+                count.finish()
                 with folder_made_whole(target) as folder:
                     self._fill(folder, release, signatures or {})
-            return verify_release(target)
+            return verify_release(target, tell=tell)
 
-    def verify(self, release_id: str) -> Release:
+    def verify(self, release_id: str, *, tell: Listener = nobody) -> Release:
         """Check every byte of a release, and its signature where the store has a key."""
         folder = self.folder(release_id)
-        release = verify_release(folder)
+        release = verify_release(folder, tell=tell)
         if release.id != release_id:
             raise Damaged(
                 f"this is release {release.id[:12]}",
@@ -116,16 +120,17 @@ class ReleaseStore:
 
     def sign(self, release_id: str, signature: bytes) -> Path:
         """Put a signature of the manifest beside it."""
-        self.verify_unsigned(release_id)
         path = self.folder(release_id) / MINISIGN
         with self.adding():
+            # Together: of a release that was taken away in between nothing but a signature would be there.
+            self.verify_unsigned(release_id)
             write_whole(path, signature)
             path.chmod(READ_ONLY)
         return path
 
-    def verify_unsigned(self, release_id: str) -> Release:
+    def verify_unsigned(self, release_id: str, *, tell: Listener = nobody) -> Release:
         """Check every byte, whoever signed it or not."""
-        return ReleaseStore(self.root).verify(release_id)
+        return ReleaseStore(self.root).verify(release_id, tell=tell)
 
     def adding(self) -> AbstractContextManager[None]:
         """Nothing is collected while the block runs: hold it while a release is made, entered or promoted."""
@@ -142,7 +147,8 @@ class ReleaseStore:
         release is there whole or gone, and the next collection finishes the work.
         """
         with guard.alone(self.root):
-            stock = Stock(self.ids(), leased(self.root, tidy=not dry_run))
+            ids = self.ids()
+            stock = Stock(ids, leased(self.root, tidy=not dry_run) | held_by_readers(self.root, ids))
             wanted = in_use(stock) if callable(in_use) else in_use
             kept = (set(wanted) | stock.leased) & set(stock.ids)
             doomed = tuple(one for one in stock.ids if one not in kept)
@@ -159,9 +165,13 @@ class ReleaseStore:
                 unreadable=unreadable,
                 dry_run=dry_run,
             )
-            if not dry_run:
-                self._remove(doomed, blobs, leftovers)
-            return found
+            if dry_run:
+                return found
+            spared = self._remove_releases(doomed)
+            # What came to be held in the last moment keeps its blobs, too; the next collection looks again.
+            self._remove_loose(() if spared else blobs, leftovers)
+            gone = tuple(one for one in doomed if one not in spared)
+            return found.model_copy(update={"releases": gone, "blobs": 0 if spared else len(blobs)})
 
     def _fill(self, folder: Path, release: Release, signatures: Mapping[str, bytes]) -> None:
         for file in release.files:
@@ -199,22 +209,39 @@ class ReleaseStore:
             one.path.stat().st_size for one in blobs
         )
 
-    def _remove(self, doomed: Collection[str], blobs: Collection[Blob], leftovers: Collection[Path]) -> None:
+    def _remove_releases(self, doomed: Collection[str]) -> frozenset[str]:
+        """Take the folders away; those that somebody holds by now stay, and are given back."""
+        spared = set()
         try:
             for one in doomed:
                 trash = self.root / f"{TRASH}.{uuid.uuid4().hex[:8]}"
-                self.folder(one).rename(trash)
+                with taken_away(self.folder(one) / MANIFEST) as free:
+                    if not free:
+                        spared.add(one)
+                        continue
+                    self.folder(one).rename(trash)
                 sync_folder(self.root)
-                shutil.rmtree(trash)
+                _take_off(trash)
+        except OSError as error:
+            raise explain_os_error(error, self.root) from error
+        return frozenset(spared)
+
+    def _remove_loose(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> None:
+        try:
             for path in leftovers:
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                _take_off(path)
             for blob in blobs:
                 blob.path.unlink()
         except OSError as error:
             raise explain_os_error(error, self.root) from error
+
+
+def _take_off(path: Path) -> None:
+    """A link goes, and what it points at stays: that is not ours."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, where: Path) -> None:

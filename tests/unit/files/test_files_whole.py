@@ -48,6 +48,28 @@ def test_a_folder_that_fails_half_way_leaves_no_trace(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up what a descriptor is in /proc")
+def test_a_folder_takes_its_name_only_when_all_that_is_in_it_is_on_disk(tmp_path, monkeypatch):
+    synced: set[str] = set()
+    true_sync, true_rename = os.fsync, Path.rename
+
+    def sync(descriptor):
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        true_sync(descriptor)
+
+    def rename(self, target):
+        made = {str(self), *(str(entry) for entry in self.rglob("*"))}
+        assert made <= synced
+        return true_rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "rename", rename)
+    with folder_made_whole(tmp_path / "whole") as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "file").write_text("x")
+    assert (tmp_path / "whole" / "inner" / "file").read_text() == "x"
+
+
 def test_a_folder_named_by_content_is_not_written_twice(tmp_path):
     target = tmp_path / "made"
     for text in ("first", "second"):

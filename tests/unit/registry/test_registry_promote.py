@@ -2,16 +2,16 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from registry_samples import PROJECT, WHEN
 
-from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.verdict import Decision
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.names import NAME, require_name
-from graftwork.registry.promote import find_release, promote, rollback
+from graftwork.registry.promote import find_release, promote, rollback, standing, way_back
 from graftwork.registry.settings import ReleaseSettings
 
 BY = {"alias": "champion", "who": "ada", "when": WHEN}
@@ -113,11 +113,28 @@ def test_a_promotion_after_a_rollback_rolls_back_to_where_it_came_from(index):
     assert len(index.alias_log("champion")) == 5
 
 
+@pytest.mark.parametrize("meanwhile", [[C], [C, B], [None], [None, B, C, B]])
+def test_a_rollback_that_was_decided_on_another_history_is_refused(index, meanwhile):
+    """Who saw B live and A before it must not roll back what somebody made live since."""
+    for one in (D, A, B):
+        promote(index, one, **BY)
+    seen = way_back(index, alias="champion")
+    assert seen == (B.id, A.id)
+    for one in meanwhile:
+        rollback(index, **BY) if one is None else promote(index, one, **BY)
+    before = index.alias_log("champion")
+    with pytest.raises(Busy, match="meanwhile"):
+        rollback(index, **BY, way=seen)
+    assert index.alias_log("champion") == before
+    assert standing(before)[-1] == index.aliases()["champion"]
+
+
 def test_an_alias_that_never_was_cannot_be_rolled_back(index):
     with pytest.raises(UserMistake, match="nothing to roll"):
         rollback(index, **BY)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "back"]), max_size=30))
 def test_promotions_and_rollbacks_behave_like_a_stack(actions):
     index = ReleasesInMemory(project=PROJECT)

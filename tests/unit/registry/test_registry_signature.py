@@ -1,5 +1,6 @@
 """Signatures in minisign's format: its own published ones hold, ours hold, changed ones do not."""
 
+import base64
 import shutil
 import subprocess
 
@@ -107,6 +108,19 @@ def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
     assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
     with pytest.raises(UserMistake, match="already"):
         write_keys(tmp_path / "keys")
+
+
+def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_one_is_not(tmp_path):
+    path = tmp_path / "key"
+    raw = base64.b64decode(minisign.write_secret_key(SECRET).splitlines()[1])
+    path.write_text(f"untrusted comment: a key\n{base64.b64encode(raw[:-32] + bytes(32)).decode()}\n")
+    assert load_secret_key(path) == SECRET
+    for place in (62, 93, 94, 125):
+        damaged = bytearray(raw[:-32] + bytes(32))
+        damaged[place] ^= 1
+        path.write_text(f"untrusted comment: a key\n{base64.b64encode(damaged).decode()}\n")
+        with pytest.raises(UserMistake, match="cannot be read"):
+            load_secret_key(path)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense!", KEY[:-4], "RWQ=", OF_FILE])

@@ -15,7 +15,7 @@ from registry_samples import PROJECT, parts, write_adapter
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry import guard
+from graftwork.registry import blobs, guard
 from graftwork.registry.folder import release_folder, verify_release
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.names import require_alias, require_name
@@ -158,14 +158,14 @@ def test_what_is_not_here_is_said_to_be_not_here(store):
 def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
     make("one")
     before = files_below(store.root)
-    real, calls = shutil.copyfile, []
+    real, calls = blobs.copy_counted, []
 
-    def fill_up(source, target, **more):
+    def fill_up(source, target, _count):
         calls.append(target)
         Path(target).write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(shutil, "copyfile", fill_up)
+    monkeypatch.setattr(blobs, "copy_counted", fill_up)
     with pytest.raises(EnvironmentLacks, match="disk is full") as told:
         make("two", weights=b"other")
     assert calls
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(store, make, monkeypatch):
         assert file_digest(blob.path) == blob.sha256
     store.collect_garbage(store.ids())
     assert files_below(store.root) == before
-    monkeypatch.setattr(shutil, "copyfile", real)
+    monkeypatch.setattr(blobs, "copy_counted", real)
     assert store.verify(make("three", weights=b"other").id)
 
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
+from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 from graftwork.registry.release import name_by_content
@@ -48,22 +49,21 @@ class Arrived(NamedTuple):
     new: bool
 
 
-def write_archive(store: ReleaseStore, release_id: str, *, target: Path) -> Exported:
+def write_archive(store: ReleaseStore, release_id: str, *, target: Path, tell: Listener = nobody) -> Exported:
     """Write the archive beside `target`, then give it the name."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
     with store.adding():
-        release, folder = store.verify(release_id), store.folder(release_id)
+        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
         beside = [name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
         try:
             with temporary.open("xb") as handle:
+                count = Count(tell, "write", sum(file.size for file in release.files))
                 for name in (MANIFEST, *sorted(beside), *sorted(file.path for file in release.files)):
-                    _append(handle, folder / name, f"{release.id}/{name}")
+                    _append(handle, folder / name, f"{release.id}/{name}", count)
                 handle.write(bytes(2 * tarfile.BLOCKSIZE))
                 handle.flush()
                 os.fsync(handle.fileno())
-            _require_same(temporary, release)
-            with temporary.open("rb") as handle:
-                digest = hashlib.file_digest(handle, "sha256").hexdigest()
+            digest = _require_same(temporary, release, tell)
             temporary.replace(target)
             sync_folder(target.parent)
         except OSError as error:
@@ -74,12 +74,14 @@ def write_archive(store: ReleaseStore, release_id: str, *, target: Path) -> Expo
 
 
 @contextmanager
-def read_archive(path: Path, *, store: ReleaseStore) -> Iterator["Unpacked"]:
+def read_archive(path: Path, *, store: ReleaseStore, tell: Listener = nobody) -> Iterator["Unpacked"]:
     """What an archive holds, every byte checked, in a folder that is gone after the block."""
     with incoming_folder(store.root) as folder:
         try:
             with path.open("rb") as handle:
-                unpacked = _unpack(handle, folder, where=str(path))
+                count = Count(tell, "unpack", os.fstat(handle.fileno()).st_size)
+                unpacked = _unpack(handle, folder, count, where=str(path))
+                count.finish()
         except OSError as error:
             raise explain_os_error(error, path) from error
         yield unpacked
@@ -90,13 +92,14 @@ class Unpacked(NamedTuple):
     sources: dict[str, Path | bytes]
     signatures: dict[str, bytes]
 
-    def put_into(self, store: ReleaseStore) -> Arrived:
+    def put_into(self, store: ReleaseStore, *, tell: Listener = nobody) -> Arrived:
         """Into the store, the manifest last. Hold `store.adding()` around this and the entry in the index."""
         new = not store.has(self.release.id)
-        return Arrived(store.put(self.release, sources=self.sources, signatures=self.signatures), new)
+        put = store.put(self.release, sources=self.sources, signatures=self.signatures, tell=tell)
+        return Arrived(put, new)
 
 
-def _append(handle: IO[bytes], path: Path, name: str) -> None:
+def _append(handle: IO[bytes], path: Path, name: str, count: Count) -> None:
     """One file, with nothing of this machine: no owner, no time."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = path.stat().st_size, 0o444
@@ -107,21 +110,30 @@ def _append(handle: IO[bytes], path: Path, name: str) -> None:
     with path.open("rb") as source:
         while piece := source.read(_PIECE):
             handle.write(piece)
+            count.add(len(piece))
     handle.write(bytes(-member.size % tarfile.BLOCKSIZE))
 
 
-def _require_same(archive: Path, release: Release) -> None:
-    """What was written is what was verified, though somebody may have changed a file in between."""
+def _require_same(archive: Path, release: Release, tell: Listener) -> str:
+    """What was written is what was verified, though somebody may have changed a file in between; its hash."""
     wanted = {file.path: file.sha256 for file in release.files}
+    whole = hashlib.sha256()
     with archive.open("rb") as handle:
+        count = Count(tell, "read back", 2 * os.fstat(handle.fileno()).st_size)
         for member in _members(handle, where=str(archive)):
-            digest = _copy(handle, None, member.size)
+            digest = _copy(handle, None, member.size, count)
             name = member.name.partition("/")[2]
             if name in wanted and wanted[name] != digest:
                 raise _refuse(f"{name} changed while it was exported", "it is not what was verified", archive)
+        handle.seek(0)
+        while piece := handle.read(_PIECE):
+            whole.update(piece)
+            count.add(len(piece))
+        count.finish()
+    return whole.hexdigest()
 
 
-def _unpack(handle: IO[bytes], folder: Path, *, where: str) -> Unpacked:
+def _unpack(handle: IO[bytes], folder: Path, count: Count, *, where: str) -> Unpacked:
     members = _members(handle, where=where)
     first = next(members, None)
     if first is None or first.name.partition("/")[2] != MANIFEST:
@@ -141,7 +153,7 @@ def _unpack(handle: IO[bytes], folder: Path, *, where: str) -> Unpacked:
             signatures[name] = handle.read(member.size)
             _skip_padding(handle, member.size)
         elif name in wanted:
-            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", where)
+            sources[name] = _take(handle, member, wanted[name], folder / f"{len(sources)}", count, where)
         else:
             raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
     if missing := sorted(wanted.keys() - sources.keys()):
@@ -163,12 +175,14 @@ def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, 
     return release
 
 
-def _take(handle: IO[bytes], member: tarfile.TarInfo, file: ReleaseFile, target: Path, where: str) -> Path:
+def _take(
+    handle: IO[bytes], member: tarfile.TarInfo, file: ReleaseFile, target: Path, count: Count, where: str
+) -> Path:
     """Files go by numbers until the store has checked their names."""
     if member.size != file.size:
         raise _refuse(f"{file.path} has another size", f"{member.size:,} bytes, not {file.size:,}", where)
     with target.open("xb") as out:
-        digest = _copy(handle, out, member.size)
+        digest = _copy(handle, out, member.size, count)
     if digest != file.sha256:
         raise _refuse(
             f"{file.path} has other bytes than its manifest says",
@@ -202,7 +216,7 @@ def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
     raise _refuse("the archive holds too many files", f"a release has at most {MOST_FILES}", where)
 
 
-def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int) -> str:
+def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, count: Count) -> str:
     digest, left = hashlib.sha256(), size
     while left:
         piece = handle.read(min(_PIECE, left))
@@ -212,6 +226,7 @@ def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int) -> str:
         if out is not None:
             out.write(piece)
         left -= len(piece)
+        count.add(len(piece))
     _skip_padding(handle, size)
     return digest.hexdigest()
 

@@ -1,23 +1,28 @@
 """Releases to the Hugging Face Hub and back, through its own client.
 
-In: a store, a release, a repository. Out: a commit there whose files have the hashes that the manifest names;
-or the release in the store, checked. What the Hub has is not sent again. The token comes from HF_TOKEN and is
-said nowhere; HF_ENDPOINT names another server. Contract-tested against a local server that speaks the
+In: a store, a release, a repository. Out: one commit there whose files have the hashes that the manifest
+names; or the release in the store, checked. What the Hub has is not sent again. The token comes from HF_TOKEN
+and is said nowhere; HF_ENDPOINT names another server. Contract-tested against a local server that speaks the
 Hub's protocol, not live-validated.
+
+A push goes over LFS, whether hf_xet is installed or not: over Xet the client makes as many commits as it
+likes, and a release is one. A pull goes the way that the Hub offers and the client knows.
 """
 
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
+from graftwork.registry.counting import Count, CountedReader, Listener, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
 from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import BESIDE, MANIFEST, MINISIGN, SIGSTORE
@@ -51,7 +56,7 @@ class Hub:
         self._endpoint = endpoint
         self._api = self._client()
 
-    def push(self, store: ReleaseStore, release_id: str) -> OnHub:
+    def push(self, store: ReleaseStore, release_id: str, *, tell: Listener = nobody) -> OnHub:
         """Verify here, send in one commit, and check the hashes that the Hub then has."""
         if not self._token:
             raise EnvironmentLacks(
@@ -60,18 +65,45 @@ class Hub:
                 fix=f"make a token that may write at the Hub and set {TOKEN}",
             )
         with store.adding():
-            release, folder = store.verify(release_id), store.folder(release_id)
+            release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
+            # Of these the manifest names no hash: what is compared later is what was read now.
+            beside = {
+                path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name in BESIDE
+            }
             self._asked(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
-            done = self._asked(
-                lambda: self._api.upload_folder(
-                    repo_id=self.repository, folder_path=folder, commit_message=f"release {release.id}"
-                )
-            )
-            names = [path.name for path in folder.iterdir()]
-            self._require_hashes(folder, names, commit=done.oid)
+            commit = self._commit(release, folder, beside, tell)
+            self._require_hashes(release, folder, beside, commit=commit)
         tag = release.id[:12]
-        self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=done.oid, exist_ok=True))
-        return OnHub(release, self.repository, done.oid, tag)
+        self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
+        return OnHub(release, self.repository, commit, tag)
+
+    def _commit(self, release: Release, folder: Path, beside: dict[str, bytes], tell: Listener) -> str:
+        """One commit with all files of the release, and without the signatures of another one."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        other = [name for name in (MINISIGN, SIGSTORE) if name not in beside]
+        operations: list[Any] = [
+            CommitOperationDelete(info.path) for info in (self._infos(other, "main") if other else ())
+        ]
+        operations += [CommitOperationAdd(name, content) for name, content in beside.items()]
+        with ExitStack() as open_files:
+            # Open files, not paths: the client sends these over LFS, and their bytes can be counted.
+            readers = [
+                (file.path, open_files.enter_context(CountedReader(folder / file.path)))
+                for file in release.files
+            ]
+            operations += [CommitOperationAdd(name, reader) for name, reader in readers]
+            count = Count(tell, "send", sum(file.size for file in release.files))
+            for _, reader in readers:
+                reader.begin(count)
+            with _quiet_client():
+                done = self._asked(
+                    lambda: self._api.create_commit(
+                        self.repository, operations, commit_message=f"release {release.id}"
+                    )
+                )
+            count.finish()
+        return str(done.oid)
 
     def read(self, revision: str, folder: Path) -> tuple[Release, str]:
         """The manifest at a revision, proven, and the commit that the revision is."""
@@ -90,52 +122,75 @@ class Hub:
         return release, commit
 
     def pull(
-        self, store: ReleaseStore, *, revision: str = "main", allow: Callable[[Release], None]
+        self,
+        store: ReleaseStore,
+        *,
+        revision: str = "main",
+        allow: Callable[[Release], None],
+        tell: Listener = nobody,
     ) -> Arrived:
         """Fetch into the store, every byte checked. `allow` raises where the release is not wanted."""
         with incoming_folder(store.root) as folder:
             release, commit = self.read(revision, folder)
             allow(release)
             if store.has(release.id):
-                return Arrived(store.verify_unsigned(release.id), new=False)
+                return Arrived(store.verify_unsigned(release.id, tell=tell), new=False)
             sources: dict[str, Path | bytes] = {}
-            for file in release.files:
-                path = self._download(file.path, commit, folder, largest=file.size)
-                if path is None or file_digest(path) != file.sha256:
+            total = sum(file.size for file in release.files)
+            fetched, checked = Count(tell, "fetch", total), Count(nobody, "check", total)
+            for number, file in enumerate(release.files):
+                path = self._download(file.path, commit, folder, largest=file.size, count=fetched)
+                if path is None or counted_digest(path, checked) != file.sha256:
                     raise self._damaged(
                         f"{file.path} is missing or has other bytes than its manifest says",
                         f"expected sha256 {file.sha256[:12]}…",
                     )
                 sources[file.path] = path
+                # A small file may come without its bytes having been told.
+                fetched.reach(sum(one.size for one in release.files[: number + 1]))
             signatures = {}
             for name in (MINISIGN, SIGSTORE):
                 found = self._download(name, commit, folder, largest=LARGEST_SIGNATURE)
                 if found is not None:
                     signatures[name] = found.read_bytes()
-            return Arrived(store.put(release, sources=sources, signatures=signatures), new=True)
+            return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
 
-    def _require_hashes(self, folder: Path, names: list[str], *, commit: str) -> None:
-        found = {info.path: info for info in self._infos(names, commit)}
-        for name in names:
+    def _require_hashes(
+        self, release: Release, folder: Path, beside: dict[str, bytes], *, commit: str
+    ) -> None:
+        """What the Hub has is what the manifest names, whatever became of the folder meanwhile."""
+        wanted = {file.path: file.sha256 for file in release.files}
+        wanted |= {name: hashlib.sha256(content).hexdigest() for name, content in beside.items()}
+        found = {info.path: info for info in self._infos(sorted({*wanted, *BESIDE}), commit)}
+        if strange := sorted(found.keys() - wanted.keys()):
+            raise self._damaged(f"{strange[0]} is in the commit", "it belongs to another release")
+        for name, sha256 in wanted.items():
             info = found.get(name)
             if info is None:
                 raise self._damaged(f"{name} is not in the commit", "the Hub did not take it")
             if info.lfs is not None:
-                same = info.lfs.sha256 == file_digest(folder / name)
+                same = info.lfs.sha256 == sha256
             else:
-                same = info.blob_id == _git_hash(folder / name)
+                # Of a small file the Hub tells git's hash only: of the bytes that have the right one.
+                content = beside[name] if name in beside else (folder / name).read_bytes()
+                same = hashlib.sha256(content).hexdigest() == sha256 and info.blob_id == _git_hash(content)
             if not same:
                 raise self._damaged(f"{name} has another hash there", "it did not arrive as it was sent")
 
-    def _download(self, name: str, commit: str, folder: Path, *, largest: int) -> Path | None:
+    def _download(
+        self, name: str, commit: str, folder: Path, *, largest: int, count: Count | None = None
+    ) -> Path | None:
         """None where the commit does not have it. Its size is asked first."""
         infos = self._infos([name], commit)
         if not infos:
             return None
         if infos[0].size > largest:
             raise self._damaged(f"{name} is larger than it may be", f"{infos[0].size:,} bytes")
+        bar = _bar_of(count or Count(nobody, "", 0))
         path = self._asked(
-            lambda: self._api.hf_hub_download(self.repository, name, revision=commit, local_dir=folder)
+            lambda: self._api.hf_hub_download(
+                self.repository, name, revision=commit, local_dir=folder, tqdm_class=bar
+            )
         )
         return Path(path)
 
@@ -177,7 +232,34 @@ class Hub:
         )
 
 
-def _git_hash(path: Path) -> str:
+def _git_hash(content: bytes) -> str:
     """The name that git gives a file of this content."""
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def _quiet_client() -> Iterator[None]:
+    """The client warns that an open file does not go over Xet: that is why it gets one."""
+    log = logging.getLogger("huggingface_hub._commit_api")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _bar_of(count: Count) -> Any:
+    """What the client takes for its progress bar: it draws nothing and counts."""
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    class Counted(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            count.add(int(n or 0))
+            return None
+
+    return Counted

@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
+from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.exchange.archive import write_archive
 from graftwork.registry.names import require_alias
 from graftwork.registry.store import ReleaseStore
@@ -26,6 +27,8 @@ from graftwork.registry.store import ReleaseStore
 COMMAND = "GRAFT_SSH"
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 UNREACHED, OTHER_BYTES = 255, 44
+LOOK_SECONDS = 0.2
+"""Between two looks at how far a transfer is."""
 _TARGET = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.@%-]*):(?P<folder>/[^\0\r\n]*)")
 
 # Each part gets: folder, id, alias, the list of hashes.
@@ -38,6 +41,13 @@ holds() {
   found=$(ls -A -- "$1" | wc -l)
   [ "$count" -eq "$found" ] || return 1
   (cd -- "$1" && printf '%s\n' "$sums" | sha256sum -c - >/dev/null 2>&1)
+}
+bare() {
+  rest=$(printf '%s\n' "$sums" | grep -v -e 'manifest\.json\.minisig$' -e 'manifest\.json\.sigstore\.json$')
+  count=$(printf '%s\n' "$rest" | wc -l)
+  found=$(ls -A -- "$1" | grep -c -v -x -e 'manifest\.json\.minisig' -e 'manifest\.json\.sigstore\.json')
+  [ "$count" -eq "$found" ] || return 1
+  (cd -- "$1" && printf '%s\n' "$rest" | sha256sum -c - >/dev/null 2>&1)
 }
 command -v sha256sum >/dev/null || { echo "there is no sha256sum on that machine" >&2; exit 45; }
 """
@@ -52,6 +62,17 @@ holds "$part/$id" || { echo "it did not arrive as it was sent" >&2; exit 44; }
 sync
 if [ -e "$root/$id" ]; then
   holds "$root/$id" && exit 0
+  # What lies there may be whole but for its signatures: these change one by one, and it stays where it is.
+  if bare "$root/$id"; then
+    for name in manifest.json.minisig manifest.json.sigstore.json; do
+      if [ -e "$part/$id/$name" ]; then
+        mv -f -- "$part/$id/$name" "$root/$id/$name"
+      else
+        rm -f -- "$root/$id/$name"
+      fi
+    done
+    holds "$root/$id" && exit 0
+  fi
   # What lies there under the name is damaged: it steps aside.
   mv -T -- "$root/$id" "$part/damaged"
 fi
@@ -59,6 +80,8 @@ mv -T -- "$part/$id" "$root/$id" 2>/dev/null || holds "$root/$id" || exit 44
 """
 _POINT = r"""holds "$root/$id" || { echo "it is not there whole" >&2; exit 44; }
 file="$root/.aliases/$alias"
+trap 'rm -f -- "$file.$$.part"' EXIT
+trap 'exit 1' HUP INT TERM
 mkdir -p -- "${file%/*}"
 previous=$(cat -- "$file" 2>/dev/null || echo none)
 if [ "$previous" != "$id" ]; then
@@ -100,21 +123,31 @@ def parse_target(text: str) -> Target:
 
 
 def push_over_ssh(
-    store: ReleaseStore, release_id: str, *, target: Target, alias: str | None = None
+    store: ReleaseStore,
+    release_id: str,
+    *,
+    target: Target,
+    alias: str | None = None,
+    tell: Listener = nobody,
 ) -> Delivered:
     """Send what is missing, have it checked there, then move the alias there."""
     if alias is not None:
         require_alias(alias)
     with store.adding():
-        release, folder = store.verify(release_id), store.folder(release_id)
-        sums = "\n".join(f"{file_digest(path)}  {path.name}" for path in sorted(folder.iterdir()))
+        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
+        # The hashes of the manifest, not of the folder as it is by now: what is checked there is the release.
+        known = {file.path: file.sha256 for file in release.files}
+        names = sorted(path.name for path in folder.iterdir())
+        sums = "\n".join(f"{known.get(name) or file_digest(folder / name)}  {name}" for name in names)
         given = (target.folder, release.id, alias or "", sums)
         sent = _run(target, _HAVE, given) != "have"
         if sent:
             with tempfile.TemporaryDirectory() as scratch:
-                archive = write_archive(store, release_id, target=Path(scratch) / "release.tar").path
-                with archive.open("rb") as stream:
-                    _run(target, _TAKE, given, stream=stream)
+                packed = write_archive(store, release_id, target=Path(scratch) / "release.tar", tell=tell)
+                with packed.path.open("rb") as stream:
+                    count = Count(tell, "send", packed.bytes)
+                    _run(target, _TAKE, given, stream=stream, count=count)
+                    count.finish()
         previous = None
         if alias is not None:
             found = _run(target, _POINT, given)
@@ -122,23 +155,48 @@ def push_over_ssh(
     return Delivered(release, target, sent, alias, previous)
 
 
-def _run(target: Target, script: str, given: tuple[str, ...], *, stream: IO[bytes] | None = None) -> str:
+def _run(
+    target: Target,
+    script: str,
+    given: tuple[str, ...],
+    *,
+    stream: IO[bytes] | None = None,
+    count: Count | None = None,
+) -> str:
     remote = " ".join(("sh", "-c", shlex.quote(_HEAD + script), "sh", *map(shlex.quote, given)))
     command = shlex.split(os.environ.get(COMMAND, "")) or ["ssh"]
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [*command, *OPTIONS, "--", target.host, remote],
             stdin=stream or subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except OSError as error:
         raise EnvironmentLacks(
             f"{command[0]} cannot be started", why=str(error.strerror), fix="install an SSH client"
         ) from error
-    if done.returncode:
-        raise _explain(done.returncode, done.stderr.decode(errors="replace"), target)
-    return done.stdout.decode(errors="replace").strip()
+    with process:
+        try:
+            said, complained = _wait(process, stream, count)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise _explain(process.returncode, complained.decode(errors="replace"), target)
+    return said.decode(errors="replace").strip()
+
+
+def _wait(
+    process: subprocess.Popen[bytes], stream: IO[bytes] | None, count: Count | None
+) -> tuple[bytes, bytes]:
+    """What it said. ssh reads the file that we opened, so we see where it is in it."""
+    while True:
+        try:
+            return process.communicate(timeout=LOOK_SECONDS if count is not None else None)
+        except subprocess.TimeoutExpired:
+            if count is not None and stream is not None:
+                count.reach(os.lseek(stream.fileno(), 0, os.SEEK_CUR))
 
 
 def _explain(code: int, said: str, target: Target) -> GraftError:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
+from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.exchange.archive import LARGEST_SIGNATURE, Arrived
 from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
@@ -25,11 +26,12 @@ class Pushed(NamedTuple):
     bytes: int
 
 
-def push_release(store: ReleaseStore, place: Place, release_id: str) -> Pushed:
+def push_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Listener = nobody) -> Pushed:
     """Verify here, send what is missing there, read it back, and write the manifest last."""
     with store.adding():
-        release, folder = store.verify(release_id), store.folder(release_id)
-        sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file))
+        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
+        count = Count(tell, "send and read back", 2 * sum(file.size for file in release.files))
+        sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
         for name in (MINISIGN, SIGSTORE):
             if (folder / name).is_file():
                 place.put_text(release.id, name, (folder / name).read_bytes())
@@ -38,7 +40,7 @@ def push_release(store: ReleaseStore, place: Place, release_id: str) -> Pushed:
     return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
 
 
-def pull_release(store: ReleaseStore, place: Place, release_id: str) -> Arrived:
+def pull_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Listener = nobody) -> Arrived:
     """Fetch into the store. Hold the store's `adding()` around this and the entry in the index."""
     release = place.read(release_id)
     for file in release.files:
@@ -50,17 +52,19 @@ def pull_release(store: ReleaseStore, place: Place, release_id: str) -> Arrived:
                 where=place.address,
             )
     if store.has(release_id):
-        return Arrived(store.verify_unsigned(release_id), new=False)
+        return Arrived(store.verify_unsigned(release_id, tell=tell), new=False)
     with incoming_folder(store.root) as folder:
+        count = Count(tell, "fetch", sum(file.size for file in release.files))
         sources: dict[str, Path | bytes] = {
-            file.path: place.get_blob(file, folder / str(number)) for number, file in enumerate(release.files)
+            file.path: place.get_blob(file, folder / str(number), count=count)
+            for number, file in enumerate(release.files)
         }
         signatures = {
             name: data
             for name in (MINISIGN, SIGSTORE)
             if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
         }
-        return Arrived(store.put(release, sources=sources, signatures=signatures), new=True)
+        return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
 
 
 def _is_whole_there(place: Place, release_id: str) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
+from graftwork.registry.counting import Count, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST
 from graftwork.registry.folder import MANIFEST
 from graftwork.registry.names import NAME, require_name
@@ -61,14 +61,18 @@ class Place:
             )
         return found[0]
 
-    def put_blob(self, source: Path, file: ReleaseFile) -> bool:
-        """Bring a blob there and read it back. Says whether it had to be sent."""
-        place = self._blob(file.sha256)
-        if self._size(place) == file.size and self._digest(place) == file.sha256:
+    def put_blob(self, source: Path, file: ReleaseFile, *, count: Count | None = None) -> bool:
+        """Bring a blob there and read it back. Says whether it had to be sent.
+
+        `count` counts each byte twice: on its way there, and read back.
+        """
+        place, counted = self._blob(file.sha256), count or Count(nobody, "", 0)
+        if self._size(place) == file.size and self._digest(place, counted) == file.sha256:
+            counted.add(file.size)
             return False
         self._make_parent(place)
-        self._asked(lambda: self._files.put_file(str(source), place))
-        if self._size(place) != file.size or self._digest(place) != file.sha256:
+        self._carry(self._files.put_file, str(source), place, size=file.size, count=counted)
+        if self._size(place) != file.size or self._digest(place, counted) != file.sha256:
             raise Damaged(
                 f"{file.path} did not arrive as it was sent",
                 why="read back, it has other bytes",
@@ -77,15 +81,15 @@ class Place:
             )
         return True
 
-    def get_blob(self, file: ReleaseFile, target: Path) -> Path:
+    def get_blob(self, file: ReleaseFile, target: Path, *, count: Count | None = None) -> Path:
         """Fetch a blob; refused where it is missing, has another length or other bytes."""
-        place = self._blob(file.sha256)
+        place, counted = self._blob(file.sha256), count or Count(nobody, "", 0)
         size = self._size(place)
         if size != file.size:
             found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
             raise self._damaged(f"{file.path} {found}", "the manifest names it")
-        self._asked(lambda: self._files.get_file(place, str(target)))
-        if file_digest(target) != file.sha256:
+        self._carry(self._files.get_file, place, str(target), size=file.size, count=counted)
+        if counted_digest(target, Count(nobody, "", 0)) != file.sha256:
             raise self._damaged(f"{file.path} has other bytes than its manifest says", "its hash is another")
         return target
 
@@ -162,12 +166,29 @@ class Place:
         found: int | None = self._asked(look)
         return found
 
-    def _digest(self, place: str) -> str:
+    def _carry(self, way: Callable[..., Any], source: str, target: str, *, size: int, count: Count) -> None:
+        """There or back. Some file systems tell how far they are; the others are done at once."""
+        from fsspec.callbacks import Callback
+
+        told = 0
+
+        class Counted(Callback):  # type: ignore[misc, unused-ignore]
+            def relative_update(self, inc: int = 1) -> None:
+                nonlocal told
+                inc = min(inc, size - told)
+                told += inc
+                count.add(inc)
+
+        self._asked(lambda: way(source, target, callback=Counted()))
+        count.add(size - told)
+
+    def _digest(self, place: str, count: Count) -> str:
         def read() -> str:
             digest = hashlib.sha256()
             with self._files.open(place, "rb") as handle:
                 while piece := handle.read(_PIECE):
                     digest.update(piece)
+                    count.add(len(piece))
             return digest.hexdigest()
 
         return str(self._asked(read))

@@ -1,0 +1,82 @@
+"""How many bytes of a long piece of work are done: told to whoever listens.
+
+In: files that are read, copied or sent. Out: the same work, and `phase, done, total` in bytes after each
+piece. Does not know how long it will take, nor who listens.
+"""
+
+import hashlib
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+Listener = Callable[[str, int, int], None]
+"""Is told the phase, the bytes that are done, and all there are."""
+
+PIECE = 2**20
+
+
+def nobody(_phase: str, _done: int, _total: int) -> None:
+    """Listens to nothing."""
+
+
+class Count:
+    """The bytes of one phase. Threads may share it. What is counted twice does not go beyond the total."""
+
+    def __init__(self, tell: Listener, phase: str, total: int) -> None:
+        self._tell, self._phase, self._total = tell, phase, total
+        self._done = 0
+        self._lock = threading.Lock()
+        tell(phase, 0, total)
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done = min(self._done + count, self._total)
+            self._tell(self._phase, self._done, self._total)
+
+    def reach(self, done: int) -> None:
+        """So many are done in all; what was told before is not taken back."""
+        with self._lock:
+            self._done = min(max(self._done, done), self._total)
+            self._tell(self._phase, self._done, self._total)
+
+    def finish(self) -> None:
+        """Also what did not have to be done counts as done."""
+        self.reach(self._total)
+
+
+class CountedReader(io.BufferedReader):
+    """A file whose reading is counted from `begin` on: each byte once, however often it is read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.open("rb", buffering=0), PIECE)
+        self._count: Count | None = None
+        self._furthest = 0
+
+    def begin(self, count: Count) -> None:
+        self._count = count
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if self._count is not None and (here := self.tell()) > self._furthest:
+            self._count.add(here - self._furthest)
+            self._furthest = here
+        return data
+
+
+def counted_digest(path: Path, count: Count) -> str:
+    """The sha256 of a file, told piece by piece."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as handle:
+        while piece := handle.read(PIECE):
+            digest.update(piece)
+            count.add(len(piece))
+    return digest.hexdigest()
+
+
+def copy_counted(source: Path, target: Path, count: Count) -> None:
+    """A new file with the same bytes, told piece by piece."""
+    with source.open("rb", buffering=0) as original, target.open("xb") as copy:
+        while piece := original.read(PIECE):
+            copy.write(piece)
+            count.add(len(piece))

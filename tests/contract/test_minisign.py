@@ -1,0 +1,102 @@
+"""Signatures between us and the minisign program: each verifies what the other signed, no change passes."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.records.errors import Damaged, UserMistake
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.publish import publish
+from graftwork.registry.signature import load_public_key, load_secret_key, sign_manifest, write_keys
+from graftwork.registry.store import ReleaseStore
+
+pytestmark = pytest.mark.skipif(shutil.which("minisign") is None, reason="minisign is not installed")
+
+
+def minisign(*words: object, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = ["minisign", *map(str, words)]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A store that trusts nobody yet, and a release in it."""
+    store = ReleaseStore.open(tmp_path / "releases")
+    adapter = write_adapter(tmp_path / "adapter")
+    return store, publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter)).id
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A pair of keys that minisign made: secret, public."""
+    secret, public = tmp_path / "minisign.key", tmp_path / "minisign.pub"
+    done = minisign("-G", "-W", "-s", secret, "-p", public)
+    assert done.returncode == 0, done.stderr
+    return secret, public
+
+
+@pytest.mark.parametrize("form", [(), ("-l",)], ids=["of the hash", "of the file, as old ones"])
+def test_a_release_that_minisign_signed_verifies_here_and_a_changed_comment_does_not(
+    made, theirs, tmp_path, form
+):
+    store, release = made
+    secret, public = theirs
+    signature = tmp_path / "signature"
+    manifest = store.folder(release) / "manifest.json"
+    done = minisign("-S", *form, "-s", secret, "-m", manifest, "-x", signature, "-t", "checked by hand")
+    assert done.returncode == 0, done.stderr
+    store.sign(release, signature.read_bytes())
+    trusting = ReleaseStore.open(store.root, public_key=load_public_key(public.name, root=tmp_path))
+    assert trusting.verify(release).id == release
+    store.sign(release, signature.read_bytes().replace(b"checked by hand", b"checked by Hand"))
+    with pytest.raises(Damaged, match="does not hold"):
+        trusting.verify(release)
+
+
+def test_a_release_that_we_signed_verifies_with_minisign_and_a_changed_one_does_not(made, tmp_path):
+    store, release = made
+    pair = write_keys(tmp_path / "keys")
+    folder = store.folder(release)
+    store.sign(release, sign_manifest(folder, key=load_secret_key(pair.secret), comment=f"release:{release}"))
+    for key in (("-P", pair.text), ("-p", pair.public)):
+        told = minisign("-V", "-H", "-m", folder / "manifest.json", *key)
+        assert told.returncode == 0, told.stderr
+        assert f"release:{release}" in told.stdout
+    other = tmp_path / "manifest.json"
+    other.write_bytes((folder / "manifest.json").read_bytes() + b" ")
+    shutil.copy(folder / "manifest.json.minisig", tmp_path)
+    assert minisign("-V", "-m", other, "-P", pair.text).returncode != 0
+
+
+def test_each_signs_with_the_others_secret_key(made, theirs, tmp_path):
+    store, release = made
+    secret, public = theirs
+    manifest = store.folder(release) / "manifest.json"
+    store.sign(release, sign_manifest(manifest.parent, key=load_secret_key(secret), comment="theirs"))
+    assert minisign("-V", "-m", manifest, "-p", public).returncode == 0
+    pair = write_keys(tmp_path / "keys")
+    signature = tmp_path / "signature"
+    assert minisign("-S", "-W", "-s", pair.secret, "-m", manifest, "-x", signature).returncode == 0
+    store.sign(release, signature.read_bytes())
+    assert ReleaseStore.open(store.root, public_key=pair.text).verify(release).id == release
+
+
+@pytest.mark.slow
+def test_a_key_that_minisign_locked_with_a_password_opens_here_with_it_only(made, tmp_path, monkeypatch):
+    store, release = made
+    secret, public = tmp_path / "locked.key", tmp_path / "locked.pub"
+    assert minisign("-G", "-s", secret, "-p", public, given="a pass phrase\na pass phrase\n").returncode == 0
+    monkeypatch.setenv("GRAFT_SIGNING_PASSWORD", "another")
+    with pytest.raises(UserMistake, match="cannot be read"):
+        load_secret_key(secret)
+    monkeypatch.setenv("GRAFT_SIGNING_PASSWORD", "a pass phrase")
+    manifest = store.folder(release) / "manifest.json"
+    store.sign(release, sign_manifest(manifest.parent, key=load_secret_key(secret), comment="locked"))
+    assert minisign("-V", "-m", manifest, "-p", public).returncode == 0
