@@ -26,6 +26,7 @@ class SmallHub:
         self.is_large: dict[bytes, bool] = {}
         self.uploads: list[str] = []
         self.inline: list[str] = []
+        self.asked: list[str] = []
         self.broken: str | None = None
         self.unauthorized = 0
         self.url = ""
@@ -85,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         path, body = unquote(urlsplit(self.path).path), self._body()
+        self.hub.asked.append(path)
         if self.hub.broken and re.search(self.hub.broken, path):
             return self._say({"error": "broken"}, status=400)
         if not path.startswith("/lfs/") and self.headers.get("authorization") != f"Bearer {TOKEN}":
@@ -151,6 +153,8 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
                 files[value["path"]] = self.hub.large[value["oid"]]
+            elif entry["key"] == "deletedFile":
+                del files[value["path"]]
         oid = self.hub.commit(repository, files)
         self._say(
             {"commitUrl": f"{self.hub.url}/{repository}/commit/{oid}", "commitOid": oid, "success": True}

@@ -1,6 +1,7 @@
 """Small whole records for the contract tests."""
 
 import hashlib
+from typing import Any
 
 from graftwork.records.capture import Capture
 from graftwork.records.release import Release
@@ -33,7 +34,9 @@ def release(name: str, *, project: str = PROJECT, decision: Decision = "deploy")
     )
 
 
-def capture(name: str, *, question: str = "Where?", reply: str = "Here.", by: str = "base") -> Capture:
+def capture(
+    name: str, *, question: str = "Where?", reply: str = "Here.", by: str = "base", **more: Any
+) -> Capture:
     return Capture(
         id=name,
         at=WHEN,
@@ -47,4 +50,5 @@ def capture(name: str, *, question: str = "Where?", reply: str = "Here.", by: st
         reply_tokens=2,
         first_token_ms=1.5,
         total_ms=20.25,
+        **more,
     )

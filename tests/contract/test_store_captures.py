@@ -1,6 +1,9 @@
+import itertools
+
 import pytest
 from store_samples import capture
 
+from graftwork.records.capture import Capture
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database
 
@@ -78,3 +81,43 @@ def test_projects_do_not_see_each_others_captures(database: Database, captures: 
     other = CaptureStore(database, project="two")
     assert (other.count(), other.find("Where"), other.recent()) == (0, (), ())
     assert other.add([capture("c1")]) == 1
+
+
+def test_an_exchange_that_was_dealt_says_so_and_is_found_by_its_experiment(captures: CaptureStore):
+    dealt = capture("c2", by="r2", dealt="r1.r2.0", arm="challenger", share=0.1)
+    captures.add([capture("c1", by="r1"), dealt, capture("c3", by="r1", dealt="r1.r2.0", arm="champion")])
+    captures.add([capture("c4", by="r1", dealt="r1.r3.0", arm="champion"), capture("c5", by="r3")])
+    assert captures.get("c2") == dealt
+    read = list(captures.read_on(releases=("r1", "r2"), dealt="r1.r2.0"))
+    assert [found.id for _, found in read] == ["c2", "c3"]
+    assert [found.id for _, found in captures.read_on(releases=("r1", "r2"))] == ["c1", "c2", "c3", "c4"]
+    later = captures.read_on(after=read[0][0], releases=("r1", "r2"), dealt="r1.r2.0")
+    assert [found.id for _, found in later] == ["c3"]
+    assert [(one.experiment, one.exchanges) for one in captures.experiments()] == [
+        ("r1.r2.0", 2),
+        ("r1.r3.0", 1),
+    ]
+    captures.add([capture("c6", by="r1", dealt="r1.r2.0", arm="champion")])
+    assert [one.experiment for one in captures.experiments()] == ["r1.r3.0", "r1.r2.0"]
+
+
+def test_reading_on_gives_each_capture_once_over_many_pages(captures: CaptureStore):
+    names = [f"c{n:04}" for n in range(1100)]
+    captures.add([capture(name, by="r1") for name in names])
+    before = list(itertools.islice(captures.read_on(releases=("r1",)), 700))
+    captures.add([capture("late", by="r1")])
+    after = captures.read_on(after=before[-1][0], releases=("r1",))
+    read = [found.id for _, found in (*before, *after)]
+    assert read == [*names, "late"]
+
+
+def test_experiments_of_another_project_are_not_told(database: Database, captures: CaptureStore):
+    captures.add([capture("c1", dealt="x.y.0", arm="champion")])
+    other = CaptureStore(database, project="two")
+    assert other.experiments() == ()
+    assert list(other.read_on(releases=("base",))) == []
+
+
+def test_a_capture_from_before_experiments_still_loads():
+    old = capture("c1").model_dump(mode="json", exclude={"dealt", "arm", "share", "feedback"})
+    assert Capture.model_validate(old) == capture("c1")

@@ -5,10 +5,13 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import inspect
 from sqlalchemy import text as sql
-from store_samples import PROJECT, WHEN, release
+from store_samples import PROJECT, WHEN, capture, release
 
+from graftwork.records.capture import Feedback
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
+from graftwork.store.feedback import FeedbackStore
 from graftwork.store.migrations import MIGRATIONS, Migration, migrate
 from graftwork.store.releases import Releases
 from graftwork.store.schema import metadata, schema_migrations
@@ -131,6 +134,25 @@ def test_a_database_of_the_first_schema_keeps_its_releases_and_learns_what_is_ne
     assert index.aliases() == {"champion": sample["id"]}
     assert index.alias_log("champion")[0].verdict_hash is None
     index.tag(sample["id"], ["keep"])
+    upgraded.close()
+
+
+def test_captures_from_before_experiments_stay_and_are_dealt_by_nobody(database_url: str):
+    body = capture("old").model_dump(mode="json", exclude={"dealt", "arm", "share", "feedback"})
+    with first_schema(database_url) as database, database.write() as connection:
+        connection.execute(
+            sql(
+                "INSERT INTO captures (project, id, captured_at, release, body) "
+                "VALUES (:p, 'old', :c, 'base', :b)"
+            ),
+            {"p": PROJECT, "c": WHEN, "b": json.dumps(body)},
+        )
+    upgraded = open_database(database_url)
+    captures = CaptureStore(upgraded, project=PROJECT)
+    assert captures.get("old") == capture("old")
+    assert captures.experiments() == ()
+    assert FeedbackStore(upgraded, project=PROJECT).add(Feedback(capture="old", at=WHEN, score=1.0))
+    assert [one.feedback for one in captures.export()] == [1.0]
     upgraded.close()
 
 

@@ -7,6 +7,7 @@ was decided stays decided. Does not know who asked the models.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from graftwork.evaluate.statistics.anytime import PairedTest, TwoArms
@@ -35,17 +36,45 @@ class Replayed(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A live answer: which arm gave it, in which session, and its grade."""
+    """A live answer: which arm gave it, in which session, and its grade, 0 to 1."""
 
     arm: Literal["A", "B"]
     session: str | None
     grade: float | None
 
 
-class Lived(NamedTuple):
-    test: TwoArms
-    used: int
-    ungraded: int
+@dataclass
+class LiveTest:
+    """Takes graded answers as they come: the first of each session counts, and once decided, none.
+
+    What was taken is never taken back, so it does not matter how many come at once, nor how often one looks.
+    """
+
+    alpha: float
+    lower_is_better: bool = False
+    used: int = 0
+    ungraded: int = 0
+    test: TwoArms = field(init=False)
+    _seen: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.test = TwoArms(self.alpha)
+
+    def take(self, exchange: Exchange) -> None:
+        if self.test.decided:
+            return
+        if exchange.session is not None:
+            if exchange.session in self._seen:
+                return
+            self._seen.add(exchange.session)
+        if exchange.grade is None:
+            self.ungraded += 1
+            return
+        self.used += 1
+        mark = min(max(exchange.grade, 0.0), 1.0)
+        success = 1 - mark if self.lower_is_better else mark
+        arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"
+        self.test.update(arm, successes=success, failures=1 - success)
 
 
 def units_of(cases: Iterable[Case]) -> tuple[Unit, ...]:
@@ -84,26 +113,14 @@ def run_replay(
     return Replayed(test, used, ungraded, asked)
 
 
-def run_live(exchanges: Iterable[Exchange], *, alpha: float, lower_is_better: bool = False) -> Lived:
+def run_live(exchanges: Iterable[Exchange], *, alpha: float, lower_is_better: bool = False) -> LiveTest:
     """The first exchange of each session, in the order they came in: what comes later cannot change it."""
-    test = TwoArms(alpha)
-    used = ungraded = 0
-    seen: set[str] = set()
+    live = LiveTest(alpha, lower_is_better)
     for exchange in exchanges:
-        if exchange.session is not None:
-            if exchange.session in seen:
-                continue
-            seen.add(exchange.session)
-        if exchange.grade is None:
-            ungraded += 1
-            continue
-        used += 1
-        success = exchange.grade <= 0.0 if lower_is_better else exchange.grade >= 1.0
-        arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"
-        test.update(arm, successes=int(success), failures=int(not success))
-        if test.decided:
+        live.take(exchange)
+        if live.test.decided:
             break
-    return Lived(test, used, ungraded)
+    return live
 
 
 def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> Outcome | None:

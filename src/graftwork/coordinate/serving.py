@@ -13,26 +13,46 @@ from contextlib import contextmanager
 from graftwork.coordinate.release_store import open_store, own_alias
 from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace
-from graftwork.records.capture import Capture
+from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.registry.leases import Lease
 from graftwork.registry.names import take_apart
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.settings import ServeSettings
+from graftwork.serve.split import NoDeal, set_up_deal
+from graftwork.store.feedback import FeedbackStore
 
 READY_SECONDS = 120.0
 log = logging.getLogger(__name__)
 
 
 class StoreSink:
-    """Captures go into the project's store, which is how they become data again."""
+    """Captures and feedback go into the project's store, which is how they become data again."""
 
     def __init__(self, work: Workplace) -> None:
         self._captures = work.captures
+        self._feedback = FeedbackStore(work.database, project=work.settings.project)
 
     def add_many(self, captures: list[Capture]) -> None:
         self._captures.add(captures)
+
+    def add_feedback(self, feedback: Feedback) -> bool:
+        return self._feedback.add(feedback)
+
+
+def say_split(work: Workplace, settings: ServeSettings) -> str | None:
+    """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
+    deal = set_up_deal(settings.split, work.releases.aliases())
+    if settings.split is None or deal is None:
+        return None
+    if isinstance(deal, NoDeal):
+        return f"no experiment yet, {settings.split.alias} answers all: {deal.why}"
+    kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
+    return (
+        f"experiment {deal.experiment}: {deal.share:.3g} of the sessions that ask for {deal.alias} go to "
+        f"{settings.split.challenger} ({deal.challenger[:12]}){kept}"
+    )
 
 
 def engine_job(work: Workplace, held: Lease) -> EngineJob:
@@ -83,13 +103,15 @@ def serve_here(
                 on_ready=on_ready,
                 stop=stop,
                 find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
+                feedback=sink,
             )
         )
 
 
 @contextmanager
 def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
-    """An endpoint in a thread of its own while the block runs; its URL."""
+    """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
+    settings = settings.model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
     loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 

@@ -1,8 +1,12 @@
-"""What the endpoint keeps of each exchange, so that it can become data again."""
+"""What the endpoint keeps of each exchange, so that it can become data again, and what users said of it."""
 
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from graftwork.records.base import Record
+
+Arm = Literal["champion", "challenger"]
 
 
 class Capture(Record):
@@ -21,3 +25,22 @@ class Capture(Record):
     first_token_ms: float | None
     total_ms: float
     disconnected: bool = False
+    dealt: str | None = None
+    """The experiment that drew by lot which release answers; None where nobody drew."""
+    arm: Arm | None = None
+    """What was drawn."""
+    share: float | None = None
+    """The share of sessions that the challenger gets in that experiment."""
+    feedback: float | None = None
+    """What users said of it last, from 0 (bad) to 1 (good). Filled in when captures are exported."""
+
+
+class Feedback(Record):
+    """What somebody said of one answer, redacted before it is kept. Nothing is ever overwritten."""
+
+    capture: str
+    at: str
+    score: float = Field(ge=0, le=1)
+    """From 0 (bad) to 1 (good)."""
+    comment: str | None = None
+    who: str | None = None

@@ -15,6 +15,7 @@ from typing import Any
 
 from graftwork.records.capture import Capture
 from graftwork.serve.ports import CaptureSink
+from graftwork.serve.split import Lot
 from graftwork.text.redact import Redactor
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class Exchange:
     first_token_ms: float | None
     total_ms: float
     disconnected: bool = False
+    lot: Lot | None = None
+    """Who answers was drawn; None where it was not."""
 
 
 class CaptureWriter:
@@ -64,6 +67,11 @@ class CaptureWriter:
         except queue.Full:
             self.dropped += 1
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was offered is with the sink, dropped or lost."""
+        return self._queue.unfinished_tasks == 0
+
     def close(self, *, seconds: float = 10.0) -> None:
         """Keep what waits, then end. Blocks: call it from a thread of its own."""
         self._closing.set()
@@ -87,6 +95,8 @@ class CaptureWriter:
             batch = [exchange for exchange in taken if exchange is not None]
             if batch:
                 self._keep(batch)
+            for _ in taken:
+                self._queue.task_done()
 
     def _keep(self, batch: list[Exchange]) -> None:
         try:
@@ -115,10 +125,11 @@ class CaptureWriter:
 def make_capture(exchange: Exchange) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
     redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
+    lot = exchange.lot
     return Capture(
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
-        session=_redact_session(exchange.session, redactor),
+        session=redact_name(exchange.session, redactor),
         model=exchange.model,
         release=exchange.release,
         request=_redact_value(exchange.request, redactor),
@@ -129,14 +140,17 @@ def make_capture(exchange: Exchange) -> Capture:
         first_token_ms=exchange.first_token_ms,
         total_ms=exchange.total_ms,
         disconnected=exchange.disconnected,
+        dealt=None if lot is None else lot.experiment,
+        arm=None if lot is None else lot.arm,
+        share=None if lot is None else lot.share,
     )
 
 
-def _redact_session(session: str | None, redactor: Redactor) -> str | None:
+def redact_name(name: str | None, redactor: Redactor, *, kind: str = "session") -> str | None:
     """A session named after a person keeps its identity, not its name."""
-    if session is None or redactor.redact(session).text == session:
-        return session
-    return f"session-{hashlib.sha256(session.encode(errors='replace')).hexdigest()[:16]}"
+    if name is None or redactor.redact(name).text == name:
+        return name
+    return f"{kind}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"
 
 
 def _redact_value(value: Any, redactor: Redactor) -> Any:

@@ -8,21 +8,20 @@ no torch; an engine that is down is answered with 503.
 import asyncio
 import hmac
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
 
-from graftwork.serve.capture import CaptureWriter, Exchange
+from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.client import Client, ClientReply
+from graftwork.serve.exchange import Running, begin
+from graftwork.serve.feedback import FeedbackDesk
 from graftwork.serve.messages import (
     JSON_TYPE,
     Answer,
     ApiError,
-    Headers,
     Request,
     Response,
     StreamResponse,
@@ -33,7 +32,6 @@ from graftwork.serve.messages import (
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.openai_api import (
     DONE_EVENT,
-    AnswerHead,
     ChatCall,
     ChatLimits,
     ChunkEncoder,
@@ -42,11 +40,19 @@ from graftwork.serve.openai_api import (
     encode_models,
     parse_chat,
 )
+from graftwork.serve.ports import FeedbackBook
 from graftwork.serve.routes import Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 _RETRY = (("retry-after", "1"),)
+_KNOWN = {
+    "/v1/chat/completions": "POST",
+    "/v1/models": "GET",
+    "/v1/feedback": "POST",
+    "/metrics": "GET",
+    "/health": "GET",
+}
 
 
 class EnginePort(Protocol):
@@ -60,28 +66,6 @@ class EnginePort(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Record:
-    """What is known of one exchange while it runs."""
-
-    call: ChatCall
-    head: AnswerHead
-    capture_id: str
-    session: str | None
-    started: float
-    at: float
-    texts: list[str] = field(default_factory=list)
-    first_token_at: float | None = None
-    finish_reason: str | None = None
-    prompt_tokens: int = 0
-    reply_tokens: int = 0
-    disconnected: bool = False
-
-    def headers(self, *, captured: bool) -> Headers:
-        release = ("x-graft-release", self.head.release)
-        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
-
-
 class Gateway:
     def __init__(
         self,
@@ -91,6 +75,7 @@ class Gateway:
         routes: Callable[[], Routes],
         captures: CaptureWriter | None,
         api_key: str | None,
+        feedback: FeedbackBook | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -103,6 +88,11 @@ class Gateway:
             settings.default_model, settings.max_new_tokens, settings.max_new_tokens_limit
         )
         self.metrics = Metrics()
+        self._desk = None
+        if feedback is not None and captures is not None:
+            self._desk = FeedbackDesk(feedback, captures=captures)
+        self._streaming: set[str] = set()
+        """Captures of answers that are still being given, and whose ids are known already."""
 
     async def handle(self, request: Request) -> Answer:
         """The one handler of the server."""
@@ -117,11 +107,12 @@ class Gateway:
             return Response(200, encode_models(self._routes().names()))
         if route == ("GET", "/metrics"):
             return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
-        known = {"/v1/chat/completions": "POST", "/v1/models": "GET", "/metrics": "GET", "/health": "GET"}
-        if request.path in known:
-            allowed = known[request.path]
+        if route == ("POST", "/v1/feedback"):
+            return await self._take_feedback(request)
+        if request.path in _KNOWN:
+            allowed = _KNOWN[request.path]
             raise ApiError(405, f"{request.path} takes {allowed}", headers=(("allow", allowed),))
-        raise ApiError(404, f"there is no {request.path}; known are: {', '.join(known)}")
+        raise ApiError(404, f"there is no {request.path}; known are: {', '.join(_KNOWN)}")
 
     # -- who may ask ---------------------------------------------------------------------------
 
@@ -152,16 +143,32 @@ class Gateway:
             routes = self._routes()
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
+            if self._settings.split is not None:
+                health["split"] = self._describe_split(routes)
         return json_response(health, status=200 if ready else 503)
+
+    def _describe_split(self, routes: Routes) -> dict[str, Any]:
+        split, deal = self._settings.split, routes.deal
+        if split is None or deal is None:
+            return {"state": "off", "why": routes.no_deal, "experiment": None}
+        arms = {
+            "champion": {"release": deal.champion, "share": 1 - deal.share},
+            "challenger": {"release": deal.challenger, "share": deal.share},
+        }
+        for arm, shown in arms.items():
+            shown["requests"] = self.metrics.dealt[deal.experiment, arm]
+            shown["failures"] = self.metrics.dealt_failures[deal.experiment, arm]
+        return {"state": "on", "alias": deal.alias, "experiment": deal.experiment, "arms": arms}
 
     def _count_captures(self) -> dict[str, int]:
         if self._captures is None:
             return {}
-        return {
+        counts = {
             "kept": self._captures.kept,
             "dropped": self._captures.dropped,
             "lost": self._captures.lost,
         }
+        return counts if self._desk is None else {**counts, "feedback": self._desk.kept}
 
     def _render_metrics(self) -> bytes:
         engine = self._engine.describe()
@@ -175,48 +182,74 @@ class Gateway:
     # -- the exchange --------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Answer:
-        label = "unknown"
+        label, running = "unknown", None
         try:
             call = self._admit(request)
-            label = self._routes().resolve(call.model)
-            record = _begin(call, release=label, session=request.headers.get("x-session-id") or call.user)
-            self.metrics.in_flight += 1
-            streaming = False
-            try:
-                reply, body = await self._ask_engine(call, label)
-                if call.stream:
-                    headers = (*_EVENT_STREAM, *record.headers(captured=self._captures is not None))
-                    answer: Answer = StreamResponse(200, self._events(reply, record), headers)
-                    streaming = True  # from here on, the stream counts itself out
-                else:
-                    answer = self._answer_whole(orjson.loads(body), record)
-            finally:
-                if not streaming:
-                    self.metrics.in_flight -= 1
+            session = request.headers.get("x-session-id") or call.user or None
+            running = begin(call, routes=self._routes(), session=session)
+            label = running.head.release
+            if running.lot is not None:
+                self.metrics.dealt[running.lot.experiment, running.lot.arm] += 1
+            answer = await self._answer(running)
         except ApiError as error:
             self.metrics.count_request(label, error.status)
+            if running is not None and running.lot is not None and error.status >= 500:
+                running.finish_reason = "error"
+                self._note_failure(running)
             return refuse(error)
         except asyncio.CancelledError:
             self.metrics.disconnects += 1
+            if running is not None and running.lot is not None:
+                running.disconnected = True
+                self._note_failure(running)
             raise
         self.metrics.count_request(label, 200)
         return answer
 
+    async def _answer(self, running: Running) -> Answer:
+        self.metrics.in_flight += 1
+        streaming = False
+        try:
+            reply, body = await self._ask_engine(running)
+            if running.call.stream:
+                headers = (*_EVENT_STREAM, *running.headers(captured=self._captures is not None))
+                answer: Answer = StreamResponse(200, self._events(reply, running), headers)
+                streaming = True  # from here on, the stream counts itself out
+            else:
+                answer = self._answer_whole(orjson.loads(body), running)
+        finally:
+            if not streaming:
+                self.metrics.in_flight -= 1
+        return answer
+
+    def _note_failure(self, running: Running) -> None:
+        """In an experiment, who got no answer counts for the arm that was drawn: else slow ones would win."""
+        if running.asked and running.lot is not None:
+            self.metrics.dealt_failures[running.lot.experiment, running.lot.arm] += 1
+            if self._captures is not None:
+                self._captures.offer(running.to_exchange(time.perf_counter() - running.started))
+
+    async def _take_feedback(self, request: Request) -> Answer:
+        _require_json(request)
+        if self._desk is None:
+            message = "there is nothing to give feedback on: this server keeps no captures (serve.capture)"
+            raise ApiError(404, message, code="captures_off")
+        return await self._desk.take(request, is_running=self._streaming.__contains__)
+
     def _admit(self, request: Request) -> ChatCall:
         """The request as a checked call, if there is room for it."""
-        if not request.headers.get("content-type", "").startswith("application/json"):
-            # Also what keeps other web pages out: a browser asks before it sends this type.
-            raise ApiError(415, "send the request as content-type: application/json")
+        _require_json(request)
         if self.metrics.in_flight >= self._settings.queue_limit:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=_RETRY)
         return parse_chat(request.body, self._limits)
 
-    async def _ask_engine(self, call: ChatCall, model: str) -> tuple[ClientReply, bytes]:
+    async def _ask_engine(self, running: Running) -> tuple[ClientReply, bytes]:
         """Send the call; gives back a reply that is no refusal, and its body unless it is streamed."""
         client = self._engine.client
         if client is None:
             raise self._engine_down()
-        body = call.encode_for_engine(model)
+        call, running.asked = running.call, True
+        body = call.encode_for_engine(running.head.release)
         try:
             async with asyncio.timeout(self._settings.request_timeout_seconds):
                 reply = await client.send("POST", "/generate", body=body)
@@ -235,50 +268,52 @@ class Gateway:
             reply.status, refusal["message"], param=refusal["param"], code=refusal["code"], headers=headers
         )
 
-    def _answer_whole(self, piece: dict[str, Any], record: _Record) -> Response:
-        record.texts.append(piece["text"])
-        _note_end(record, piece)
+    def _answer_whole(self, piece: dict[str, Any], running: Running) -> Response:
+        running.texts.append(piece["text"])
+        running.note_end(piece)
         body = encode_completion(
-            record.head,
+            running.head,
             text=piece["text"],
             finish_reason=piece["finish_reason"],
-            prompt_tokens=record.prompt_tokens,
-            reply_tokens=record.reply_tokens,
+            prompt_tokens=running.prompt_tokens,
+            reply_tokens=running.reply_tokens,
         )
         return Response(
             200,
             body,
-            (JSON_TYPE, *record.headers(captured=self._captures is not None)),
-            after=lambda: self._finish(record),
+            (JSON_TYPE, *running.headers(captured=self._captures is not None)),
+            after=lambda: self._finish(running),
         )
 
-    async def _events(self, reply: ClientReply, record: _Record) -> AsyncGenerator[bytes, None]:
+    async def _events(self, reply: ClientReply, running: Running) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. However it ends, it is recorded and the engine let go."""
-        encoder = ChunkEncoder(record.head)
+        encoder = ChunkEncoder(running.head)
+        self._streaming.add(running.capture_id)
         try:
             yield encoder.opening()
             try:
                 async with aclosing(self._pieces(reply)) as pieces:
                     async for batch in pieces:
-                        yield b"".join([_encode_piece(encoder, piece, record) for piece in batch])
-                if record.finish_reason is None:
+                        yield b"".join([running.encode_piece(encoder, piece) for piece in batch])
+                if running.finish_reason is None:
                     raise self._engine_down()
             except ApiError as error:
                 # The head is out: the error goes into the stream, where clients look for it.
-                record.finish_reason = "error"
+                running.finish_reason = "error"
                 yield encode_error_event(encode_error(error))
                 return
-            if record.call.include_usage:
-                yield encoder.usage(record.prompt_tokens, record.reply_tokens)
+            if running.call.include_usage:
+                yield encoder.usage(running.prompt_tokens, running.reply_tokens)
             yield DONE_EVENT
         except (asyncio.CancelledError, GeneratorExit):
-            record.disconnected = True
+            running.disconnected = True
             self.metrics.disconnects += 1
             raise
         finally:
             reply.close()
             self.metrics.in_flight -= 1
-            self._finish(record)
+            self._finish(running)
+            self._streaming.discard(running.capture_id)
 
     async def _pieces(self, reply: ClientReply) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The engine's lines as they come; several that arrived together stay together."""
@@ -309,61 +344,22 @@ class Gateway:
         seconds = self._settings.request_timeout_seconds
         return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
 
-    def _finish(self, record: _Record) -> None:
+    def _finish(self, running: Running) -> None:
         """Count the exchange and hand it to the captures."""
-        elapsed = time.perf_counter() - record.started
+        elapsed = time.perf_counter() - running.started
         self.metrics.count_answer(
-            record.head.release,
-            prompt_tokens=record.prompt_tokens,
-            reply_tokens=record.reply_tokens,
+            running.head.release,
+            prompt_tokens=running.prompt_tokens,
+            reply_tokens=running.reply_tokens,
             seconds=elapsed,
         )
+        if running.lot is not None and running.finish_reason == "error":
+            self.metrics.dealt_failures[running.lot.experiment, running.lot.arm] += 1
         if self._captures is not None:
-            self._captures.offer(_make_exchange(record, elapsed))
+            self._captures.offer(running.to_exchange(elapsed))
 
 
-def _begin(call: ChatCall, *, release: str, session: str | None) -> _Record:
-    unique = uuid.uuid4().hex
-    now = time.time()
-    head = AnswerHead(id=f"chatcmpl-{unique}", created=int(now), model=call.model, release=release)
-    return _Record(
-        call=call, head=head, capture_id=unique, session=session, started=time.perf_counter(), at=now
-    )
-
-
-def _encode_piece(encoder: ChunkEncoder, piece: dict[str, Any], record: _Record) -> bytes:
-    out = b""
-    if piece["text"]:
-        if record.first_token_at is None:
-            record.first_token_at = time.perf_counter()
-        record.texts.append(piece["text"])
-        out = encoder.text(piece["text"])
-    if piece.get("finish_reason") is not None:
-        _note_end(record, piece)
-        out += encoder.ending(piece["finish_reason"])
-    return out
-
-
-def _note_end(record: _Record, piece: dict[str, Any]) -> None:
-    record.finish_reason = piece["finish_reason"]
-    record.prompt_tokens = piece["prompt_tokens"]
-    record.reply_tokens = piece["reply_tokens"]
-
-
-def _make_exchange(record: _Record, elapsed: float) -> Exchange:
-    first = record.first_token_at
-    return Exchange(
-        id=record.capture_id,
-        at=record.at,
-        session=record.session,
-        model=record.call.model,
-        release=record.head.release,
-        request=record.call.body,
-        reply="".join(record.texts),
-        finish_reason=record.finish_reason,
-        prompt_tokens=record.prompt_tokens,
-        reply_tokens=record.reply_tokens,
-        first_token_ms=None if first is None else (first - record.started) * 1000,
-        total_ms=elapsed * 1000,
-        disconnected=record.disconnected,
-    )
+def _require_json(request: Request) -> None:
+    if not request.headers.get("content-type", "").startswith("application/json"):
+        # Also what keeps other web pages out: a browser asks before it sends this type.
+        raise ApiError(415, "send the request as content-type: application/json")

@@ -13,6 +13,10 @@ _BUCKETS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
 class Metrics:
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
     tokens: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dealt: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Requests by experiment and arm."""
+    dealt_failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Of these, those that got no answer."""
     disconnects: int = 0
     in_flight: int = 0
     _slots: list[int] = field(default_factory=lambda: [0] * (len(_BUCKETS) + 1))
@@ -42,6 +46,12 @@ class Metrics:
             total += count
             lines.append(f'graft_answer_seconds_bucket{{le="{bound}"}} {total}')
         lines += [f"graft_answer_seconds_sum {self._seconds:.6f}", f"graft_answer_seconds_count {total}"]
+        for name, arms in (("requests", self.dealt), ("failures", self.dealt_failures)):
+            if arms:
+                lines.append(f"# TYPE graft_split_{name}_total counter")
+            for (experiment, arm), count in sorted(arms.items()):
+                labels = f'experiment="{experiment}",arm="{arm}"'
+                lines.append(f"graft_split_{name}_total{{{labels}}} {count}")
         own = {"graft_in_flight": self.in_flight, "graft_disconnects_total": self.disconnects}
         for name, value in {**own, **gauges}.items():
             kind = "counter" if name.endswith("_total") else "gauge"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from graftwork.serve.messages import ApiError
 from graftwork.serve.protocol import BASE
+from graftwork.serve.settings import SplitSettings
+from graftwork.serve.split import Deal, NoDeal, set_up_deal
 
 _SHORTEST_PREFIX = 8
 
@@ -19,6 +21,10 @@ class Routes:
     releases: frozenset[str] = frozenset()
     aliases: dict[str, str] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
+    deal: Deal | None = None
+    """The experiment that draws who answers one of the aliases."""
+    no_deal: str = ""
+    """Why there is none although one is set."""
 
     def resolve(self, name: str) -> str:
         """The engine's model for `name`: an alias, `base`, a release id or its first 8+ characters."""
@@ -44,11 +50,20 @@ class Routes:
         return {**self.aliases, BASE: BASE, **{release: release for release in sorted(self.releases)}}
 
 
-def move_aliases(old: Routes, *, aliases: dict[str, str], releases: frozenset[str]) -> Routes:
+def move_aliases(
+    old: Routes, *, aliases: dict[str, str], releases: frozenset[str], split: SplitSettings | None = None
+) -> Routes:
     """New routes. An alias whose release is not loaded stays where it was, and is named as pending."""
     held = {a: r for a, r in aliases.items() if r in releases}
     pending = {a: r for a, r in aliases.items() if r not in releases}
     for alias in pending:
         if old.aliases.get(alias) in releases:
             held[alias] = old.aliases[alias]
-    return Routes(releases=releases, aliases=held, pending=pending)
+    deal = set_up_deal(split, held)
+    return Routes(
+        releases=releases,
+        aliases=held,
+        pending=pending,
+        deal=deal if isinstance(deal, Deal) else None,
+        no_deal=deal.why if isinstance(deal, NoDeal) else "",
+    )

@@ -19,10 +19,10 @@ from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http import Limits, Server
 from graftwork.serve.jobs import EngineJob
-from graftwork.serve.ports import CaptureSink
+from graftwork.serve.ports import CaptureSink, FeedbackBook
 from graftwork.serve.protocol import BASE
 from graftwork.serve.routes import Routes, move_aliases
-from graftwork.serve.settings import ServeSettings, find_api_key
+from graftwork.serve.settings import ServeSettings, SplitSettings, find_api_key
 from graftwork.serve.supervise import Supervisor
 
 log = logging.getLogger(__name__)
@@ -46,16 +46,22 @@ async def serve(
     stop: asyncio.Event | None = None,
     find_adapter: FindAdapter = lambda _release: None,
     engine_module: str = "graftwork.serve.engine",
+    feedback: FeedbackBook | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT comes. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
     Path(engine_job.folder).mkdir(parents=True, exist_ok=True)
     engine = Supervisor(_fit_job(engine_job, settings), module=engine_module)
-    book = AliasBook(engine, resolve_alias=resolve_alias, find_adapter=find_adapter)
+    book = AliasBook(engine, resolve_alias=resolve_alias, find_adapter=find_adapter, split=settings.split)
     captures = _open_captures(sink, settings)
     gateway = Gateway(
-        engine, settings=settings, routes=lambda: book.routes, captures=captures, api_key=api_key
+        engine,
+        settings=settings,
+        routes=lambda: book.routes,
+        captures=captures,
+        api_key=api_key,
+        feedback=feedback,
     )
     server = Server(gateway.handle, limits=Limits(max_body_bytes=settings.max_body_bytes))
     with _stopping_on_signals(stop):
@@ -87,8 +93,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 class AliasBook:
     """Follows the aliases. A release that an alias moves to is loaded before the alias moves here."""
 
-    def __init__(self, engine: Supervisor, *, resolve_alias: ResolveAlias, find_adapter: FindAdapter) -> None:
+    def __init__(
+        self,
+        engine: Supervisor,
+        *,
+        resolve_alias: ResolveAlias,
+        find_adapter: FindAdapter,
+        split: SplitSettings | None = None,
+    ) -> None:
         self._engine = engine
+        self._split = split
         self._resolve = resolve_alias
         self._find = find_adapter
         self._failed: set[str] = set()
@@ -99,7 +113,10 @@ class AliasBook:
         for release in sorted(set(aliases.values()) - set(self._engine.models) - self._failed):
             await self._load(release)
         releases = frozenset(self._engine.models) - {BASE}
-        self.routes = move_aliases(self.routes, aliases=aliases, releases=releases)
+        new = move_aliases(self.routes, aliases=aliases, releases=releases, split=self._split)
+        if (new.deal, new.no_deal) != (self.routes.deal, self.routes.no_deal):
+            _tell_split(new)
+        self.routes = new
 
     async def follow(self, seconds: float) -> None:
         while True:
@@ -120,6 +137,15 @@ class AliasBook:
             log.warning("aliases: %s stays unloaded: %s", release, error)
             if self._engine.state == "ready":
                 self._failed.add(release)  # it would fail again the same way, every second
+
+
+def _tell_split(routes: Routes) -> None:
+    deal = routes.deal
+    if deal is not None:
+        shown = (deal.experiment, 100 * deal.share, deal.alias, deal.challenger[:12])
+        log.info("split: experiment %s: %g %% of the sessions that ask for %s go to %s", *shown)
+    else:
+        log.warning("split: no experiment, the champion answers all: %s", routes.no_deal)
 
 
 def _fit_job(job: EngineJob, settings: ServeSettings) -> EngineJob:

@@ -2,11 +2,35 @@
 
 import ipaddress
 import os
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+
+
+class SplitSettings(Record):
+    """Two releases behind one alias, drawn by lot for each session: what `graft release ab` compares."""
+
+    alias: str = "champion"
+    """Requests for this alias take part; those that name another model never do."""
+
+    challenger: str = "challenger"
+    """The alias whose release gets a share of them. Where it is not loaded, the champion answers all."""
+
+    share: float = Field(default=0.1, gt=0, lt=1)
+    """The share of sessions that the challenger answers."""
+
+    experiment: str = Field(default="", max_length=200)
+    """A name of your choice that goes into the lots: another one deals every session anew. So does another
+    champion, challenger or share."""
+
+    @model_validator(mode="after")
+    def _are_two(self) -> Self:
+        if self.alias == self.challenger:
+            raise ValueError(f"{self.alias} cannot be its own challenger")
+        return self
 
 
 class ServeSettings(Record):
@@ -59,6 +83,9 @@ class ServeSettings(Record):
 
     threads: int | None = Field(default=None, ge=1)
     """Threads of the engine; None takes all that this process may use."""
+
+    split: SplitSettings | None = None
+    """An experiment on live traffic: a share of the sessions goes to a challenger. None: no experiment."""
 
 
 def is_loopback(host: str) -> bool:

@@ -1,18 +1,28 @@
 """The exchanges that the endpoint served and kept: the one way back from serving to data.
 
 In: captures, redacted already, many at a time. Out: the newest, those of a release, those that hold
-a text, or all in order. Does not know how they become training data.
+a text, or all in order, with what users said of them. Does not know how they become training data.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from sqlalchemy import Select, Text, func, or_, select, type_coerce
+from sqlalchemy import ColumnElement, Select, Text, func, or_, select, type_coerce
 
 from graftwork.records.capture import Capture
 from graftwork.store.database import Database
-from graftwork.store.schema import captures, json_text
+from graftwork.store.schema import captures, feedback, json_text
 
 _PAGE = 500
+
+
+class Dealt(NamedTuple):
+    """An experiment as the captures show it."""
+
+    experiment: str
+    exchanges: int
+    last: int
+    """The place of its newest capture among all."""
 
 
 class CaptureStore:
@@ -73,24 +83,65 @@ class CaptureStore:
             return int(connection.scalar(query) or 0)
 
     def export(self, *, release: str | None = None) -> Iterator[Capture]:
-        """All in the order they came in. Read page by page, so that no transaction stays open."""
-        last = 0
+        """All in the order they came in, each with the last feedback on it."""
+        which = [captures.c.release == release] if release is not None else []
+        for _, page in self._pages(*which):
+            scores = self._last_scores([capture.id for capture in page])
+            for capture in page:
+                found = scores.get(capture.id)
+                yield capture if found is None else capture.model_copy(update={"feedback": found})
+
+    def read_on(
+        self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
+    ) -> Iterator[tuple[int, Capture]]:
+        """What these releases answered since place `after`, in order, each with its place.
+
+        `dealt` takes only what that experiment drew; None takes all, drawn or not.
+        """
+        which: list[ColumnElement[bool]] = [captures.c.release.in_(releases)]
+        if dealt is not None:
+            which.append(captures.c.dealt == dealt)
+        for places, page in self._pages(*which, after=after):
+            yield from zip(places, page, strict=True)
+
+    def experiments(self) -> tuple[Dealt, ...]:
+        """The newest last."""
+        newest = func.max(captures.c.seq)
+        query = (
+            select(captures.c.dealt, func.count(), newest)
+            .where(captures.c.project == self._project, captures.c.dealt.is_not(None))
+            .group_by(captures.c.dealt)
+            .order_by(newest)
+        )
+        with self._database.read() as connection:
+            return tuple(Dealt(*row) for row in connection.execute(query))
+
+    def _pages(
+        self, *which: ColumnElement[bool], after: int = 0
+    ) -> Iterator[tuple[list[int], list[Capture]]]:
+        """Page by page, so that no transaction stays open."""
         while True:
             query = (
                 select(captures.c.seq, captures.c.body)
-                .where(captures.c.project == self._project, captures.c.seq > last)
+                .where(captures.c.project == self._project, captures.c.seq > after, *which)
                 .order_by(captures.c.seq)
                 .limit(_PAGE)
             )
-            if release is not None:
-                query = query.where(captures.c.release == release)
             with self._database.read() as connection:
                 rows = connection.execute(query).all()
             if not rows:
                 return
-            for row in rows:
-                yield Capture.model_validate(row.body)
-            last = rows[-1].seq
+            yield [row.seq for row in rows], [Capture.model_validate(row.body) for row in rows]
+            after = rows[-1].seq
+
+    def _last_scores(self, ids: list[str]) -> dict[str, float]:
+        query = (
+            select(feedback.c.capture_id, feedback.c.body)
+            .where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
+            .order_by(feedback.c.seq)
+        )
+        with self._database.read() as connection:
+            return {row.capture_id: row.body["score"] for row in connection.execute(query)}
 
     def _all(self) -> Select[tuple[dict[str, object]]]:
         return select(captures.c.body).where(captures.c.project == self._project)
@@ -105,5 +156,7 @@ class CaptureStore:
             "id": capture.id,
             "captured_at": capture.at,
             "release": capture.release,
-            "body": capture.model_dump(mode="json"),
+            # Feedback has a table of its own, where it can still come in.
+            "body": capture.model_dump(mode="json", exclude={"feedback"}),
+            "dealt": capture.dealt,
         }

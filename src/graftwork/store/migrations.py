@@ -147,6 +147,21 @@ MIGRATIONS: tuple[Migration, ...] = (
         name="who looked at a test set",
         statements=("ALTER TABLE looks ADD COLUMN who TEXT",),
     ),
+    Migration(
+        number=4,
+        name="the experiment that dealt an exchange; feedback on captures",
+        statements=(
+            # What was captured before was not dealt by anybody: NULL is the truth about it.
+            "ALTER TABLE captures ADD COLUMN dealt TEXT",
+            "CREATE INDEX captures_by_experiment ON captures (project, dealt, seq)",
+            """CREATE TABLE feedback (
+                seq {serial},
+                project TEXT NOT NULL, capture_id TEXT NOT NULL, given_at TEXT NOT NULL, body TEXT NOT NULL,
+                FOREIGN KEY (project, capture_id) REFERENCES captures (project, id))""",
+            "CREATE INDEX feedback_by_capture ON feedback (project, capture_id, seq)",
+            "CREATE INDEX feedback_in_order ON feedback (project, seq)",
+        ),
+    ),
 )
 
 

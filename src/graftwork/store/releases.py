@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, select
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.registry.names import require_alias, require_name
 from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.promote import needed
+from graftwork.registry.promote import is_way_back, needed
 from graftwork.registry.refusals import (
     is_collected,
     moved_meanwhile,
@@ -182,7 +182,8 @@ class Releases(ReleaseIndex):
         with self._database.write() as connection:
             # There is one writer at a time, so what is compared here is still so when it is changed.
             current = connection.scalar(select(aliases.c.release_id).where(here))
-            if current != expected_previous:
+            log = self._logs(connection, alias=alias).get(alias, ()) if rollback else ()
+            if current != expected_previous or (rollback and not is_way_back(log, move)):
                 raise moved_meanwhile(move, current, where=self._database.name)
             collected = self._require(connection, release_id).collected_at
             if collected is not None:

@@ -175,9 +175,24 @@ captures = Table(
     Column("captured_at", Text, nullable=False),
     Column("release", Text, nullable=False),
     Column("body", JsonText, nullable=False),
+    Column("dealt", Text),
     UniqueConstraint("project", "id"),
     Index("captures_by_release", "project", "release", "seq"),
     Index("captures_in_order", "project", "seq"),
+    Index("captures_by_experiment", "project", "dealt", "seq"),
+)
+
+feedback = Table(
+    "feedback",
+    metadata,
+    _seq(),
+    Column("project", Text, nullable=False),
+    Column("capture_id", Text, nullable=False),
+    Column("given_at", Text, nullable=False),
+    Column("body", JsonText, nullable=False),
+    ForeignKeyConstraint(["project", "capture_id"], ["captures.project", "captures.id"]),
+    Index("feedback_by_capture", "project", "capture_id", "seq"),
+    Index("feedback_in_order", "project", "seq"),
 )
 
 looks = Table(

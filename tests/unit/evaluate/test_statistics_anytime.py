@@ -260,3 +260,131 @@ def test_counts_and_levels_that_cannot_be_are_refused():
         TwoArms().update("baseline", failures=-1)
     with pytest.raises(ValueError, match="alpha"):
         PairedTest(alpha=5)
+
+
+def play_dealt_arms(rng, *, share, rate_a, rate_b, runs, steps, alpha, marks):
+    """Many `TwoArms` at once, each looked at after every answer: who was decided, and the capital at the end.
+
+    `marks` makes marks between 0 and 1 of chances.
+    """
+    import numpy as np
+
+    of = {"base": np.zeros((runs, 2)), "new": np.zeros((runs, 2))}
+    waiting = {"base": np.zeros((runs, 2)), "new": np.zeros((runs, 2))}
+    capital, winner = np.zeros(runs), np.zeros(runs, dtype=int)
+    path = []
+    for _ in range(steps):
+        is_new = rng.random(runs) < share
+        mark = marks(rng, np.where(is_new, rate_b, rate_a))
+        path.append((is_new[0], mark[0]))
+        came = np.stack([mark, 1 - mark], axis=1)
+        for name, chosen in (("base", ~is_new), ("new", is_new)):
+            of[name][chosen] += came[chosen]
+            waiting[name][chosen] += came[chosen]
+        both = (waiting["base"].sum(1) > 0) & (waiting["new"].sum(1) > 0)
+        settle_all(of, waiting, capital, both)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ahead = np.nan_to_num(of["new"][:, 0] / of["new"].sum(1) - of["base"][:, 0] / of["base"].sum(1))
+        fresh = (winner == 0) & (capital >= -math.log(alpha)) & (ahead != 0)
+        winner[fresh] = np.sign(ahead[fresh]).astype(int)
+    return winner, capital, path
+
+
+def settle_all(of, waiting, capital, both):
+    import numpy as np
+
+    rate, size = {}, {}
+    for name in of:
+        before = of[name][both] - waiting[name][both]
+        rate[name] = (before[:, 0] + 1) / (before.sum(1) + 2)
+        size[name] = waiting[name][both].sum(1)
+    common = sum(size[name] * rate[name] for name in of) / sum(size.values())
+    for name in of:
+        new = waiting[name][both]
+        capital[both] += new[:, 0] * np.log(rate[name] / common)
+        capital[both] += new[:, 1] * np.log((1 - rate[name]) / (1 - common))
+        waiting[name][both] = 0
+
+
+def right_or_wrong(rng, chance):
+    return (rng.random(chance.shape) < chance).astype(float)
+
+
+def stars(rng, chance):
+    """Marks of 0 to 5 stars with that mean, as a part of 5."""
+    return rng.binomial(5, chance) / 5
+
+
+@pytest.mark.parametrize("marks", [right_or_wrong, stars])
+@pytest.mark.parametrize(("share", "rate"), [(0.1, 0.9), (0.5, 0.5), (0.5, 0.03), (0.02, 0.7)])
+def test_dealt_traffic_without_a_difference_is_rarely_decided_though_it_is_looked_at_after_every_answer(
+    share, rate, marks
+):
+    import numpy as np
+
+    runs = 2000
+    winner, _, _ = play_dealt_arms(
+        np.random.default_rng(8),
+        share=share,
+        rate_a=rate,
+        rate_b=rate,
+        runs=runs,
+        steps=600,
+        alpha=0.05,
+        marks=marks,
+    )
+    assert np.count_nonzero(winner) / runs <= 0.05
+
+
+@pytest.mark.parametrize("marks", [right_or_wrong, stars])
+def test_a_better_challenger_with_a_tenth_of_the_traffic_is_found(marks):
+    import numpy as np
+
+    winner, _, _ = play_dealt_arms(
+        np.random.default_rng(9),
+        share=0.1,
+        rate_a=0.5,
+        rate_b=0.8,
+        runs=200,
+        steps=2500,
+        alpha=0.05,
+        marks=marks,
+    )
+    assert np.count_nonzero(winner == 1) >= 190
+    assert np.count_nonzero(winner == -1) <= 4
+
+
+@pytest.mark.parametrize("marks", [right_or_wrong, stars])
+def test_the_simulation_plays_the_test_that_ships(marks):
+    import numpy as np
+
+    for seed in range(20):
+        winner, capital, path = play_dealt_arms(
+            np.random.default_rng(seed),
+            share=0.3,
+            rate_a=0.4,
+            rate_b=0.8,
+            runs=1,
+            steps=150,
+            alpha=0.05,
+            marks=marks,
+        )
+        test = TwoArms(0.05)
+        for is_new, mark in path:
+            test.update("candidate" if is_new else "baseline", successes=mark, failures=1 - mark)
+        assert test.log_capital == pytest.approx(capital[0], abs=1e-9)
+        assert {1: "candidate", -1: "baseline", 0: None}[winner[0]] == test.winner
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=30),
+    st.lists(st.floats(0, 1), min_size=1, max_size=30),
+)
+def test_marks_move_the_interval_as_parts_of_a_success(base, new):
+    test = TwoArms()
+    for mark in base:
+        test.update("baseline", successes=mark, failures=1 - mark)
+    for mark in new:
+        test.update("candidate", successes=mark, failures=1 - mark)
+    found = test.interval()
+    assert -1 <= found.low <= test.difference <= found.high <= 1

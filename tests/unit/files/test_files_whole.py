@@ -54,7 +54,7 @@ def test_a_folder_takes_its_name_only_when_all_that_is_in_it_is_on_disk(tmp_path
     true_sync, true_rename = os.fsync, Path.rename
 
     def sync(descriptor):
-        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         true_sync(descriptor)
 
     def rename(self, target):

@@ -70,7 +70,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(sink=None, *, settings=None, api_key=None, routes=None, queue_size=64):
+async def open_house(sink=None, *, settings=None, api_key=None, routes=None, queue_size=64, feedback=None):
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     with tempfile.TemporaryDirectory(prefix="graft-") as folder:
@@ -84,7 +84,12 @@ async def open_house(sink=None, *, settings=None, api_key=None, routes=None, que
             captures = CaptureWriter(sink, queue_size=queue_size)
             captures.start()
         gateway = Gateway(
-            engine, settings=settings, routes=lambda: routes, captures=captures, api_key=api_key
+            engine,
+            settings=settings,
+            routes=lambda: routes,
+            captures=captures,
+            api_key=api_key,
+            feedback=feedback,
         )
         server = Server(gateway.handle, limits=Limits(max_body_bytes=settings.max_body_bytes))
         port = await server.listen()

@@ -313,6 +313,7 @@ def test_no_bytes_break_the_server(inputs):
                 answer = b""
             assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
             writer.close()
+        server.limits = Limits()  # on a busy machine, a good request may take longer than 20 ms to come in
         assert (await raw(port, b"GET /ok HTTP/1.1\r\nconnection: close\r\n\r\n")).endswith(b"GET /ok ")
         assert failures == []
         await server.close()

@@ -41,5 +41,6 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
         model=capture.release,
         duration_ms=capture.total_ms,
         max_tokens=take_count(limit),
+        reward=capture.feedback,
         extra={"timestamp": capture.at},
     )

@@ -128,8 +128,8 @@ class PairedTest(_Bet):
         return mixed - _log_chance(counts, chances)
 
 
-Counts = tuple[int, int]
-"""Successes and failures."""
+Counts = tuple[float, float]
+"""Successes and failures; an answer with a mark of 0.7 is 0.7 of the one and 0.3 of the other."""
 
 
 @dataclass
@@ -139,6 +139,10 @@ class TwoArms(_Bet):
     How many requests an arm gets, and in which order, does not matter, as long as what an answer was like
     does not decide it. As soon as both arms have new answers, the rates seen before are bet against their
     common mean, which is fair whatever rate the two arms share (Turner, Ly, Grünwald, 2024).
+
+    Marks between 0 and 1 are split between success and failure. What a bet pays is convex in the mark, so it
+    pays at most what an answer that succeeds with that chance would: the test of equal means stays fair, and
+    is the more cautious the nearer the marks are to the middle.
     """
 
     baseline: Counts = field(default=(0, 0), kw_only=True)
@@ -148,7 +152,7 @@ class TwoArms(_Bet):
     candidate_waiting: Counts = field(default=(0, 0), kw_only=True)
     log_capital: float = field(default=0.0, kw_only=True)
 
-    def update(self, arm: Side, *, successes: int = 0, failures: int = 0) -> None:
+    def update(self, arm: Side, *, successes: float = 0, failures: float = 0) -> None:
         """More answers of one arm."""
         if min(successes, failures) < 0:
             raise ValueError(f"counts cannot be negative: {successes} successes, {failures} failures")
@@ -228,7 +232,7 @@ def _slope(counts: Counts, rate: float) -> float:
     return rising - falling
 
 
-def _log_chance(counts: tuple[int, ...], chances: tuple[float, ...]) -> float:
+def _log_chance(counts: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """The log of the likelihood of the counts in one order; impossible counts have minus infinity."""
     total = 0.0
     for count, chance in zip(counts, chances, strict=True):

@@ -1,0 +1,145 @@
+"""An experiment on live traffic from end to end: dealt by the real gateway, graded by users, decided."""
+
+import asyncio
+import json
+import random
+import sys
+from pathlib import Path
+
+import yaml
+from openai import AsyncOpenAI
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.coordinate.ab_live import compare_live
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.release_store import open_store
+from graftwork.coordinate.serving import StoreSink, say_split
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.data.formats.captured import to_interaction
+from graftwork.project.folder import open_project
+from graftwork.records.interaction import Origin
+from graftwork.registry.publish import publish
+from graftwork.serve.client import Client
+from graftwork.serve.jobs import EngineJob
+from graftwork.serve.run import serve
+from graftwork.serve.settings import ServeSettings, SplitSettings
+
+DEADLINE = 60.0
+JSON = (("content-type", "application/json"),)
+
+
+def prepare(root):
+    """A project with two releases, behind champion and challenger."""
+    settings = {"project": PROJECT, "data": {"logs": ["x.jsonl"]}, "evaluate": {"metrics": ["json_valid"]}}
+    (root / "graft.yaml").write_text(yaml.safe_dump(settings))
+    with open_workplace(open_project(root), Silent()) as work:
+        for alias in ("champion", "challenger"):
+            folder = write_adapter(root / alias, weights=alias.encode())
+            made = publish(folder=open_store(work), index=work.releases, **parts(folder))
+            work.releases.move_alias(
+                alias,
+                made.id,
+                expected_previous=None,
+                who="ada",
+                when="2026-01-01T00:00:00Z",
+                why="to compare",
+            )
+        return work.releases.aliases()
+
+
+async def serving(work, settings, talk):
+    """The real endpoint over the stand-in engine while `talk` runs."""
+    ready, stop = asyncio.get_running_loop().create_future(), asyncio.Event()
+    aliases = work.releases.aliases()
+    job = EngineJob(
+        folder=str(work.project.serving),
+        base_folder="none",
+        adapters=dict.fromkeys(aliases.values(), "none"),
+    )
+    sink = StoreSink(work)
+    task = asyncio.create_task(
+        serve(
+            settings,
+            engine_job=job,
+            sink=sink,
+            resolve_alias=work.releases.aliases,
+            on_ready=ready.set_result,
+            stop=stop,
+            engine_module="graftwork.serve.standin",
+            feedback=sink,
+        )
+    )
+    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)
+    if task.done():
+        task.result()
+    try:
+        return await talk(ready.result())
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, DEADLINE)
+
+
+async def live_through(url, *, sessions, likes, seed):
+    """Users ask, look at who answered only through what they think of it, and say so."""
+    chance, http = random.Random(seed), Client(port=int(url.rpartition(":")[2]))
+    answered = {}
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=DEADLINE) as client:
+        for n in range(sessions):
+            for turn in range(1 + n % 2):
+                answer = await client.chat.completions.with_raw_response.create(
+                    model="champion",
+                    messages=[{"role": "user", "content": f"question {turn}"}],
+                    extra_headers={"x-session-id": f"{seed}-{n}"},
+                )
+                release = answer.headers["x-graft-release"]
+                assert answered.setdefault(n, release) == release
+            said = {"capture": answer.headers["x-graft-capture"], "score": chance.random() < likes[release]}
+            reply = await http.send("POST", "/v1/feedback", body=json.dumps(said).encode(), headers=JSON)
+            assert (reply.status, bool(await reply.read())) == (200, True)
+    health = json.loads((await http.fetch("GET", "/health"))[1])
+    http.close()
+    return answered, health
+
+
+def run(main):
+    return asyncio.run(asyncio.wait_for(main, 2 * DEADLINE))
+
+
+def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_path):
+    aliases = prepare(tmp_path)
+    likes = {aliases["champion"]: 0.3, aliases["challenger"]: 0.95}
+    settings = ServeSettings(port=0, split=SplitSettings(share=0.4))
+    with open_workplace(open_project(tmp_path), Silent()) as work:
+        pair = (aliases["champion"], aliases["challenger"])
+        assert "experiment" in say_split(work, settings)
+        before = compare_live(work, "champion", "challenger", metric="feedback")
+        assert (before.winner, before.experiment, before.exit_code) == (None, None, 12)
+        experiments = set()
+        for seed in (1, 2):  # the second time the endpoint was started anew
+            answered, health = run(
+                serving(
+                    work,
+                    settings,
+                    lambda url, seed=seed: live_through(url, sessions=40, likes=likes, seed=seed),
+                )
+            )
+            assert set(answered.values()) == set(pair)
+            assert health["split"]["state"] == "on"
+            requests = {arm: facts["requests"] for arm, facts in health["split"]["arms"].items()}
+            assert sum(requests.values()) == 60
+            experiments.add(health["split"]["experiment"])
+        found = compare_live(work, "champion", "challenger", metric="feedback")
+        assert experiments == {found.experiment}
+        assert (found.winner, found.exit_code) == ("B", 0)
+        assert found.used <= 80
+        assert found.remarks == ()
+        assert found.arms["A"].sessions + found.arms["B"].sessions == 80
+        assert found.arms["A"].feedback + found.arms["B"].feedback == 80
+        assert compare_live(work, "challenger", "champion", metric="feedback").winner == "A"
+        said = [one for one in work.captures.export() if one.feedback is not None]
+        assert len(said) == 80
+        row = to_interaction(said[0].model_dump(mode="json"), Origin(file="captured.jsonl", line=1))
+        assert row.reward == said[0].feedback

@@ -1,0 +1,78 @@
+"""Feedback that was answered with 200 is there after the endpoint was killed in that very moment."""
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.store.feedback import FeedbackStore
+
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.serving import StoreSink
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.serve.jobs import EngineJob
+from graftwork.serve.run import serve
+from graftwork.serve.settings import ServeSettings
+
+root, folder = sys.argv[1:]
+with open_workplace(open_project(Path(root)), Silent()) as work:
+    sink = StoreSink(work)
+    asyncio.run(serve(
+        ServeSettings(port=0),
+        engine_job=EngineJob(folder=folder, base_folder="none"),
+        sink=sink,
+        resolve_alias=dict,
+        on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
+        engine_module="graftwork.serve.standin",
+        feedback=sink,
+    ))
+"""
+
+
+def post(connection, path, body):
+    connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+    reply = connection.getresponse()
+    return reply.status, json.loads(reply.read())
+
+
+@pytest.mark.parametrize("words", [1, 3])
+def test_what_was_said_is_kept_though_the_endpoint_is_killed_at_once(tmp_path, words):
+    settings = {"project": "p", "data": {"logs": ["x.jsonl"]}}
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    ids = []
+    with (
+        tempfile.TemporaryDirectory(prefix="graft-") as folder,  # the path of a socket has to be short
+        subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(tmp_path), str(Path(folder) / "engine")],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as child,
+    ):
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", int(child.stdout.readline()), timeout=60)
+            for _ in range(words):
+                asked = {"model": "base", "messages": [{"role": "user", "content": "hello"}]}
+                status, answer = post(connection, "/v1/chat/completions", asked)
+                assert status == 200
+                ids.append(answer["id"].removeprefix("chatcmpl-"))
+                assert post(connection, "/v1/feedback", {"capture": answer["id"], "score": 1})[0] == 200
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+    with open_workplace(open_project(tmp_path), Silent()) as work:
+        feedback = FeedbackStore(work.database, project="p")
+        assert [len(feedback.of_capture(one)) for one in ids] == [1] * words
+        assert [one.feedback for one in work.captures.export()] == [1.0] * words

@@ -1,0 +1,72 @@
+"""`graft serve`: what is asked on the command line goes over what graft.yaml says, or is refused by name."""
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from graftwork.cli.serve import serve
+from graftwork.coordinate import serving
+from graftwork.records.errors import UserMistake
+
+app = typer.Typer()
+app.command("serve")(serve)
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Run the command with options; the settings that the endpoint was to be started with."""
+    seen = []
+    monkeypatch.setattr(
+        serving, "serve_here", lambda work, settings, *, on_ready: (seen.append(settings), on_ready("u"))
+    )
+
+    def ask(*options, section=None):
+        settings = {"project": "p", "data": {"logs": ["x.jsonl"]}, "serve": section or {}}
+        (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+        done = CliRunner().invoke(app, [*options, "-C", str(tmp_path)])
+        if done.exception is not None:
+            raise done.exception
+        return seen[-1], done.stdout
+
+    return ask
+
+
+def test_without_a_word_about_it_nothing_is_dealt(asked):
+    settings, out = asked("--port", "0")
+    assert (settings.split, settings.port) == (None, 0)
+    assert "experiment" not in out
+
+
+def test_a_challenger_and_its_share_can_be_named_on_the_command_line(asked):
+    settings, out = asked("--challenger", "next", "--share", "0.25", "--experiment", "spring")
+    assert settings.split.model_dump() == {
+        "alias": "champion",
+        "challenger": "next",
+        "share": 0.25,
+        "experiment": "spring",
+    }
+    assert "champion answers all" in out  # there is no release yet, and that is said
+
+
+def test_the_command_line_goes_over_what_the_file_says_and_leaves_the_rest(asked):
+    section = {"split": {"alias": "main", "challenger": "next", "share": 0.5}}
+    assert asked(section=section)[0].split.share == 0.5
+    settings, _ = asked("--share", "0.2", section=section)
+    assert (settings.split.alias, settings.split.challenger, settings.split.share) == ("main", "next", 0.2)
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        (("--share", "1"), "--share"),
+        (("--share", "0"), "--share"),
+        (("--challenger", "champion"), "--challenger"),
+        (("--port", "99999"), "--port"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_option_that_said_it(asked, options, where):
+    with pytest.raises(UserMistake) as refused:
+        asked(*options)
+    assert refused.value.where == where
+    assert refused.value.fix
