@@ -136,6 +136,7 @@ def _print(verdict: "Verdict") -> None:
 
 def _print_session(found: "NextStart") -> None:
     from graftwork.cli.output import stdout
+    from graftwork.cli.show.evaluation import OUTCOMES
     from graftwork.cli.show.tables import print_line, quote, table
 
     words = "GO ON FROM THIS ONE" if found.start == "this" else "GO BACK TO THE ONE BEFORE"
@@ -143,8 +144,12 @@ def _print_session(found: "NextStart") -> None:
     print_line(stdout, f"[bold {colour}]{words}[/]  {quote(found.reason)}")
     rows = table("rule", "", "why")
     for rule in found.rules:
-        rows.add_row(quote(rule.rule), rule.outcome, quote(rule.sentence))
+        rows.add_row(quote(rule.rule), OUTCOMES[rule.outcome], quote(rule.sentence))
     if found.rules:
         stdout.print(rows)
     if found.adapter_folder:
-        print_line(stdout, f"train.start_from: {quote(found.adapter_folder)}")
+        print_line(stdout, f"train.start_from: {quote(found.adapter_folder)}", soft_wrap=True)
+    elif not found.adapter_hash:
+        print_line(stdout, "train.start_from: leave it out; the session began at the base itself")
+    else:
+        print_line(stdout, f"the adapter {quote(found.adapter_hash[:12])} lies in no run or release any more")

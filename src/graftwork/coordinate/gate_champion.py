@@ -5,33 +5,59 @@ where both answered the same cases in the same way. Asks no model.
 """
 
 import hashlib
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from graftwork.coordinate.release_store import open_store, own_alias
 from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.gate import Surroundings
+from graftwork.evaluate.gate.sessions import DECIDES_GRADES
 from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 
 CHAMPION = "champion"
+SERVED_ALREADY = "This very adapter is served already"
+HELD_AGAINST_BASE = "what is said of the champion was held against the base"
 REPORT = "report.json"
 OF_THE_MACHINE = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY)
-DECIDES_ANSWERS = ("max_new_tokens", "fields", "sampling", "repeats", "checks", "judge")
-"""Settings of an evaluation that must agree, or grades cannot be compared case by case."""
+UNTIMED = {
+    "single_latency_seconds": (),
+    "first_token_seconds": (),
+    "tokens_per_second": 0.0,
+    "peak_memory_gib": 0.0,
+}
 
 
-def find_champion(work: Workplace, *, adapter_hash: str) -> Release | None:
+class Champion(NamedTuple):
+    """Whom a candidate is held against. Without a release the base stands in, and `instead` says why."""
+
+    release: Release | None
+    instead: str = ""
+
+
+def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
     """What is served now; where that is this very adapter, what it took the place of."""
     release_id = work.releases.aliases().get(own_alias(work))
     if release_id is None:
-        return None
+        return Champion(None)
     served = work.releases.get(release_id)
     if served.adapter_hash != adapter_hash:
-        return served
-    return work.releases.get(served.parent) if served.parent is not None else None
+        return Champion(served)
+    if served.parent is None:
+        return Champion(None, f"{SERVED_ALREADY}, and nothing was served before it: {HELD_AGAINST_BASE}.")
+    # Not by `get`, which takes a part of an id too: a parent is named in full, or is not known here.
+    known = next((one for one in work.releases.list() if one.id == served.parent), None)
+    if known is None:
+        missing = f"the release before it ({served.parent[:12]}) is not known here"
+        return Champion(None, f"{SERVED_ALREADY}, and {missing}: {HELD_AGAINST_BASE}.")
+    return Champion(known)
+
+
+def find_champion(work: Workplace, *, adapter_hash: str) -> Release | None:
+    return look_for_champion(work, adapter_hash=adapter_hash).release
 
 
 def with_champion(work: Workplace, report: Report, champion: Release | None) -> Report:
@@ -39,16 +65,21 @@ def with_champion(work: Workplace, report: Report, champion: Release | None) -> 
     if report.champion is not None or champion is None:
         return report
     known = read_report(work, champion)
-    if known is None or not _comparable(known, report):
+    if known is None or not comparable(known, report):
         return report
     # Seconds and bytes of another day, perhaps of another machine, say nothing about this one.
     grades = {name: metric for name, metric in known.candidate.metrics.items() if name not in OF_THE_MACHINE}
-    served = known.candidate.model_copy(update={"subject": CHAMPION, "metrics": grades})
+    generation = known.candidate.generation.model_copy(update=UNTIMED)
+    served = known.candidate.model_copy(
+        update={"subject": CHAMPION, "metrics": grades, "generation": generation}
+    )
     return report.model_copy(update={"others": (*report.others, served), "champion": CHAMPION})
 
 
-def surroundings_of(champion: Release | None) -> Surroundings:
-    return Surroundings(no_champion=champion is None, champion=champion.id if champion is not None else "")
+def surroundings_of(champion: Champion) -> Surroundings:
+    if champion.release is None:
+        return Surroundings(no_champion=True, instead=champion.instead)
+    return Surroundings(champion=champion.release.id)
 
 
 def read_report(work: Workplace, release: Release) -> Report | None:
@@ -72,6 +103,8 @@ def read_report(work: Workplace, release: Release) -> Report | None:
         return None
 
 
-def _comparable(known: Report, report: Report) -> bool:
-    same = all(known.settings.get(name) == report.settings.get(name) for name in DECIDES_ANSWERS)
-    return same and known.cases_hash == report.cases_hash
+def comparable(known: Report, report: Report) -> bool:
+    """Whether both answered the same cases in the same way."""
+    same = all(known.settings.get(name) == report.settings.get(name) for name in DECIDES_GRADES)
+    engines = {one.candidate.generation.settings.get("engine") for one in (known, report)}
+    return same and len(engines) == 1 and known.cases_hash == report.cases_hash

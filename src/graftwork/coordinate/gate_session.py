@@ -6,7 +6,7 @@ of its own gate, of its release or, where the session began at the base, of the 
 
 from pathlib import Path
 
-from graftwork.coordinate.gate_champion import read_report
+from graftwork.coordinate.gate_champion import comparable, read_report
 from graftwork.coordinate.gate_reports import find_report, keep_report
 from graftwork.coordinate.pipeline import run_pipeline
 from graftwork.coordinate.release_store import open_store
@@ -43,8 +43,11 @@ def judge_session(work: Workplace) -> NextStart:
 def find_adapter(work: Workplace, adapter_hash: str) -> str:
     """The folder of an adapter that a run or a release holds; empty where neither does."""
     for run in work.runs.list(limit=MOST_RUNS):
-        if run.outcome is not None and run.outcome.get("adapter_hash") == adapter_hash:
-            return str(run.outcome["adapter_folder"])
+        if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
+            continue
+        # A run that was cleared away leaves its record: the folder is looked for elsewhere then.
+        if Path(kept := str(run.outcome["adapter_folder"])).is_dir():
+            return kept
     store = open_store(work)
     for release in work.releases.list():
         if release.adapter_hash == adapter_hash and store.has(release.id):
@@ -56,12 +59,14 @@ def find_adapter(work: Workplace, adapter_hash: str) -> str:
 def _report_before(work: Workplace, report: Report, outcome: TrainOutcome) -> Report:
     if outcome.started_from is None:
         return report.model_copy(update={"candidate": report.baseline})
-    kept = find_report(work, outcome.started_from)
-    if kept is not None:
-        return kept
+    known = [find_report(work, outcome.started_from)]
     for release in work.releases.list():
-        if release.adapter_hash == outcome.started_from and (known := read_report(work, release)) is not None:
-            return known
+        if release.adapter_hash == outcome.started_from:
+            known.append(read_report(work, release))
+    found = [one for one in known if one is not None]
+    if found:
+        # Of several the one that was asked the same cases in the same way.
+        return next((one for one in found if comparable(one, report)), found[0])
     raise UserMistake(
         f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
         why="a session is judged by what it changed on the same cases",

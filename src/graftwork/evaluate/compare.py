@@ -4,8 +4,8 @@ In: their reports, the session of each case, margins set beforehand. Out: a Comp
 that both have. Pure; does not know which differences matter.
 
 Grades of 0 and 1 get Tango's interval and McNemar's exact test; other grades a bootstrap interval and
-sign flips; latency the median of the differences. Where a session has several cases, the session is the
-unit. Several candidates against one baseline get Holm's correction.
+sign flips; latency the median of the differences with its exact interval. Where a session has several
+cases, the session is the unit. Several candidates against one baseline get Holm's correction.
 """
 
 import math
@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.metrics import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.statistics import (
     Interval,
     Sided,
     clustered_difference,
     holm,
     mcnemar,
-    paired_bootstrap_median,
     paired_difference,
     paired_permutation,
 )
@@ -72,8 +72,10 @@ def compare(
         before = baseline.metrics.get(name)
         if before is not None and (metric.scores or metric.kind != "number"):
             pairs = _pair_up(before, metric, sessions or {})
-            how = _compare_perplexity if name == PERPLEXITY else _compare_grades
-            found.append(how(pairs, before, metric, confidence, allowed.get(name)))
+            if name == PERPLEXITY:
+                found.append(_compare_perplexity(pairs, before.value, confidence, allowed.get(name)))
+            else:
+                found.append(_compare_grades(name, pairs, confidence, allowed.get(name)))
     old, new = baseline.generation, candidate.generation
     for name, timed in (
         (LATENCY, (old.single_latency_seconds, new.single_latency_seconds)),
@@ -83,6 +85,19 @@ def compare(
             found.append(_compare_seconds(name, *timed, confidence, allowed.get(name)))
     sides = {"baseline": baseline.subject, "candidate": candidate.subject}
     return tuple(comparison.model_copy(update=sides) for comparison in found)
+
+
+def compare_choices(
+    grades: Mapping[str, float | None], *, confidence: float = 0.95, sessions: Mapping[str, str] | None = None
+) -> Comparison:
+    """What only a pair tells: 1 where the candidate's answer was chosen, 0 the baseline's, else neither."""
+    judged = {case: grade for case, grade in grades.items() if grade is not None}
+    pairs = _Pairs(
+        before=[float(grade == 0.0) for grade in judged.values()],
+        after=[float(grade == 1.0) for grade in judged.values()],
+        clusters=cluster_cases(list(judged), sessions=sessions or {}),
+    )
+    return _compare_grades(JUDGE_PREFERENCE, pairs, confidence, None)
 
 
 def compare_candidates(
@@ -139,9 +154,7 @@ def _differences(before: Metric, after: Metric) -> dict[str, float]:
     }
 
 
-def _compare_grades(
-    pairs: _Pairs, before: Metric, after: Metric, confidence: float, margin: float | None
-) -> Comparison:
+def _compare_grades(name: str, pairs: _Pairs, confidence: float, margin: float | None) -> Comparison:
     n = len(pairs.before)
     gained, lost = pairs.gained, pairs.lost
     if pairs.graded_0_or_1 and pairs.clusters is None:
@@ -151,9 +164,9 @@ def _compare_grades(
         test = SIGN_FLIPS if pairs.clusters is None else f"{SIGN_FLIPS} by session"
         p_value = paired_permutation(pairs.before, pairs.after, clusters=pairs.clusters)
     low, high = _difference(pairs, confidence, "two")
-    lower_is_better = after.name in LOWER_IS_BETTER
+    lower_is_better = name in LOWER_IS_BETTER
     return Comparison(
-        metric=after.name,
+        metric=name,
         baseline="",
         candidate="",
         n=n,
@@ -170,17 +183,15 @@ def _compare_grades(
     )
 
 
-def _compare_perplexity(
-    pairs: _Pairs, before: Metric, after: Metric, confidence: float, margin: float | None
-) -> Comparison:
+def _compare_perplexity(pairs: _Pairs, before: float, confidence: float, margin: float | None) -> Comparison:
     """Losses are compared, case by case, and told as what they make of the baseline's perplexity."""
 
     def as_points(loss: float) -> float:
-        return before.value * math.expm1(loss)
+        return before * math.expm1(loss)
 
     losses = _Pairs([math.log(x) for x in pairs.before], [math.log(x) for x in pairs.after], pairs.clusters)
-    allowed = None if margin is None or not before.value else math.log1p(margin / before.value)
-    found = _compare_grades(losses, before, after, confidence, allowed)
+    allowed = None if margin is None or not before else math.log1p(margin / before)
+    found = _compare_grades(PERPLEXITY, losses, confidence, allowed)
     told = {
         "difference": as_points(found.difference),
         "low": as_points(found.low),
@@ -218,9 +229,9 @@ def _compare_seconds(
     differences = [new - old for old, new in zip(before, after, strict=True)]
     faster, slower = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
     middle = median(differences)
-    low, high = paired_bootstrap_median(before, after, confidence=confidence)
+    low, high = quantile_interval(differences, quantile=0.5, confidence=confidence)
     # A two-sided interval leaves out as much on each side as a one-sided one at this confidence.
-    bound = paired_bootstrap_median(before, after, confidence=2 * confidence - 1).high
+    bound = quantile_interval(differences, quantile=0.5, confidence=2 * confidence - 1).high
     return Comparison(
         metric=name,
         baseline="",
@@ -229,8 +240,9 @@ def _compare_seconds(
         wins=faster,
         losses=slower,
         difference=middle,
-        low=min(low, middle),
-        high=max(high, middle),
+        # Of too few pairs for a bound the range is told; the gate knows that it proves nothing.
+        low=low if math.isfinite(low) else min(differences),
+        high=high if math.isfinite(high) else max(differences),
         p_value=mcnemar(faster, losses=slower),
         test=SIGN_TEST,
         margin=margin,

@@ -4,6 +4,7 @@ In: rules as people write them. Out: frozen settings with a hash, so that a chan
 Knows the names of the metrics, not how they are measured.
 """
 
+import math
 from difflib import get_close_matches
 from typing import Literal, Self
 
@@ -80,11 +81,20 @@ class Rule(Record):
             raise ValueError(
                 f"the rule for {self.metric} needs `over` or `under`, and not both; or a `margin`"
             )
+        if not math.isfinite(self.limit):
+            raise ValueError(f"the rule for {self.metric} needs a number, not {self.limit}")
+        if self.metric == JUDGE_PREFERENCE and self.margin is None:
+            raise ValueError(
+                f"{self.metric} tells which of two answers is better, and has no figure of one: give it a "
+                "`margin`, or make it the `primary` metric"
+            )
         # Every grade lies between 0 and 1, a project's own too: beyond that a limit always holds, or never.
         if self.metric not in FIGURES and not 0 <= self.limit <= 1:
             raise ValueError(
                 f"{self.metric} is a rate between 0 and 1, not {self.limit:g}: for 95 % write 0.95"
             )
+        if self._holds_always:
+            raise ValueError(f"`{self._way}: {self.limit:g}` for {self.metric} holds whatever is measured")
         if self.metric not in FIGURES and self.margin == 1:
             raise ValueError(f"a margin of 100 points for {self.metric} allows everything: 0.02 is 2 points")
         if self.margin is None and self.against is not None:
@@ -106,6 +116,17 @@ class Rule(Record):
                 "the difference, and a proven loss aborts anyway"
             )
         return self
+
+    @property
+    def _way(self) -> str:
+        return next(name for name in (*LIMITS, "margin") if getattr(self, name) is not None)
+
+    @property
+    def _holds_always(self) -> bool:
+        """A limit at the very end of what can be measured, or beyond it."""
+        if self.metric not in FIGURES:
+            return self.at_least == 0 or self.at_most == 1
+        return (self._way == "at_least" and self.limit <= 0) or (self._way == "over" and self.limit < 0)
 
     @property
     def limit(self) -> float:
@@ -221,7 +242,8 @@ class GateSettings(Record):
             Primary(metric=self.primary)
         if isinstance(self.win, str):
             Win(metric=self.win)
-        if self.win is not None and all(rule.metric in FIGURES for rule in self.rules):
+        # What was not cut off may still be empty or wrong: that is no quality by itself.
+        if self.win is not None and all(rule.metric in (*FIGURES, TRUNCATED) for rule in self.rules):
             raise ValueError(
                 "a cost win needs a rule on the quality of the answers, or whatever is cheap would pass: "
                 "add a guardrail, such as {metric: json_valid, against: base, margin: 0.02}"

@@ -58,7 +58,9 @@ def _say(
     if not math.isfinite(detectable):
         begin = f"{having} cannot show any difference, however large"
     else:
-        begin = f"With {having} you can see a difference of {math.ceil(100 * detectable - 1e-9)} points"
+        begin = (
+            f"With {having} you can see a difference of {_points(math.ceil(100 * detectable - 1e-9) / 100)}"
+        )
     if cases >= needed:
         end = f"a difference of {_points(asked)} needs {_round(needed)}, and these are enough"
     else:
@@ -67,7 +69,8 @@ def _say(
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:g} points"
+    points = f"{100 * share:g}"
+    return f"{points} point" if points == "1" else f"{points} points"
 
 
 def _round(count: int) -> int:

@@ -14,6 +14,7 @@ from graftwork.evaluate.metrics import (
     CHECKS_PASSED,
     JUDGE_SCORE,
     SCORED,
+    TASK_SUCCESS,
     TRUNCATED,
     Check,
     FailedGrade,
@@ -24,6 +25,7 @@ from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import clopper_pearson, clustered_mean, clustered_rate
 from graftwork.evaluate.statistics.scores import score_mean
+from graftwork.evaluate.wording import plural
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,
@@ -39,6 +41,10 @@ from graftwork.records.report import (
 __all__ = ["compare", "compare_candidates", "make_metric", "make_rate", "make_report", "score", "sessions_of"]
 
 Scores = dict[str, float | None]
+NOT_BY_THE_CASE = (
+    "None for one answer and a grade for another to the same case: whether it applies must depend on the "
+    "case alone"
+)
 
 
 def score(
@@ -58,11 +64,8 @@ def score(
     context = _complete(context, settings)
     confidence, sessions = settings.confidence, sessions_of(cases)
     metrics: dict[str, Metric] = {}
-    for name in settings.graded:
-        scores = {
-            case.id: average([grade(name, case, answer.text, context=context) for answer in said[case.id]])
-            for case in cases
-        }
+    for name in settings.graded_on(cases):
+        scores = {case.id: _grade_case(name, case, said[case.id], context) for case in cases}
         # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
         scores |= dict.fromkeys({lost.case_id for lost in context.failed if lost.metric == name}, None)
         metric = make_metric(
@@ -71,7 +74,7 @@ def score(
         metrics[name] = _note_failures(metric, context.failed)
     cut = {case.id: average([float(a.finish_reason == "length") for a in said[case.id]]) for case in cases}
     metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
-    metrics |= measure(said, generation=generation, confidence=confidence)
+    metrics |= measure(said, generation=generation, confidence=confidence, sessions=sessions)
     return SubjectReport(subject=generation.subject, metrics=metrics, generation=generation)
 
 
@@ -191,6 +194,15 @@ def average(grades: Sequence[float | None]) -> float | None:
     return sum(graded) / len(graded) if graded else None
 
 
+def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: GradeContext) -> float | None:
+    """The mean over the repeats, all of them or none: the others might be the lucky ones."""
+    before = len(context.failed)
+    grades = [grade(name, case, answer.text, context=context) for answer in answers]
+    if None in grades and any(one is not None for one in grades) and len(context.failed) == before:
+        context.failed.append(FailedGrade(name, case.id, NOT_BY_THE_CASE))
+    return average(grades)
+
+
 def _answers_of_each(
     cases: Sequence[Case], answers: Sequence[Answer], *, subject: str
 ) -> Mapping[str, Sequence[Answer]]:
@@ -199,8 +211,9 @@ def _answers_of_each(
         said.setdefault(answer.case_id, []).append(answer)
     missing = [case.id for case in cases if case.id not in said]
     if missing:
+        have = "has" if len(missing) == 1 else "have"
         raise UserMistake(
-            f"{len(missing)} of {len(cases)} cases have no answer from {subject}",
+            f"{len(missing)} of {plural(len(cases), 'case')} {have} no answer from {subject}",
             why="a rate over the answered cases alone would flatter it",
             fix="run `graft eval` again: it asks only what is missing",
             where=missing[0],
@@ -217,7 +230,8 @@ def _make_power(
     settings: EvaluateSettings,
 ) -> Power | None:
     """What the cases can show on the metric named first, which is the one that matters most."""
-    first = next((c for c in comparisons if c.metric in settings.graded and c.n), None)
+    graded = (*settings.graded, TASK_SUCCESS)
+    first = next((c for c in comparisons if c.metric in graded and c.n), None)
     if first is None:
         return None
     effective = None
@@ -244,8 +258,9 @@ def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
     own = [failure for failure in failed if failure.metric == metric.name]
     if not own:
         return metric
-    lost = {failure.case_id for failure in own if metric.scores.get(failure.case_id) is None}
-    return metric.model_copy(update={"failed": len(lost), "why_failed": own[0].reason})
+    lost = dict.fromkeys(failure.case_id for failure in own if metric.scores.get(failure.case_id) is None)
+    told = {"failed": len(lost), "why_failed": own[0].reason, "failed_cases": tuple(lost)}
+    return metric.model_copy(update=told)
 
 
 def _name_method(method: str, clusters: Sequence[str] | None) -> str:

@@ -1,5 +1,6 @@
 """What graft.yaml says about evaluation, checked when it is read."""
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal, Self
 
@@ -19,11 +20,13 @@ from graftwork.evaluate.metrics import (
     PERPLEXITY,
     TASK_SUCCESS,
     Check,
+    right_or_wrong,
 )
 from graftwork.evaluate.subjects.named import parse_subject
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+from graftwork.records.report import Case
 
 Slice = Literal["group", "role", "domain", "session", "length"]
 
@@ -57,8 +60,8 @@ class EvaluateSettings(Record):
     """At most so many held-out cases; all of them without it."""
     max_new_tokens: int = Field(default=64, ge=1)
     """An answer longer than this is cut off and counts as truncated."""
-    batch_size: int = Field(default=32, ge=1)
-    """Answers generated side by side."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Answers generated side by side. Without it 32 on a processor, and on a card 256 or as many as fit."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is graded: names of the metrics."""
     checks: tuple[Check, ...] = ()
@@ -134,6 +137,16 @@ class EvaluateSettings(Record):
         names = (*self.metrics, *(check.name for check in self.checks), *([JUDGE_SCORE] if pointwise else []))
         return tuple(dict.fromkeys(names))
 
+    def graded_on(self, cases: Sequence[Case]) -> tuple[str, ...]:
+        """`graded`, and task_success where cases bring checks along: that is what they bring them for.
+
+        It comes first where graft.yaml names no metrics: such cases are about little else.
+        """
+        if TASK_SUCCESS in self.graded or not any(case.checks for case in cases):
+            return self.graded
+        unnamed = self.metrics == tuple(METRICS)
+        return (TASK_SUCCESS, *self.graded) if unnamed else (*self.graded, TASK_SUCCESS)
+
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
     """What an evaluation by these settings measures, so that a rule of the gate can name it."""
@@ -147,10 +160,20 @@ def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
     return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
 
 
+def _require_checks(name: str, settings: EvaluateSettings) -> None:
+    """Held-out rows bring no checks along: what a right answer is stands in graft.yaml, or nowhere."""
+    if name in (TASK_SUCCESS, CHECKS_PASSED) and not right_or_wrong(settings.checks):
+        raise ValueError(
+            f"nothing says when an answer is right, so {name} would never be measured; write a rule under "
+            "evaluate.checks, such as {name: done, contains: DONE}"
+        )
+
+
 def require_evaluated(name: str, settings: EvaluateSettings) -> None:
     """A rule about a metric that nobody measures could never be decided."""
     known = known_comparisons(settings)
     if name in known:
+        _require_checks(name, settings)
         return
     if name in BY_NAME:
         raise ValueError(f"the metric {name} is not evaluated; add it to evaluate.metrics")

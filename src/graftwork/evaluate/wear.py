@@ -10,6 +10,7 @@ the answers of the test; where each was tuned by what the last report showed, ev
 """
 
 from graftwork.evaluate.statistics import mcnemar
+from graftwork.evaluate.wording import plural
 from graftwork.records.report import Comparison, Report, Wear
 
 WORN = 0.5
@@ -67,7 +68,7 @@ def _say(
     if tried == 1:
         return f"{begin}."
     if n and gain is None:
-        chance = f"no gain on {n} cases is beyond chance any more"
+        chance = f"no gain on {plural(n, 'case')} is beyond chance any more"
     elif gain is not None:
         chance = f"a gain under {_points(gain)} may be chance"
     else:

@@ -1,8 +1,8 @@
 """`python -m graftwork.evaluate.worker JOB.json`: one subject, all cases, in a process of its own.
 
 In: an EvalJob as a file. Out: `answers.jsonl`, and `generation.json` written last: its presence says
-that all answers are there. Who answers stands in `subjects/`: a model of our own, vLLM where there is one
-and a card, an endpoint, or several processes that share the cases.
+that all answers are there. Who answers stands in `subjects/`: a model of our own, vLLM where it is used,
+an endpoint, or several processes that share the cases.
 """
 
 import sys
@@ -12,6 +12,7 @@ from pathlib import Path
 from graftwork.evaluate.ask import Asker, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
 from graftwork.evaluate.subjects.book import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook
+from graftwork.evaluate.subjects.engines import is_vllm, settle
 from graftwork.files.digest import file_digest, folder_digest
 from graftwork.files.whole import write_whole
 from graftwork.process.heartbeat import Heart
@@ -36,6 +37,7 @@ NOT_DECIDING = {
 def evaluate(job: EvalJob) -> None:
     """Load the subject, ask everything, say how it went."""
     folder = Path(job.folder)
+    job = settle(job)
     drop_answers_of_another_job(job)
     if (folder / GENERATION_FILE).exists():
         return
@@ -112,9 +114,9 @@ def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
 
 def _make_asker(job: EvalJob, heart: Heart, *, shards: int) -> Asker:
     from graftwork.evaluate.subjects.own import OwnModel
-    from graftwork.evaluate.subjects.vllm_engine import VllmModel, can_use_vllm
+    from graftwork.evaluate.subjects.vllm_engine import VllmModel
 
-    model = VllmModel(job) if can_use_vllm(job) else OwnModel(job)
+    model = VllmModel(job) if is_vllm(job) else OwnModel(job)
     return Asker(
         job,
         turns=model.template,

@@ -17,12 +17,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from http.client import HTTPMessage
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 from graftwork.files.journal import Journal
+from graftwork.process.stay_here import open_here
 from graftwork.records.alert import Alert, AlertKind
 from graftwork.records.errors import UserMistake
 
@@ -175,7 +174,7 @@ def _post_once(address: str, body: bytes, seconds: float) -> tuple[str, bool]:
     request = urllib.request.Request(
         address, data=body, headers={"Content-Type": "application/json"}, method="POST"
     )
-    opener = urllib.request.build_opener(_StayHere)
+    opener = open_here()
     try:
         with opener.open(request, timeout=seconds):
             return "", False
@@ -186,18 +185,3 @@ def _post_once(address: str, body: bytes, seconds: float) -> tuple[str, bool]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
         return f"could not be reached: {reason or type(error).__name__}", True
-
-
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """What is meant for one host is not carried to another."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: HTTPMessage,
-        newurl: str,
-    ) -> None:
-        return None

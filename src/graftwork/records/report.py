@@ -73,6 +73,10 @@ class EvalJob(Record):
     """Processes that share the cases."""
     batches: tuple[tuple[int, tuple[str, ...]], ...] | None = None
     """The share of one process: which answer, to which cases; None asks all that is missing."""
+    engine: str = ""
+    """Who answers: `graftwork`, or `vllm` with its version; empty lets the worker find it."""
+    precision: str = ""
+    """Of the weights and of the arithmetic, as `float32`; empty lets the worker find it."""
 
 
 class Answer(Record):
@@ -132,6 +136,8 @@ class Metric(Record):
     """Cases on which the grader itself failed: they are not in `n`, and nothing is known of them."""
     why_failed: str = ""
     """What the grader said at the first of them."""
+    failed_cases: tuple[str, ...] = ()
+    """Which cases those are; empty in records older than the field."""
 
 
 class Comparison(Record):

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from graftwork.cli.show.evaluation import show_report
+from graftwork.records.report import SliceFigure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 from evaluation_sample import make_evaluation
@@ -41,12 +42,68 @@ def test_what_the_cases_can_show_is_said(report):
     assert report.power.sentence[:60] in shown(report, width=300)
 
 
-def test_the_first_metric_is_shown_part_by_part(report):
-    text = shown(report)
-    assert "by role" in text
-    assert "by domain" in text
-    planner = next(line for line in text.splitlines() if line.startswith("planner"))
-    assert " 6 " in planner
+def figure(part, before, after, *, n=20, metric="json_valid", by="group"):
+    return SliceFigure(
+        by=by,
+        part=part,
+        metric=metric,
+        n=n,
+        before=before,
+        before_low=max(0, before - 0.2),
+        before_high=min(1, before + 0.2),
+        after=after,
+        after_low=max(0, after - 0.2),
+        after_high=min(1, after + 0.2),
+        wins=max(0, round(n * (after - before))),
+        losses=max(0, round(n * (before - after))),
+        adjusted_p=0.04,
+    )
+
+
+MANY = (
+    *(figure(f"part-{i}", 0.5, 0.55 + i / 100) for i in range(20)),
+    figure("hurt", 0.6, 0.55),
+    figure("tiny", 0.0, 1.0, n=4),
+    figure("same", 0.5, 0.5),
+    figure("cut", 0.1, 0.3, metric="truncated", by="length"),
+)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_parts_that_matter_are_shown_and_the_others_are_counted(report, width):
+    text = shown(report.model_copy(update={"slices": MANY}), width=width)
+    lines = text.splitlines()
+    head = next(at for at, line in enumerate(lines) if line.startswith("part of the cases"))
+    body = "\n".join(lines[head + 2 : lines.index("", head + 2)])
+    rows = [line for line in body.splitlines() if "/" in line]
+    assert len(rows) == 8
+    # What got worse comes first: a larger share of answers that were cut off is worse, too.
+    places = [body.index(part) for part in ("cut", "hurt", "part-19", "part-18")]
+    assert places == sorted(places)
+    assert "tiny" not in body
+    assert "same" not in body
+    assert "16 more figures of parts are on the page and in --json" in text.replace("\n", " ")
+    assert all(len(line) <= width for line in lines)
+    assert ("(30–70)" in body) == (width == 120)
+
+
+def test_parts_that_do_not_differ_are_told_in_one_line(report):
+    text = shown(report.model_copy(update={"slices": (figure("same", 0.5, 0.5),)}))
+    assert "no part of 5 cases and more differs; the 1 figure of all parts is on the page" in text
+    assert "part of the cases" not in text
+
+
+def test_one_of_anything_is_not_many(report):
+    one = report.candidate.generation.model_copy(update={"answers": 1, "tokens_per_second": 1.2})
+    metrics = {
+        name: metric.model_copy(update={"failed": 1, "why_failed": "a bug"})
+        for name, metric in report.candidate.metrics.items()
+    }
+    candidate = report.candidate.model_copy(update={"generation": one, "metrics": metrics})
+    text = shown(report.model_copy(update={"candidate": candidate, "cases": 1}), width=200)
+    assert "1 held-out case;" in text
+    assert "adapter: 1 answer, 1 token/s" in text
+    assert "the grader failed on 1 case of which nothing is known (a bug)" in text
 
 
 def test_a_worn_test_set_is_said_to_be_so_and_a_fresh_one_is_not(report):

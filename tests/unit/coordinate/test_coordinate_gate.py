@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.coordinate.gate_champion import find_champion, with_champion
+from graftwork.coordinate.gate_champion import (
+    find_champion,
+    look_for_champion,
+    surroundings_of,
+    with_champion,
+)
 from graftwork.coordinate.gate_reports import find_report, keep_report
 from graftwork.coordinate.gate_rules import RULES, note_rules, with_changes
 from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.workplace import open_workplace
 from graftwork.evaluate.gate import Judged, decide
+from graftwork.evaluate.measure import measure
 from graftwork.evaluate.score import compare, make_rate
 from graftwork.files.journal import Journal
 from graftwork.project.folder import open_project
@@ -139,6 +145,32 @@ def test_seconds_of_another_day_do_not_stand_in_for_the_champions(tmp_path):
         assert set(with_champion(work, report(60), champion).others[-1].metrics) == {"json_valid"}
 
 
+@pytest.mark.parametrize("metric", ["latency_seconds", "first_token_seconds", "tokens_per_second"])
+def test_no_rule_on_seconds_is_kept_by_those_of_another_day(tmp_path, metric):
+    rules = {"rules": [{"metric": metric, "against": "champion", "margin": 1}]}
+
+    def timed(found, seconds):
+        made = {
+            "single_latency_seconds": (seconds,) * 8,
+            "first_token_seconds": (seconds,) * 8,
+            "tokens_per_second": 100 / seconds,
+        }
+        generation = found.candidate.generation.model_copy(update=made)
+        measured = measure({}, generation=generation)
+        metrics = {**found.candidate.metrics, **measured}
+        candidate = found.candidate.model_copy(update={"generation": generation, "metrics": metrics})
+        return found.model_copy(update={"candidate": candidate})
+
+    with opened(write_project(tmp_path / "p", rules)) as work:
+        champion = release_of(work, timed(report(97), 9.0), adapter_hash="old")
+        promote(work, champion)
+        found = look_for_champion(work, adapter_hash="new")
+        seen = with_champion(work, timed(report(97), 1.0), found.release)
+        verdict = decide(seen, work.settings.gate, around=surroundings_of(found))
+    assert verdict.decision == "not_enough_evidence"
+    assert "not measured on the same cases as the champion" in verdict.rules[0].sentence
+
+
 def test_the_champions_own_report_on_the_same_cases_stands_in_for_asking_it_again(tmp_path):
     with opened(write_project(tmp_path / "p", LAX)) as work:
         champion = release_of(work, report(97), adapter_hash="old")
@@ -164,6 +196,25 @@ def test_an_adapter_that_serves_already_is_held_against_what_it_took_the_place_o
         promote(work, new, previous=old.id)
         assert find_champion(work, adapter_hash="new") == old
         assert find_champion(work, adapter_hash="newer") == new
+
+
+@pytest.mark.parametrize("parent", [None, "f" * 64, "7"])
+def test_an_adapter_that_serves_already_and_whose_parent_is_not_known_is_held_against_the_base(
+    tmp_path, parent
+):
+    rules = {"rules": [{"metric": "json_valid", "against": "champion", "margin": 0.05}]}
+    with opened(write_project(tmp_path / "p", rules)) as work:
+        served = release_of(work, report(97), adapter_hash="new", parent=parent)
+        promote(work, served)
+        found = look_for_champion(work, adapter_hash="new")
+        assert found.release is None
+        assert find_champion(work, adapter_hash="new") is None
+        verdict = decide(report(97), work.settings.gate, around=surroundings_of(found))
+    assert verdict.rules[0].against == "base"
+    (note,) = verdict.notes
+    assert note.startswith("This very adapter is served already, and ")
+    assert ("nothing was served before it" if parent is None else f"({parent[:12]}) is not known") in note
+    assert "Nothing is served yet" not in note
 
 
 def test_a_champions_report_that_was_tampered_with_is_refused(tmp_path):

@@ -228,7 +228,7 @@ def test_a_report_counts_what_was_answered():
 
 def test_a_case_without_an_answer_is_an_error_not_a_smaller_n():
     cases = make_cases(2)
-    with pytest.raises(UserMistake, match="1 of 2 cases have no answer"):
+    with pytest.raises(UserMistake, match="1 of 2 cases has no answer"):
         score(
             cases,
             answers=[answer("c0", "{}")],

@@ -167,3 +167,21 @@ def test_a_guardrail_passes_just_where_non_inferiority_is_proven(found, margin):
     assert (verdict.rules[0].outcome == "pass") == proven.non_inferior
     assert verdict.rules[0].low == pytest.approx(proven.bound, abs=1e-9)
     assert (verdict.decision == "deploy") == proven.non_inferior
+
+
+@pytest.mark.parametrize(
+    ("metric", "margin"), [("peak_memory_gib", 0.5), ("tokens_per_second", 5), ("answer_match", 0.05)]
+)
+def test_no_other_figure_is_taken_for_the_one_that_a_rule_names(metric, margin):
+    """First tokens are timed pair by pair; what has no pairs of its own may not borrow theirs."""
+    grades = {"json_valid": marks(100, 100)}
+    first = [1.0 + i / 100 for i in range(8)]
+    found = report(
+        subject("adapter", grades, latency=first, first_token=first, memory=9.0, speed=10.0),
+        subject("base", grades, latency=first, first_token=first, memory=3.0, speed=40.0),
+    )
+    rules = GateSettings(rules=(Rule(metric=metric, margin=margin, against="base"),))
+    verdict = decide(found, rules)
+    expected = "not_enough_evidence" if metric == "answer_match" else "iterate"
+    assert verdict.decision == expected
+    assert "first" not in verdict.rules[0].test

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from graftwork.evaluate.gate import decide
 from graftwork.evaluate.gate.figures import percentile, times_for_percentile
 from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.judge.verdicts import add_judgement
+from graftwork.evaluate.score import make_rate
 from graftwork.evaluate.wear import wear_of
+from graftwork.records.report import JudgeTally
 
 
 def timed(latency, rule, **more):
@@ -91,6 +94,14 @@ def test_a_worn_out_test_set_is_said_to_be_so():
         ({"metric": "json_valid", "margin": 0.02, "severity": "invariant"}, "a proven loss aborts anyway"),
         ({"metric": "json_vald", "over": 0.9}, "did you mean json_valid"),
         ({"metric": "json_valid", "over": 0.9, "margin": 0.02}, "not both"),
+        ({"metric": "json_valid", "at_least": 0}, "holds whatever is measured"),
+        ({"metric": "json_valid", "at_most": 1}, "holds whatever is measured"),
+        ({"metric": "tokens_per_second", "at_least": 0}, "holds whatever is measured"),
+        ({"metric": "latency_seconds", "under": math.inf}, "needs a number"),
+        ({"metric": "latency_seconds", "margin": math.inf}, "needs a number"),
+        ({"metric": "peak_memory_gib", "at_most": math.nan}, "needs a number"),
+        ({"metric": "json_valid", "over": math.nan}, "needs a number"),
+        ({"metric": "judge_preference", "over": 0.5}, "has no figure of one"),
     ],
 )
 def test_a_rule_that_cannot_be_meant_is_refused_with_the_fix(rule, message):
@@ -123,3 +134,50 @@ def test_the_upper_bound_of_the_percentile_covers_the_true_one_as_often_as_it_sa
         for _ in range(1000)
     )
     assert covered >= 960  # one-sided 97.5 %
+
+
+def test_a_saving_needs_a_rule_on_quality_and_not_being_cut_off_is_none():
+    with pytest.raises(ValueError, match="a cost win needs a rule on the quality"):
+        GateSettings(rules=(Rule(metric="truncated", at_most=0.1),), win="latency_seconds")
+
+
+def test_what_no_number_of_cases_proves_is_said_to_be_so():
+    verdict = decide(
+        simple(marks(31, 31), marks(31, 31)), GateSettings(rules=(Rule(metric="json_valid", at_least=1),))
+    )
+    assert verdict.decision == "not_enough_evidence"
+    assert (
+        "no number of cases proves 100 %: ask for less, or write `bound: value`" in verdict.rules[0].sentence
+    )
+    assert verdict.cases_needed is None
+
+
+def test_what_a_judge_prefers_is_counted_by_session():
+    grades = {f"c{i}": 1.0 for i in range(40)}
+    tally = JudgeTally(
+        model="m", baseline="base", candidate="adapter", pairs=40, wins=40, losses=0, ties=0, inconsistent=0,
+        agreement=1, agreement_low=0.9, agreement_high=1, first_place_share=0.5, position_bias_p=1,
+        grades=grades,
+    )  # fmt: skip
+    gate = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), primary="judge_preference")
+
+    def judged(sessions):
+        found = simple(marks(40, 40), marks(40, 40), sessions=sessions)
+        return decide(add_judgement(found, tally), gate)
+
+    assert judged({}).decision == "deploy"
+    # Two long sessions are two judgements, not forty.
+    together = judged({f"c{i}": f"s{i % 2}" for i in range(40)})
+    assert together.decision == "not_enough_evidence"
+    assert "by session" in together.rules[-1].sentence
+
+
+def test_a_lower_confidence_is_noted_beside_what_it_lets_through():
+    gate = GateSettings(rules=(Rule(metric="json_valid", over=0.95),))
+    found = simple(marks(40, 40), marks(40, 40))
+    assert decide(found, gate).decision == "not_enough_evidence"
+    unsure = make_rate("json_valid", scores=found.candidate.metrics["json_valid"].scores, confidence=0.6)
+    candidate = found.candidate.model_copy(update={"metrics": {"json_valid": unsure}})
+    verdict = decide(found.model_copy(update={"candidate": candidate}), gate)
+    assert verdict.decision == "deploy"
+    assert "Every bound holds at 60 % only" in verdict.notes[0]

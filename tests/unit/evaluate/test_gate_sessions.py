@@ -50,6 +50,14 @@ def test_other_cases_cannot_be_compared():
     assert "different cases" in found.reason
 
 
+def test_answers_that_were_asked_for_in_another_way_cannot_be_compared():
+    before = session(390, 400, settings={"max_new_tokens": 64})
+    after = session(200, 400, settings={"max_new_tokens": 8})
+    found = next_start(before, after, RULES, loss_before=1.0, loss_after=0.9)
+    assert (found.start, found.certain) == ("this", False)
+    assert "evaluate.max_new_tokens is another" in found.reason
+
+
 def test_a_quality_without_a_guardrail_has_the_margin_of_sessions():
     limits = GateSettings(rules=(Rule(metric="json_valid", over=0.5),), session_margin=0.1)
     assert next_start(session(100, 100), session(99, 100), limits).rules[0].margin == 0.1

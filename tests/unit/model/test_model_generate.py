@@ -90,3 +90,33 @@ def test_a_sliding_window_is_not_recorded():
     assert not can_record(cache, torch.device("cpu"))
     cache.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
     assert not can_record(cache, card)
+
+
+def chosen_often(logits, *, top_p, times=4000):
+    from graftwork.model.generate import _choose
+
+    rows = torch.tensor([logits]).repeat(times, 1)
+    settings = Sampling(1, temperature=1.0, top_p=top_p)
+    return torch.bincount(_choose(rows, settings, torch.Generator().manual_seed(0)), minlength=len(logits))
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely():
+    shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    found = chosen_often(shares.log().tolist(), top_p=1.0) / 4000
+    assert torch.allclose(found, shares, atol=0.03)
+
+
+def test_of_the_unlikely_ones_none_is_drawn():
+    shares = torch.tensor([0.15, 0.5, 0.05, 0.3])
+    found = chosen_often(shares.log().tolist(), top_p=0.75) / 4000
+    assert torch.allclose(found, torch.tensor([0.0, 0.625, 0.0, 0.375]), atol=0.03)
+
+
+def test_a_flat_choice_among_many_reaches_all_that_top_p_lets_through():
+    found = chosen_often([0.0] * 2000, top_p=0.9, times=60_000)
+    assert 1750 <= int((found > 0).sum()) <= 1801
+
+
+def test_what_cannot_be_said_is_never_drawn():
+    found = chosen_often([float("-inf"), 0.0, float("-inf"), 0.0], top_p=1.0)
+    assert found[0] == found[2] == 0

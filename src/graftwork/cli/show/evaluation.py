@@ -6,8 +6,9 @@ from rich import box
 from rich.console import Console
 from rich.text import Text
 
+from graftwork.cli.show.evaluation_parts import show_parts
 from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, safe, table
-from graftwork.evaluate.wording import name_of
+from graftwork.evaluate.wording import name_of, plural
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 from graftwork.records.verdict import Verdict
 
@@ -23,13 +24,12 @@ OUTCOMES = {"pass": "[green]pass[/]", "fail": "[red]fail[/]", "unknown": "[yello
 def show_report(console: Console, report: Report) -> None:
     example = ", shown one worked example" if report.settings.get("worked_example") else ""
     source = f" (imported from {quote(report.source)})" if report.source else ""
-    noun = "cases" if report.source else "held-out cases"
-    print_line(console, f"{report.cases} {noun}{source}; {quote(report.baseline.subject)}{example}")
+    counted = plural(report.cases, "case" if report.source else "held-out case")
+    print_line(console, f"{counted}{source}; {quote(report.baseline.subject)}{example}")
     console.print(_metrics_table(report))
     for line in _told_beside(report):
         print_line(console, line)
-    for by in dict.fromkeys(figure.by for figure in report.slices):
-        console.print(_slice_table(report, by))
+    show_parts(console, report)
     for line in _told_at_the_end(report):
         print_line(console, line)
 
@@ -102,11 +102,11 @@ def _told_beside(report: Report) -> list[str]:
     lines = []
     for subject in _subjects(report):
         made = subject.generation
-        speed = f", {made.tokens_per_second:.0f} tokens/s" if made.tokens_per_second else ""
-        lines.append(f"[dim]{quote(subject.subject)}: {made.answers} answers{speed}[/]")
+        speed = f", {plural(round(made.tokens_per_second), 'token')}/s" if made.tokens_per_second else ""
+        lines.append(f"[dim]{quote(subject.subject)}: {plural(made.answers, 'answer')}{speed}[/]")
         lines += [
             f"[yellow]{quote(name_of(name))} of {quote(subject.subject)}: the grader failed on "
-            f"{metric.failed} cases, which are not counted ({quote(metric.why_failed)})[/]"
+            f"{plural(metric.failed, 'case')} of which nothing is known ({quote(metric.why_failed)})[/]"
             for name, metric in subject.metrics.items()
             if metric.failed
         ]
@@ -116,8 +116,9 @@ def _told_beside(report: Report) -> list[str]:
 def _told_at_the_end(report: Report) -> list[str]:
     """What the judge said, what so many cases can show, and how worn they are."""
     lines = [
-        f"{quote(tally.model)} preferred {quote(tally.candidate)} in {tally.wins} of {tally.pairs} pairs, "
-        f"{quote(tally.baseline)} in {tally.losses}; both orders agreed in {percent(tally.agreement)} "
+        f"{quote(tally.model)} preferred {quote(tally.candidate)} in {tally.wins} of "
+        f"{plural(tally.pairs, 'pair')}, {quote(tally.baseline)} in {tally.losses}; "
+        f"both orders agreed in {percent(tally.agreement)} "
         f"({100 * tally.agreement_low:.0f}–{100 * tally.agreement_high:.0f})"
         for tally in report.judged
     ]
@@ -130,33 +131,6 @@ def _told_at_the_end(report: Report) -> list[str]:
     elif report.looks > 1:
         lines.append(f"[dim]these cases were looked at {report.looks} times[/]")
     return lines
-
-
-def _slice_table(report: Report, by: str) -> PlainTable:
-    """The metric named first, part by part: the page has the others."""
-    own = [figure for figure in report.slices if figure.by == by]
-    metric = own[0].metric
-    rows = table(
-        f"{name_of(metric)} by {'role' if by == 'group' else by}",
-        "cases",
-        quote(report.baseline.subject),
-        quote(report.candidate.subject),
-        "won/lost",
-        "p, corrected",
-        right=("cases",),
-    )
-    for figure in own:
-        if figure.metric != metric:
-            continue
-        rows.add_row(
-            quote(figure.part),
-            str(figure.n),
-            f"{percent(figure.before)} {_spread(figure.before_low, figure.before_high)}",
-            f"{percent(figure.after)} {_spread(figure.after_low, figure.after_high)}",
-            f"{figure.wins}/{figure.losses}",
-            _p(figure.adjusted_p) if figure.adjusted_p is not None else "",
-        )
-    return rows
 
 
 def show_evaluated(console: Console, evaluated: Any) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from graftwork.coordinate.gate_champion import find_champion, surroundings_of, with_champion
+from graftwork.coordinate.gate_champion import Champion, look_for_champion, surroundings_of, with_champion
 from graftwork.coordinate.gate_reports import keep_report
 from graftwork.coordinate.gate_rules import note_rules, with_changes
 from graftwork.coordinate.step import Made, Step
@@ -24,11 +24,13 @@ def _do(work: Workplace, made: Made) -> Verdict:
 def gather(work: Workplace, made: Made) -> Judged:
     """All that the gate looks at: the report with the champion in it, the rules, how training went."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
-    champion = find_champion(work, adapter_hash=outcome.adapter_hash) if _asks_champion(work) else None
+    champion = Champion(None)
+    if _asks_champion(work):
+        champion = look_for_champion(work, adapter_hash=outcome.adapter_hash)
     folder = work.project.runs / outcome.run_id
     steps = tuple(read_steps(folder)) if Path(folder).is_dir() else ()
     return Judged(
-        report=with_champion(work, report, champion),
+        report=with_champion(work, report, champion.release),
         settings=work.settings.gate,
         training=Training(outcome, steps),
         around=surroundings_of(champion),
@@ -53,8 +55,9 @@ def _depends_on(work: Workplace, made: Made) -> Any:
     rules = work.settings.gate.model_dump(mode="json")
     if not _asks_champion(work):
         return rules
-    champion = find_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
-    return {"rules": rules, "champion": champion.id if champion is not None else None}
+    found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
+    told = {"instead": found.instead} if found.instead else {}
+    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **told}
 
 
 STEP = Step(

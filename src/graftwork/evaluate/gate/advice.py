@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from graftwork.evaluate.gate.course import Training, hints_of
 from graftwork.evaluate.gate.evidence import count_cases_needed
 from graftwork.evaluate.gate.hint import Hint
+from graftwork.evaluate.gate.ungraded import find_ungraded
 from graftwork.evaluate.gate_settings import FIGURES
 from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND, TRUNCATED
 from graftwork.evaluate.wording import name_of, plural
@@ -42,13 +43,22 @@ def advise(
 
 def _on_graders(report: Report, rules: Sequence[RuleResult]) -> list[str]:
     """A grader that failed is mended first: more cases would meet with the same failure."""
-    open_ones = dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass")
-    found = [metric for name in open_ones if (metric := report.candidate.metrics.get(name)) and metric.failed]
-    return [
-        f"The grader of {metric.name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): mend "
-        "it, and evaluate again."
-        for metric in found
-    ]
+    found = []
+    for name in dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass"):
+        metric = report.candidate.metrics.get(name)
+        if metric is None:
+            continue
+        if metric.failed:
+            found.append(
+                f"The grader of {name} failed on {plural(metric.failed, 'case')} ({metric.why_failed}): mend "
+                "it, and evaluate again."
+            )
+        if (left_out := find_ungraded(report, name).total - metric.failed) > 0:
+            found.append(
+                f"{name} grades another subject's answer to {plural(left_out, 'case')} and not this one's: "
+                "whether it applies must depend on the case alone."
+            )
+    return found
 
 
 def _on_json(report: Report) -> list[Hint]:
@@ -60,7 +70,8 @@ def _on_json(report: Report) -> list[Hint]:
         hints.append(
             Hint(
                 len(cut),
-                f"{len(cut)} of {len(broken)} invalid answers were cut off at {limit} tokens: raise "
+                f"{len(cut)} of {plural(len(broken), 'invalid answer')} {_was(len(cut))} cut off at {limit} "
+                "tokens: raise "
                 "evaluate.max_new_tokens, or train on shorter replies.",
             )
         )
@@ -141,8 +152,9 @@ def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
             hints.append(
                 Hint(
                     count,
-                    f"{name_of(name)} fails most in the group {group} ({count} of {asked[group]} cases "
-                    f"against {others_failed} of {others} elsewhere): add data there.",
+                    f"{name_of(name)} fails most in the group {group} "
+                    f"({count} of {plural(asked[group], 'case')} against {others_failed} of {others} "
+                    "elsewhere): add data there.",
                 )
             )
     return hints
@@ -173,12 +185,15 @@ def _on_limits(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     )
     texts = {
         (LATENCY, "fail"): f"Latency is over its limit: {faster}",
-        (LATENCY, "unknown"): f"Latency varies too much to promise its limit: raise {_more_requests(rules)}.",
+        (
+            LATENCY,
+            "unknown",
+        ): f"Latency was timed too seldom to promise its limit: raise {_more_requests(report, rules)}.",
         (FIRST_TOKEN, "fail"): "The first token comes late: shorten the prompt, or take a smaller base.",
         (
             FIRST_TOKEN,
             "unknown",
-        ): f"The first token varies too much to promise: raise {_more_requests(rules)}.",
+        ): f"The first token was timed too seldom to promise: raise {_more_requests(report, rules)}.",
         (
             TOKENS_PER_SECOND,
             "fail",
@@ -191,10 +206,21 @@ def _on_limits(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
     return [Hint(0.5, texts[key]) for r in rules if (key := (r.metric, r.outcome)) in texts]
 
 
-def _more_requests(rules: Sequence[RuleResult]) -> str:
+def _more_requests(report: Report, rules: Sequence[RuleResult]) -> str:
     timed = [r.cases_to_decide or 0 for r in rules if r.must and r.metric in (LATENCY, FIRST_TOKEN)]
     many = max(timed, default=0)
+    if many > report.cases:
+        # Every request that is timed is a case of its own.
+        return f"evaluate.latency_cases to {many} (there {_are(report.cases)}: hold out more rows too)"
     return f"evaluate.latency_cases to {many}" if many else "evaluate.latency_cases"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _are(cases: int) -> str:
+    return f"{'is' if cases == 1 else 'are'} {plural(cases, 'case')}"
 
 
 def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
@@ -202,7 +228,7 @@ def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
     if needed is None:
         return []
     return [
-        f"Evaluate on about {needed} cases instead of {report.cases}: "
+        f"Evaluate on about {plural(needed, 'case')} instead of {report.cases}: "
         "raise evaluate.max_cases, or hold out more rows."
     ]
 

@@ -104,7 +104,8 @@ def _on_early_stop(training: Training, weight: float) -> list[Hint]:
     return [
         Hint(
             0.6 * weight,
-            f"The best look was at step {best} of {outcome.steps}, and {after} after it were no better: more "
+            f"The best look was at step {best} of {outcome.steps}, and {after} after it "
+            f"{'was' if after == 1 else 'were'} no better: more "
             "steps of the same will not help; add or mend data, or change the rate.",
         )
     ]

@@ -13,7 +13,7 @@ from graftwork.evaluate.gate.evidence import count_cases_needed
 from graftwork.evaluate.gate.guardrails import judge_guardrail
 from graftwork.evaluate.gate.judge import judge_limit
 from graftwork.evaluate.gate.losses import find_stops
-from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.pairs import Surroundings, confidence_of
 from graftwork.evaluate.gate.wins import judge_gains, p_of_primary
 from graftwork.evaluate.gate.wording import say_reason
 from graftwork.evaluate.gate_settings import GateSettings, Rule
@@ -22,6 +22,7 @@ from graftwork.records.report import Report
 from graftwork.records.verdict import Decision, RuleResult, Verdict
 
 NOTHING_ELSE = Surroundings()
+USUAL_CONFIDENCE = 0.95
 
 
 class Judged(NamedTuple):
@@ -88,7 +89,7 @@ def decide_all(judged: Mapping[str, Judged]) -> dict[str, Verdict]:
 def _judge(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
     if rule.is_guardrail:
         return judge_guardrail(rule, report=report, around=around)
-    return judge_limit(rule, subject=report.candidate)
+    return judge_limit(rule, report=report)
 
 
 def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
@@ -103,10 +104,15 @@ def _decide(rules: Sequence[RuleResult], *, aborted: bool) -> Decision:
 def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[str]:
     notes = []
     if "champion" in settings.subjects_needed() and around.no_champion and report.champion is None:
-        notes.append("Nothing is served yet: what is said of the champion was held against the base.")
+        unserved = "Nothing is served yet: what is said of the champion was held against the base."
+        notes.append(around.instead or unserved)
     for rule in settings.rules:
         if rule.bound == "value":
             notes.append(f"{rule.metric} counts by its value, as graft.yaml says: luck is not ruled out.")
+    if (confidence := confidence_of(report)) < USUAL_CONFIDENCE:
+        notes.append(
+            f"Every bound holds at {100 * confidence:g} % only, as evaluate.confidence says; 95 % is usual."
+        )
     if report.wear is not None and report.wear.worn:
         notes.append(report.wear.sentence)
     return notes

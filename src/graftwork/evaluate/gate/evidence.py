@@ -6,8 +6,9 @@ In: figures and comparisons that leave a rule open. Out: counts, at the rates se
 import math
 from collections.abc import Sequence
 
-from graftwork.evaluate.gate.figures import times_for_percentile
-from graftwork.evaluate.gate_settings import FIGURES, Rule
+from graftwork.evaluate.gate.figures import fewest_units, times_for_percentile
+from graftwork.evaluate.gate_settings import FIGURES, TIMED, Rule
+from graftwork.evaluate.metrics import PERPLEXITY
 from graftwork.evaluate.statistics import (
     cases_to_decide,
     clopper_pearson,
@@ -26,6 +27,8 @@ def cases_for_limit(rule: Rule, metric: Metric) -> int | None:
         return _clustered(cases_to_decide(rate, limit=limit, confidence=metric.confidence), metric)
     if rule.at == "p95":
         return max(times_for_percentile(metric.confidence), metric.n + 1)
+    if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric)) > metric.n:
+        return fewest
     sign = 1 if rule.wants_more else -1
     value, bound = sign * metric.value, sign * _bound(rule, metric)
     return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n)
@@ -65,11 +68,18 @@ def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | Non
     for rule in rules:
         if rule.outcome != "unknown" or not rule.cases_to_decide or not rule.must:
             continue
-        if rule.metric in FIGURES or rule.n is None or rule.n < 1:
+        counted = rule.metric not in FIGURES or rule.metric == PERPLEXITY
+        if not counted or rule.n is None or rule.n < 1:
             # Requests that are timed one by one are another count than the cases.
             continue
         factors.append(rule.cases_to_decide / rule.n)
     return math.ceil(max(factors) * report.cases) if factors else None
+
+
+def _fewest_cases(metric: Metric) -> int:
+    """Where sessions are what counts, as many more cases as it takes to have enough of them."""
+    units = metric.clusters or metric.n
+    return math.ceil(fewest_units(metric) * metric.n / units) if units else fewest_units(metric)
 
 
 def _bound(rule: Rule, metric: Metric) -> float:

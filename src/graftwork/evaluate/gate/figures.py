@@ -1,44 +1,77 @@
 """The figure that a limit is held against: a metric as it was measured, or a mean or percentile of times.
 
-In: what was measured of a subject, and a rule. Out: a Metric with the bounds of its interval, or None where
-nothing was measured. Pure; does not know whether the figure is good enough.
+In: what was measured of a subject, a rule, the session of each case. Out: a Metric with the bounds of its
+interval, or None where nothing was measured. Pure; does not know whether the figure is good enough. A bound
+that so few measurements cannot give at the report's confidence is infinite: nothing can be promised by it.
 """
 
 import math
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
 
-from graftwork.evaluate.gate_settings import Rule
-from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, TOKENS_PER_SECOND
+from graftwork.evaluate.gate_settings import TIMED, Rule, Statistic
+from graftwork.evaluate.measure import make_perplexity
+from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
+from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics import Interval, bootstrap_mean
-from graftwork.evaluate.statistics.beta import at_most
 from graftwork.records.report import Metric, SubjectReport
 
 PERCENTILE = 0.95
+MIDDLE = 0.5
+NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
-def figure_of(subject: SubjectReport, rule: Rule) -> Metric | None:
+def figure_of(
+    subject: SubjectReport, rule: Rule, *, sessions: Mapping[str, str] | None = None
+) -> Metric | None:
     """What the rule looks at; None where it was not measured."""
     metric = measured(subject, rule.metric)
-    if rule.at in (None, "median") or metric is None:
+    if metric is not None and rule.metric == PERPLEXITY:
+        return _by_session(metric, sessions or {})
+    if metric is None or rule.metric not in TIMED:
         return metric
     values = times_of(subject, rule.metric)
-    if not values:
+    if values:
+        return _of_times(metric, values, rule.at or "median")
+    if rule.at not in (None, "median"):
         return None
-    value, (low, high) = (
-        (fmean(values), bootstrap_mean(values, confidence=metric.confidence))
-        if rule.at == "mean"
-        else percentile(values, confidence=metric.confidence)
-    )
-    return metric.model_copy(
-        update={
-            "value": value,
-            "low": min(low, value),
-            "high": max(high, value),
-            "n": len(values),
-            "method": "bootstrap" if rule.at == "mean" else "order statistics",
-        }
-    )
+    return metric if metric.n >= fewest_units(metric) else _unbounded(metric)
+
+
+def fewest_units(metric: Metric) -> int:
+    """Requests, or sessions, without which no interval of a middle reaches the confidence of the metric."""
+    return fewest_for_quantile(MIDDLE, confidence=metric.confidence)
+
+
+def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
+    confidence = metric.confidence
+    if at == "p95":
+        (value, found), method = percentile(values, confidence=confidence), "exact (order statistics)"
+    elif at == "mean":
+        # The mean of resampled times never leaves their range, which holds the middle of so few too seldom.
+        enough = len(values) >= fewest_for_quantile(MIDDLE, confidence=confidence)
+        found = bootstrap_mean(values, confidence=confidence) if enough else NO_BOUNDS
+        value, method = fmean(values), "bootstrap"
+    else:
+        found = quantile_interval(values, quantile=MIDDLE, confidence=confidence)
+        value, method = median(values), "exact (order statistics)"
+    low, high = min(found.low, value), max(found.high, value)
+    told = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
+    return metric.model_copy(update=told)
+
+
+def _by_session(metric: Metric, sessions: Mapping[str, str]) -> Metric:
+    """Bounded by how far sessions differ, in reports too that were measured without a look at them."""
+    losses = {case: math.log(value) if value else None for case, value in metric.scores.items()}
+    again = make_perplexity(losses, confidence=metric.confidence, sessions=sessions)
+    if again is not None:
+        kept = {"failed": metric.failed, "why_failed": metric.why_failed, "failed_cases": metric.failed_cases}
+        metric = again.model_copy(update=kept)
+    return metric if (metric.clusters or metric.n) >= fewest_units(metric) else _unbounded(metric)
+
+
+def _unbounded(metric: Metric) -> Metric:
+    return metric.model_copy(update=NO_BOUNDS._asdict())
 
 
 def times_of(subject: SubjectReport, name: str) -> list[float]:
@@ -52,23 +85,19 @@ def times_of(subject: SubjectReport, name: str) -> list[float]:
 
 
 def percentile(values: Sequence[float], *, confidence: float) -> tuple[float, Interval]:
-    """The 95th percentile with its exact interval, whatever the distribution.
-
-    The bounds are measured values: the k-th smallest lies over the percentile unless k or more of the n
-    lie under it. With few values no one is high enough, and the upper bound is infinite.
-    """
-    ordered, n, tail = sorted(values), len(values), (1 - confidence) / 2
-    value = ordered[math.ceil(PERCENTILE * n) - 1]
-    above = next((k for k in range(1, n + 1) if at_most(k - 1, n=n, rate=PERCENTILE) >= 1 - tail), None)
-    under = next((k for k in range(n, 0, -1) if at_most(k - 1, n=n, rate=PERCENTILE) <= tail), None)
-    low = ordered[under - 1] if under is not None else -math.inf
-    high = ordered[above - 1] if above is not None else math.inf
-    return value, Interval(low, high)
+    """The 95th percentile with its exact interval, whatever the distribution."""
+    value = sorted(values)[math.ceil(PERCENTILE * len(values)) - 1]
+    return value, quantile_interval(values, quantile=PERCENTILE, confidence=confidence)
 
 
 def times_for_percentile(confidence: float) -> int:
     """The fewest requests whose slowest one lies over the 95th percentile for sure."""
-    return math.ceil(math.log((1 - confidence) / 2) / math.log(PERCENTILE))
+    return fewest_for_quantile(PERCENTILE, confidence=confidence)
+
+
+def finite(bound: float) -> float | None:
+    """JSON has no infinity: a bound that is not there is not written."""
+    return bound if math.isfinite(bound) else None
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:

@@ -4,7 +4,10 @@ In: a guardrail and the report. Out: a RuleResult. Pure. The bound is one-sided 
 what the point estimate keeps and the bound does not is "unknown".
 """
 
+import math
+
 from graftwork.evaluate.gate.evidence import measurements_for, pairs_for_guardrail
+from graftwork.evaluate.gate.figures import finite
 from graftwork.evaluate.gate.pairs import (
     SIDE_BY_SIDE,
     Pair,
@@ -17,6 +20,7 @@ from graftwork.evaluate.gate.pairs import (
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
     say_counts,
+    say_pairs_needed,
     say_ungraded,
     show_difference,
     show_size,
@@ -54,36 +58,24 @@ def judge_guardrail(rule: Rule, *, report: Report, around: Surroundings) -> Rule
 def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: str) -> RuleResult:
     """A pair against a margin."""
     outcome: RuleOutcome = "unknown" if pair.gain > -margin else "fail"
-    if pair.low > -margin and not pair.rests_on_one:
+    if pair.low > -margin and not pair.too_few:
         outcome = "pass"
-    needed = None
-    if outcome == "unknown" and pair.ungraded:
-        # It is not the number of cases that leaves it open.
-        needed = None
-    elif outcome == "unknown" and pair.kind != "number":
-        needed = pairs_for_guardrail(pair.seen, margin=margin, confidence=pair.confidence)
-    elif outcome == "unknown":
-        needed = measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n)
+    needed = _pairs_needed(pair, margin) if outcome == "unknown" else None
     sign = -1 if lower_is_better(metric) else 1
-    worst, size = show_difference(metric, sign * pair.low), show_size(metric, margin)
-    endings: dict[RuleOutcome, str] = {
-        "pass": f"at worst {worst}, which keeps the margin of {size}",
-        "unknown": f"at worst {worst}, beyond the margin of {size}; {_say_needed(needed)}"
-        if not pair.rests_on_one
-        else f"measured once, which bounds nothing; {_say_needed(needed)}",
-        "fail": f"a loss of more than the margin of {size}",
-    }
+    size = show_size(metric, margin)
+    low, high = (sign * bound for bound in (pair.low, pair.high))
     return RuleResult(
         metric=metric,
         rule=rule,
         outcome=outcome,
         value=sign * pair.gain,
-        low=min(sign * pair.low, sign * pair.high),
-        high=max(sign * pair.low, sign * pair.high),
+        low=finite(min(low, high)),
+        high=finite(max(low, high)),
         limit=-sign * margin,
         sentence=(
             f"{name_of(metric)}: {say_counts(pair.seen)} against {_called(named)} "
-            f"({show_difference(metric, sign * pair.gain)}), {endings[outcome]}.{say_ungraded(pair.ungraded)}"
+            f"({show_difference(metric, sign * pair.gain)}), {_say_end(metric, pair, outcome, size, needed)}."
+            f"{say_ungraded(pair.ungraded)}"
         ),
         cases_to_decide=needed,
         kind="guardrail",
@@ -93,6 +85,30 @@ def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: st
         p_value=pair.seen.p_value if pair.seen.test != SIDE_BY_SIDE else None,
         test=pair.seen.test,
     )
+
+
+def _pairs_needed(pair: Pair, margin: float) -> int | None:
+    if pair.ungraded:
+        # It is not the number of cases that leaves it open.
+        return None
+    if pair.too_few:
+        return pair.pairs_for_a_bound
+    if pair.kind != "number":
+        return pairs_for_guardrail(pair.seen, margin=margin, confidence=pair.confidence)
+    return measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n)
+
+
+def _say_end(metric: str, pair: Pair, outcome: RuleOutcome, size: str, needed: int | None) -> str:
+    if outcome == "fail":
+        return f"a loss of more than the margin of {size}"
+    if outcome == "unknown" and pair.too_few:
+        return f"too few to bound the loss; {say_pairs_needed(metric, needed)}"
+    if not math.isfinite(pair.low):
+        return "which what was not graded may undo"
+    worst = show_difference(metric, (-1 if lower_is_better(metric) else 1) * pair.low)
+    if outcome == "pass":
+        return f"at worst {worst}, which keeps the margin of {size}"
+    return f"at worst {worst}, beyond the margin of {size}; {say_pairs_needed(metric, needed)}"
 
 
 def not_compared(
@@ -116,7 +132,3 @@ def not_compared(
 
 def _called(named: str) -> str:
     return next((words for against, words in SUBJECTS.items() if against == named), named)
-
-
-def _say_needed(needed: int | None) -> str:
-    return f"about {needed} pairs like these would settle it" if needed else "more must be measured"

@@ -1,27 +1,44 @@
 """One figure against one limit: what the candidate must reach by itself.
 
-In: a rule and what was measured. Out: a RuleResult. Pure. A rule that the point estimate keeps but its
-bound does not is "unknown", not "fail": more cases would settle it.
+In: a rule and a report. Out: a RuleResult. Pure. A rule that the point estimate keeps but its bound does
+not is "unknown", not "fail": more cases would settle it.
 """
 
 import math
+from collections.abc import Mapping
 
 from graftwork.evaluate.gate.evidence import cases_for_limit
-from graftwork.evaluate.gate.figures import figure_of
-from graftwork.evaluate.gate.wording import called, held_figure, say_limit, say_ungraded, write_rule
-from graftwork.evaluate.gate_settings import TIMED, Rule
+from graftwork.evaluate.gate.figures import figure_of, finite
+from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded
+from graftwork.evaluate.gate.wording import (
+    held_figure,
+    say_limit,
+    say_ungraded,
+    say_unmeasured,
+    show_range,
+    write_rule,
+)
+from graftwork.evaluate.gate_settings import FIGURES, Rule
 from graftwork.evaluate.wording import show
-from graftwork.records.report import Metric, SubjectReport
+from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import RuleOutcome, RuleResult
 
 
-def judge_limit(rule: Rule, *, subject: SubjectReport) -> RuleResult:
+def judge_limit(rule: Rule, *, report: Report) -> RuleResult:
     """A limit or an invariant held against the candidate's figure."""
-    return judge_rule(rule, metric=figure_of(subject, rule))
+    metric = figure_of(report.candidate, rule, sessions=report.sessions)
+    ungraded = find_ungraded(report, rule.metric)
+    return judge_rule(rule, metric=metric, ungraded=ungraded, sessions=report.sessions)
 
 
-def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
-    """One rule against one figure."""
+def judge_rule(
+    rule: Rule,
+    *,
+    metric: Metric | None,
+    ungraded: Ungraded = Ungraded(),  # noqa: B008
+    sessions: Mapping[str, str] | None = None,
+) -> RuleResult:
+    """One rule against one figure; `ungraded` cases count against it."""
     kind = "invariant" if rule.severity == "invariant" else "limit"
     if metric is None or metric.n == 0:
         return RuleResult(
@@ -32,12 +49,12 @@ def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
             low=None,
             high=None,
             limit=rule.limit,
-            sentence=f"{called(rule)} was not measured on any case, so nothing can be promised.",
+            sentence=say_unmeasured(rule, ungraded.total),
             kind=kind,
             n=0,
         )
     outcome: RuleOutcome = "fail"
-    if rule.clears(_held_at_worst(rule, metric)) and not _rests_on_one(rule, metric):
+    if rule.clears(_held_at_worst(rule, metric, ungraded, sessions or {})):
         outcome = "pass"
     elif rule.clears(metric.value):
         outcome = "unknown"
@@ -48,10 +65,10 @@ def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
         rule=write_rule(rule),
         outcome=outcome,
         value=metric.value,
-        low=_finite(metric.low),
-        high=_finite(metric.high),
+        low=finite(metric.low),
+        high=finite(metric.high),
         limit=rule.limit,
-        sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(metric.failed),
+        sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(ungraded.total),
         cases_to_decide=needed,
         kind=kind,
         n=metric.n,
@@ -59,9 +76,9 @@ def judge_rule(rule: Rule, *, metric: Metric | None) -> RuleResult:
     )
 
 
-def explain_broken(rule: Rule, *, subject: SubjectReport) -> str | None:
+def explain_broken(rule: Rule, *, report: Report) -> str | None:
     """Why an invariant ends the attempt: its whole interval lies on the wrong side. None if it does not."""
-    metric = figure_of(subject, rule)
+    metric = figure_of(report.candidate, rule, sessions=report.sessions)
     if rule.severity != "invariant" or metric is None or metric.n == 0:
         return None
     best = metric.value if rule.held_bound == "value" else metric.high if rule.wants_more else metric.low
@@ -69,24 +86,18 @@ def explain_broken(rule: Rule, *, subject: SubjectReport) -> str | None:
         return None
     return (
         f"the invariant {write_rule(rule)} is broken: {show(rule.metric, metric.value)} "
-        f"({show(rule.metric, metric.low)} to {show(rule.metric, metric.high)})"
+        f"({show_range(rule.metric, metric.low, metric.high)})"
     )
 
 
-def _held_at_worst(rule: Rule, metric: Metric) -> float:
-    """The bound if every case that the grader failed on was wrong: that may be the answer's fault."""
-    held = held_figure(rule, metric)
-    if not metric.failed:
-        return held
+def _held_at_worst(rule: Rule, metric: Metric, ungraded: Ungraded, sessions: Mapping[str, str]) -> float:
+    """The bound if every case that has no grade was wrong: that may be the answer's fault."""
+    if not ungraded.total:
+        return held_figure(rule, metric)
+    if rule.metric in FIGURES:
+        # Nobody knows how large a figure can be at worst: nothing is kept by it.
+        return math.nan
     wrong = 0.0 if rule.wants_more else 1.0
-    return (held * metric.n + wrong * metric.failed) / (metric.n + metric.failed)
-
-
-def _rests_on_one(rule: Rule, metric: Metric) -> bool:
-    """One timed request tells nothing of the next; whoever asks for the value alone gets it."""
-    return rule.metric in TIMED and metric.n < 2 and rule.held_bound != "value"
-
-
-def _finite(bound: float) -> float | None:
-    """JSON has no infinity: a bound that is not there is not written."""
-    return bound if math.isfinite(bound) else None
+    worst = all_wrong(metric, ungraded.cases, wrong=wrong, sessions=sessions) if ungraded.cases else metric
+    held = held_figure(rule, worst)
+    return (held * worst.n + wrong * ungraded.nameless) / (worst.n + ungraded.nameless)

@@ -6,11 +6,12 @@ In: the report and the rules, those already judged too. Out: reasons, with the r
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from graftwork.evaluate.gate.figures import finite
 from graftwork.evaluate.gate.judge import explain_broken
 from graftwork.evaluate.gate.pairs import Pair, Surroundings, find_subject, lower_is_better, pair_up
 from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, show_difference
 from graftwork.evaluate.gate_settings import Abort, Against, GateSettings
-from graftwork.evaluate.wording import name_of, show_p
+from graftwork.evaluate.wording import name_of, plural, show_p
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleResult
 
@@ -26,9 +27,7 @@ def find_stops(
     report: Report, settings: GateSettings, *, judged: Sequence[RuleResult], around: Surroundings
 ) -> list[Stop]:
     """A broken invariant first; then what was declared under `abort_when`, or else any proven loss."""
-    broken = (
-        explain_broken(rule, subject=report.candidate) for rule in settings.rules if not rule.is_guardrail
-    )
+    broken = (explain_broken(rule, report=report) for rule in settings.rules if not rule.is_guardrail)
     stops = [Stop(reason) for reason in broken if reason is not None]
     if settings.abort_when is not None:
         return stops + _worse_on_all(report, settings.abort_when, around=around)
@@ -81,12 +80,12 @@ def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> l
 def _lost(pair: Pair, declared: Abort) -> bool:
     if declared.by == "value":
         return pair.gain <= 0
-    return pair.proven_loss or pair.high < 0
+    return pair.proven_loss or (pair.high < 0 and not pair.too_few)
 
 
 def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
     seen, who = pair.seen, SUBJECTS[against]
-    lost = f"{seen.losses} cases lost, {seen.wins} won ({show_p(seen.p_value)})"
+    lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
     possessive = f"{who}'s" if against != "log" else f"that of {who}"
     reason = f"{name_of(name)} is worse than {possessive}: {lost}"
     said = f"{name_of(name)}: {say_counts(seen)} against {who}, a loss that is too uneven to be chance"
@@ -100,8 +99,8 @@ def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
         rule=rule,
         outcome="fail",
         value=pair.seen.difference,
-        low=min(sign * pair.low, sign * pair.high),
-        high=max(sign * pair.low, sign * pair.high),
+        low=finite(min(sign * pair.low, sign * pair.high)),
+        high=finite(max(sign * pair.low, sign * pair.high)),
         limit=0.0,
         sentence=f"{said[0].upper()}{said[1:]}.",
         kind="loss",

@@ -4,12 +4,16 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 `evaluate.compare`. A gain is better whichever way the metric counts.
 """
 
+import math
 from typing import NamedTuple
 
 from graftwork.evaluate.compare import compare
-from graftwork.evaluate.gate.figures import measured, times_of
+from graftwork.evaluate.gate.figures import MIDDLE, measured, times_of
+from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded_pairs
 from graftwork.evaluate.gate_settings import TIMED, Against
-from graftwork.evaluate.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER
+from graftwork.evaluate.judge.tally import compare_by_judge
+from graftwork.evaluate.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.quantiles import fewest_for_quantile
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
@@ -23,6 +27,8 @@ class Surroundings(NamedTuple):
     no_champion: bool = False
     champion: str = ""
     """The release that is served, where the report does not hold it."""
+    instead: str = ""
+    """Why the base stands in for a champion, in a sentence, where it is not that nothing is served."""
 
 
 class Pair(NamedTuple):
@@ -36,20 +42,28 @@ class Pair(NamedTuple):
     confidence: float
     ungraded: int = 0
     """Cases that one of the two could not be graded on: each counts in `low` as one that was lost."""
+    fewest: int = 0
+    """Requests, or sessions, without which no bound of the gain reaches the confidence."""
+    worst_p: float = 1.0
+    """p of the gain if every ungraded case was lost; that of `seen` where there is none."""
 
     @property
-    def rests_on_one(self) -> bool:
-        """One request, or one session, has no spread: the interval has no width and bounds nothing."""
-        units = self.seen.clusters or self.seen.n
-        return self.kind == "number" and self.seen.test != SIDE_BY_SIDE and units < 2
+    def too_few(self) -> bool:
+        """So few requests, or sessions, bound nothing, however near they lie to each other."""
+        return (self.seen.clusters or self.seen.n) < self.fewest
+
+    @property
+    def pairs_for_a_bound(self) -> int:
+        """As many pairs like these as it takes for enough requests or sessions."""
+        return math.ceil(self.fewest * self.seen.n / (self.seen.clusters or self.seen.n))
 
     @property
     def proven_loss(self) -> bool:
-        return self.gain < 0 and self._chance_is_small
+        return self.gain < 0 and self._chance_is_small and not self.too_few
 
     @property
     def proven_gain(self) -> bool:
-        return self.gain > 0 and self._chance_is_small
+        return self.gain > 0 and self._chance_is_small and not self.too_few
 
     @property
     def _chance_is_small(self) -> bool:
@@ -84,8 +98,9 @@ def pair_up(
     `one_sided` makes each bound hold by itself, as a margin wants it: only one side can do harm.
     """
     mine, theirs = measured(report.candidate, name), measured(with_subject, name)
-    confidence = mine.confidence if mine is not None else _confidence_of(report)
-    seen = _compare(report, with_subject, name, confidence=2 * confidence - 1 if one_sided else confidence)
+    confidence = mine.confidence if mine is not None else confidence_of(report)
+    bounds_at = 2 * confidence - 1 if one_sided else confidence
+    seen = _compare(report, with_subject, name, confidence=bounds_at)
     kind = mine.kind if mine is not None else "rate"
     if seen is None:
         if mine is None or theirs is None or kind != "number" or not (mine.n and theirs.n):
@@ -97,10 +112,58 @@ def pair_up(
     low, high = sorted((sign * seen.low, sign * seen.high))
     gain = sign * seen.difference
     low, high = min(low, gain), max(high, gain)
-    if ungraded := _count_ungraded(report, name, other=with_subject):
+    worst_p = seen.p_value
+    if (ungraded := find_ungraded_pairs(report, name, other=with_subject)).total:
         # What made the grader fail may be what is wrong with the answer.
-        low = (low * seen.n - ungraded) / (seen.n + ungraded)
-    return Pair(seen, kind, gain, low, high, confidence, ungraded)
+        worst = _at_worst(report, name, other=with_subject, ungraded=ungraded, confidence=bounds_at)
+        low, worst_p = min(low, worst[0]), max(worst_p, worst[1])
+    fewest = 0
+    if name in (*TIMED, PERPLEXITY):
+        fewest = fewest_for_quantile(MIDDLE, confidence=bounds_at)
+    return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p)
+
+
+def _at_worst(
+    report: Report, name: str, *, other: SubjectReport, ungraded: Ungraded, confidence: float
+) -> tuple[float, float]:
+    """The least gain, and its p, if a missing grade is wrong for the candidate and right for the other."""
+    sign = -1 if lower_is_better(name) else 1
+    mine, theirs = report.candidate.metrics.get(name), other.metrics.get(name)
+    if mine is not None and mine.kind == "number":
+        return -math.inf, 1.0
+    if mine is not None and theirs is not None:
+        wrong, right = (1.0, 0.0) if sign < 0 else (0.0, 1.0)
+        mine = all_wrong(mine, ungraded.cases - _given(mine), wrong=wrong, sessions=report.sessions)
+        theirs = all_wrong(theirs, ungraded.cases - _given(theirs), wrong=right, sessions=report.sessions)
+        report = report.model_copy(
+            update={"candidate": report.candidate.model_copy(update={"metrics": {name: mine}})}
+        )
+        other = other.model_copy(update={"metrics": {name: theirs}})
+    judged = [
+        tally.model_copy(update={"grades": {**tally.grades, **dict.fromkeys(tally.unjudged, 0.0)}})
+        if tally.grades
+        else tally
+        for tally in report.judged
+    ]
+    found = _compare(report.model_copy(update={"judged": tuple(judged)}), other, name, confidence=confidence)
+    if found is None:
+        return -1.0, 1.0
+    low = min(sign * found.low, sign * found.high)
+    # What the comparison could not take in, for want of names, is counted beside it.
+    beside = ungraded.nameless
+    if name == JUDGE_PREFERENCE and not any(tally.grades for tally in judged):
+        beside += _unjudged(report, other)
+    lost = (low * found.n - beside) / (found.n + beside) if found.n else -1.0
+    return lost, found.p_value if lost > 0 else 1.0
+
+
+def _given(metric: Metric) -> set[str]:
+    return {case for case, value in metric.scores.items() if value is not None}
+
+
+def _unjudged(report: Report, other: SubjectReport) -> int:
+    sides = (other.subject, report.candidate.subject)
+    return sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
 
 
 def explain_missing(against: Against, around: Surroundings) -> str:
@@ -114,17 +177,7 @@ def explain_missing(against: Against, around: Surroundings) -> str:
     )
 
 
-def _count_ungraded(report: Report, name: str, *, other: SubjectReport) -> int:
-    """Cases on which a grader, or the judge of the pairs, failed."""
-    measured_by = (subject.metrics.get(name) for subject in (report.candidate, other))
-    failed = sum(metric.failed for metric in measured_by if metric is not None)
-    if name != JUDGE_PREFERENCE:
-        return failed
-    sides = (other.subject, report.candidate.subject)
-    return failed + sum(len(t.unjudged) for t in report.judged if (t.baseline, t.candidate) == sides)
-
-
-def _confidence_of(report: Report) -> float:
+def confidence_of(report: Report) -> float:
     return max((metric.confidence for metric in report.candidate.metrics.values()), default=0.95)
 
 
@@ -138,7 +191,11 @@ def _compare(report: Report, other: SubjectReport, name: str, *, confidence: flo
     if found and found[0].n:
         # First tokens are compared the way whole answers are.
         return found[0].model_copy(update={"metric": name})
-    # Without scores, as of what only a pair of answers tells, the report's own comparison is all there is.
+    sides = (other.subject, report.candidate.subject)
+    for tally in report.judged if name == JUDGE_PREFERENCE else ():
+        if (tally.baseline, tally.candidate) == sides and tally.grades:
+            return compare_by_judge(tally, confidence=confidence, sessions=report.sessions)
+    # Without scores the report's own comparison is all there is.
     wanted = (name, other.subject, report.candidate.subject)
     stored = (c for c in report.comparisons if (c.metric, c.baseline, c.candidate) == wanted)
     return next(stored, None)
@@ -148,7 +205,8 @@ def _only(subject: SubjectReport, name: str) -> SubjectReport:
     """The subject with this one metric: nothing else is compared."""
     times = tuple(times_of(subject, name)) if name in TIMED else ()
     kept = {name: subject.metrics[name]} if name in subject.metrics and name not in TIMED else {}
-    alone = subject.generation.model_copy(update={"single_latency_seconds": times})
+    # Where nothing of its own is paired, what else is timed may not stand in.
+    alone = subject.generation.model_copy(update={"single_latency_seconds": times, "first_token_seconds": ()})
     return subject.model_copy(update={"metrics": kept, "generation": alone})
 
 

@@ -15,11 +15,13 @@ from graftwork.evaluate.gate.pairs import Pair, pair_up
 from graftwork.evaluate.gate.wording import show_size
 from graftwork.evaluate.gate_settings import FIGURES, GateSettings
 from graftwork.evaluate.statistics import holm
-from graftwork.evaluate.wording import name_of
+from graftwork.evaluate.wording import name_of, plural
 from graftwork.records.report import Report
 from graftwork.records.verdict import NextStart, RuleResult
 
 BEFORE = "the checkpoint before"
+DECIDES_GRADES = ("max_new_tokens", "fields", "sampling", "repeats", "checks", "judge")
+"""Settings of an evaluation that must agree, or grades cannot be compared case by case."""
 ROSE = 1.01
 """The validation loss of the same rows does not rise by this much through rounding."""
 
@@ -38,6 +40,9 @@ def next_start(
         return _by_loss(
             "the two sessions were evaluated on different cases", (), loss_before, loss_after, needed=None
         )
+    if changed := _asked_otherwise(report_before, report_after):
+        why = f"the two sessions were not asked in the same way (evaluate.{changed} is another)"
+        return _by_loss(why, (), loss_before, loss_after, needed=None)
     pairs = {
         name: pair
         for name in margins
@@ -63,6 +68,12 @@ def next_start(
     needed = count_cases_needed(report_after, rules)
     unclear = _list([rule.metric for rule in rules if rule.outcome != "pass"]) or "no metric was compared"
     return _by_loss(f"too few cases to tell: {unclear}", rules, loss_before, loss_after, needed=needed)
+
+
+def _asked_otherwise(before: Report, after: Report) -> str:
+    """A setting that decides what is answered or graded, and differs; empty where none does."""
+    differ = (name for name in DECIDES_GRADES if before.settings.get(name) != after.settings.get(name))
+    return next(differ, "")
 
 
 def _margins(settings: GateSettings, report: Report) -> dict[str, float]:
@@ -98,7 +109,7 @@ def _by_loss(
     *,
     needed: int | None,
 ) -> NextStart:
-    settles = f" About {needed} cases would settle it." if needed else ""
+    settles = f" About {plural(needed, 'case')} would settle it." if needed else ""
     begin = f"{why[0].upper()}{why[1:]}"
     if before is not None and after is not None and after > before * ROSE:
         return NextStart(

@@ -7,7 +7,7 @@ is then told, but not needed.
 from collections.abc import Sequence
 
 from graftwork.evaluate.gate.evidence import measurements_for, pairs_for_gain
-from graftwork.evaluate.gate.figures import measured
+from graftwork.evaluate.gate.figures import finite, measured
 from graftwork.evaluate.gate.guardrails import not_compared
 from graftwork.evaluate.gate.pairs import (
     SIDE_BY_SIDE,
@@ -21,13 +21,14 @@ from graftwork.evaluate.gate.pairs import (
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
     say_counts,
+    say_pairs_needed,
     say_test,
     say_ungraded,
     show_difference,
     show_size,
 )
 from graftwork.evaluate.gate_settings import GateSettings, Primary, Win
-from graftwork.evaluate.wording import name_of, show_points
+from graftwork.evaluate.wording import name_of, plural, show_points
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleOutcome, RuleResult
 
@@ -52,7 +53,7 @@ def p_of_primary(report: Report, settings: GateSettings, *, around: Surroundings
     primary = settings.primary_rule
     other = find_subject(report, primary.against, around) if primary else None
     pair = pair_up(report, primary.metric, with_subject=other) if primary and other else None
-    return pair.seen.p_value if pair is not None else None
+    return pair.worst_p if pair is not None else None
 
 
 def judge_primary(
@@ -67,12 +68,12 @@ def judge_primary(
             primary.metric, rule=text, kind="primary", limit=0.0, why=found, against=primary.against
         )
     seen = found.seen
-    p = seen.p_value if adjusted_p is None else max(adjusted_p, seen.p_value)
+    p = found.worst_p if adjusted_p is None else max(adjusted_p, found.worst_p)
     better = found.gain > 0 and p < 1 - found.confidence and (not found.ungraded or found.low > 0)
     outcome: RuleOutcome = "pass" if better else "unknown" if found.gain > 0 else "fail"
     too_few = outcome == "unknown" and not found.ungraded
     needed = pairs_for_gain(seen, confidence=found.confidence) if too_few else None
-    settles = f"; about {needed} pairs would settle it" if needed else ""
+    settles = f"; about {plural(needed, 'pair')} would settle it" if needed else ""
     endings: dict[RuleOutcome, str] = {
         "pass": "too uneven to be chance",
         "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
@@ -112,17 +113,18 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
         return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=found, against=win.against)
     seen, asked = found.seen, _asked_saving(win, report=report, around=around, found=found)
     outcome: RuleOutcome = "unknown" if found.gain > asked else "fail"
-    if found.low > asked and not found.rests_on_one:
+    if found.low > asked and not found.too_few:
         outcome = "pass"
     needed = None
-    if outcome == "unknown":
+    if outcome == "unknown" and not found.ungraded:
         needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n)
-    settles = f"about {needed} timed requests would settle it" if needed else "more must be measured"
+        needed = found.pairs_for_a_bound if found.too_few else needed
     sign = -1 if lower_is_better(win.metric) else 1
     size = show_size(win.metric, asked) if asked else "nothing"
     endings: dict[RuleOutcome, str] = {
         "pass": f"at the least {show_difference(win.metric, sign * found.low)}: the saving that was declared",
-        "unknown": f"which may be no more than {size}; {settles}",
+        "unknown": f"which may be {f'no more than {size}' if asked else 'no saving at all'}; "
+        f"{say_pairs_needed(win.metric, needed)}",
         "fail": f"not the saving of more than {size} that was declared",
     }
     return RuleResult(
@@ -130,12 +132,12 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
         rule=text,
         outcome=outcome,
         value=seen.difference,
-        low=min(sign * found.low, sign * found.high),
-        high=max(sign * found.low, sign * found.high),
+        low=finite(min(sign * found.low, sign * found.high)),
+        high=finite(max(sign * found.low, sign * found.high)),
         limit=sign * asked,
         sentence=(
             f"{name_of(win.metric)}: {show_difference(win.metric, seen.difference)} against {who} "
-            f"({say_counts(seen)}), {endings[outcome]}."
+            f"({say_counts(seen)}), {endings[outcome]}.{say_ungraded(found.ungraded)}"
         ),
         cases_to_decide=needed,
         kind="win",

@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 
 from graftwork.evaluate.gate_settings import TIMED, Against, Rule
+from graftwork.evaluate.metrics import TASK_SUCCESS
 from graftwork.evaluate.statistics import successes_to_clear
-from graftwork.evaluate.wording import is_share, name_of, show, show_p, show_points
+from graftwork.evaluate.wording import is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult
 
@@ -37,7 +38,10 @@ def write_rule(rule: Rule) -> str:
 
 def show_size(metric: str, size: float) -> str:
     """A difference without its sign: 2 points, 0.5 s."""
-    return f"{100 * size:.3g} points" if is_share(metric) else show(metric, size)
+    if not is_share(metric):
+        return show(metric, size)
+    points = f"{100 * size:.3g}"
+    return f"{points} point" if points == "1" else f"{points} points"
 
 
 def show_difference(metric: str, difference: float) -> str:
@@ -55,15 +59,36 @@ def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: int | No
         return f"{called(rule)}: {seen}, which is not {way} {limit}."
     held = held_figure(rule, metric)
     bound = f"the {rule.held_bound} bound {show(rule.metric, held)}" if held != metric.value else ""
-    if not math.isfinite(held):
-        bound = f"{metric.n} requests are too few for a bound"
     if outcome == "pass":
         return f"{called(rule)}: {seen}; {bound or 'that'} is {way} {limit}."
     remedy = _say_remedy(rule, metric, needed)
-    ending = bound if not math.isfinite(held) else f"{bound} is not"
+    ending = f"{bound} is not" if math.isfinite(held) else _say_too_few(rule, metric)
     if rule.clears(held):
-        ending = "what could not be graded may be wrong" if metric.failed else "one request bounds nothing"
+        ending, remedy = "what could not be graded may be wrong", "more must be graded"
     return f"{called(rule)}: {seen} is {way} {limit}, but {ending}; {remedy}."
+
+
+def _say_too_few(rule: Rule, metric: Metric) -> str:
+    unit = "request" if rule.metric in TIMED else "session" if metric.clusters else "case"
+    units = metric.clusters or metric.n
+    return f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
+
+
+def say_unmeasured(rule: Rule, ungraded: int) -> str:
+    """Why there is no figure at all, as far as that is known."""
+    said = f"{called(rule)} was not measured on any case, so nothing can be promised"
+    if rule.metric == TASK_SUCCESS and not ungraded:
+        said += ": no check is about these cases; write what a right answer is under evaluate.checks"
+    return f"{said}.{say_ungraded(ungraded)}"
+
+
+def show_range(metric: str, low: float, high: float) -> str:
+    """An interval in words, whichever of its ends are there."""
+    if math.isfinite(low) and math.isfinite(high):
+        return f"{show(metric, low)} to {show(metric, high)}"
+    if math.isfinite(low):
+        return f"{show(metric, low)} and more"
+    return f"up to {show(metric, high)}" if math.isfinite(high) else "too few to bound it"
 
 
 def held_figure(rule: Rule, metric: Metric) -> float:
@@ -74,12 +99,24 @@ def say_counts(seen: Comparison) -> str:
     """Wins and losses where cases were paired one by one."""
     if seen.wins + seen.losses == 0 and seen.test not in ("", "exact McNemar"):
         return f"{seen.n} pairs" if seen.n > 1 else "measured once each"
-    return f"{seen.wins} cases won and {seen.losses} lost"
+    if seen.metric in TIMED:
+        return f"{plural(seen.wins, 'request')} faster and {seen.losses} slower"
+    return f"{plural(seen.wins, 'case')} won and {seen.losses} lost"
+
+
+def say_pairs_needed(metric: str, needed: int | None) -> str:
+    """How many pairs would settle a comparison, and which setting gets them."""
+    if not needed:
+        return "more must be measured"
+    if metric in TIMED:
+        return f"about {plural(needed, 'timed request')} of both would settle it (evaluate.latency_cases)"
+    return f"about {plural(needed, 'pair')} like these would settle it"
 
 
 def say_ungraded(cases: int) -> str:
     """Nothing is known of them, so nothing may rest on them."""
-    return f" {cases} more could not be graded and count against it." if cases else ""
+    counted = "counts" if cases == 1 else "count"
+    return f" {cases} more could not be graded and {counted} against it." if cases else ""
 
 
 def say_test(seen: Comparison, *, adjusted: float | None = None) -> str:
@@ -99,12 +136,13 @@ def say_reason(
         first = f"{stops[0][0].upper()}{stops[0][1:]}"
         return f"{first}{'' if len(stops) == 1 else f'; and {len(stops) - 1} more'}."
     if decision == "deploy":
-        return f"All {sum(rule.must for rule in rules)} rules hold."
+        count = sum(rule.must for rule in rules)
+        return f"All {count} rules hold." if count > 1 else "The rule holds."
     if decision == "iterate":
         return f"Not good enough yet: {named('fail')}."
     timed = max((r.cases_to_decide or 0 for r in rules if r.must and r.metric in TIMED), default=0)
-    settle = [f"{needed} cases"] if needed else []
-    settle += [f"{timed} timed requests"] if timed else []
+    settle = [plural(needed, "case")] if needed else []
+    settle += [plural(timed, "timed request")] if timed else []
     ending = f" About {' and '.join(settle)} would settle it." if settle else ""
     return f"Nothing is broken, but too few cases to promise: {named('unknown')}.{ending}"
 
@@ -112,10 +150,16 @@ def say_reason(
 def _say_remedy(rule: Rule, metric: Metric, needed: int | None) -> str:
     """More cases at this rate or, with the cases there are, more of them right."""
     if needed is None:
+        end = 1.0 if rule.wants_more else 0.0
+        if is_share(rule.metric) and rule.limit == end:
+            return (
+                f"no number of cases proves {show(rule.metric, end)}: ask for less, or write `bound: value`"
+            )
         return "more must be measured"
     if rule.metric in TIMED:
-        return f"about {needed} timed requests would settle it (evaluate.latency_cases)"
-    remedy = f"about {needed} cases at this rate would settle it"
+        return f"about {plural(needed, 'timed request')} would settle it (evaluate.latency_cases)"
+    like = "at this rate" if metric.kind == "rate" else "like these"
+    remedy = f"about {plural(needed, 'case')} {like} would settle it"
     if not rule.wants_more or metric.kind != "rate" or metric.clusters:
         return remedy
     enough = successes_to_clear(metric.n, limit=rule.limit, confidence=metric.confidence)

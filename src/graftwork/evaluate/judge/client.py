@@ -12,11 +12,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException
 from typing import IO, NamedTuple
 
 from graftwork.evaluate.judge.settings import JudgeSettings
 from graftwork.evaluate.judge.wording import Chat
+from graftwork.evaluate.secrets import fits_header, mask_answer, tell
+from graftwork.process.stay_here import open_here
 from graftwork.records.errors import EnvironmentLacks
 
 LONGEST_REPLY = 4 * 1024 * 1024
@@ -48,7 +50,7 @@ class ChatClient:
     def __init__(self, settings: JudgeSettings, *, wait: Callable[[float], object] = time.sleep) -> None:
         self._settings = settings
         self._wait = wait
-        self._opener = urllib.request.build_opener(_StayHere)
+        self._opener = open_here()
 
     def say(self, chat: Chat) -> Said:
         reason = ""
@@ -60,18 +62,21 @@ class ChatClient:
                 last = attempt + 1 == self._settings.attempts
                 if not last and self._wait(_pause(attempt, asked_for=failure.pause)):
                     raise Unanswered(f"{reason}, and the run is being stopped") from failure
-        raise Unanswered(f"{reason}, {self._settings.attempts} times")
+        often = f", {self._settings.attempts} times" if self._settings.attempts > 1 else ""
+        raise Unanswered(f"{reason}{often}")
 
     def _ask_once(self, chat: Chat) -> Said:
         try:
             with self._opener.open(self._request(chat), timeout=self._settings.timeout_seconds) as reply:
-                return _read(self._read_in_time(reply))
+                said = _read(self._read_in_time(reply))
+                return said._replace(text=mask_answer(said.text, self._key()))
         except urllib.error.HTTPError as error:
             with error:
                 raise self._explain(error) from error
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise _MayPass(f"the judge could not be reached ({reason or type(error).__name__})") from error
+            reason = self._tell(str(getattr(error, "reason", None) or error)) or type(error).__name__
+            # Not chained: the error itself may hold what the server said.
+            raise _MayPass(f"the judge could not be reached ({reason})") from None
 
     def _request(self, chat: Chat) -> urllib.request.Request:
         settings = self._settings
@@ -115,16 +120,18 @@ class ChatClient:
             return EnvironmentLacks(f"the judge refuses us (status {error.code})", fix=fix, where=where)
         return EnvironmentLacks(
             f"the judge answered with status {error.code}",
-            why=self._without_key(_plain_reason(error))[:LONGEST_REASON],
+            why=self._tell(_plain_reason(error)),
             fix="check evaluate.judge.url and evaluate.judge.model",
             where=where,
         )
 
-    def _without_key(self, told: str) -> str:
+    def _tell(self, words: str) -> str:
         """Some servers repeat the key that they refuse."""
+        return tell(words, key=self._key(), longest=LONGEST_REASON)
+
+    def _key(self) -> str | None:
         variable = self._settings.key_variable
-        key = os.environ.get(variable, "").strip() if variable else ""
-        return told.replace(key, "…") if key else told
+        return os.environ.get(variable, "").strip() if variable else None
 
 
 def read_key(variable: str) -> str:
@@ -135,7 +142,7 @@ def read_key(variable: str) -> str:
             why="the judge's key is read from it",
             fix=f"export {variable}=…, or leave out evaluate.judge.key_variable",
         )
-    if not key.isascii() or not key.isprintable():
+    if not fits_header(key):
         raise EnvironmentLacks(
             f"the environment variable {variable} holds no key",
             why="it has characters that no header can carry",
@@ -173,25 +180,10 @@ def _seconds(header: str | None) -> float | None:
 
 
 def _plain_reason(error: urllib.error.HTTPError) -> str:
-    """What the server says was wrong, on one line."""
+    """What the server says was wrong."""
     try:
         said = json.loads(error.read(4096))["error"]
         message = said["message"] if isinstance(said, dict) else said
     except (ValueError, LookupError, TypeError, OSError, HTTPException):
         return ""
-    return " ".join(str(message).split())
-
-
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """What is meant for one host is not carried to another."""
-
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: HTTPMessage,
-        newurl: str,
-    ) -> None:
-        return None
+    return str(message)

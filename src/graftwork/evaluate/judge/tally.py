@@ -4,12 +4,12 @@ In: what the judge said to every pair, in both orders. Out: a JudgeTally and a C
 that changes its mind with the order has not decided: that pair is a tie, and counted as inconsistent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from graftwork.evaluate.compare import compare_choices
 from graftwork.evaluate.judge.wording import Choice
-from graftwork.evaluate.metrics.table import JUDGE_PREFERENCE
-from graftwork.evaluate.statistics import clopper_pearson, mcnemar, paired_difference
+from graftwork.evaluate.statistics import clopper_pearson, mcnemar
 from graftwork.records.report import Comparison, JudgeTally
 
 
@@ -77,19 +77,12 @@ def count_pairs(
     )
 
 
-def compare_by_judge(tally: JudgeTally) -> Comparison:
-    """Wins against losses over all judged pairs; ties count as pairs that did not differ."""
-    low, high = paired_difference(tally.wins, losses=tally.losses, n=tally.pairs, confidence=tally.confidence)
-    return Comparison(
-        metric=JUDGE_PREFERENCE,
-        baseline=tally.baseline,
-        candidate=tally.candidate,
-        n=tally.pairs,
-        wins=tally.wins,
-        losses=tally.losses,
-        difference=(tally.wins - tally.losses) / tally.pairs if tally.pairs else 0.0,
-        low=low,
-        high=high,
-        p_value=mcnemar(tally.wins, losses=tally.losses),
-        test="exact McNemar",
-    )
+def compare_by_judge(
+    tally: JudgeTally, *, confidence: float | None = None, sessions: Mapping[str, str] | None = None
+) -> Comparison:
+    """Wins against losses over all judged pairs; ties count as pairs that did not differ.
+
+    Where a session has several cases, the session is the unit, as for every other grade.
+    """
+    found = compare_choices(tally.grades, confidence=confidence or tally.confidence, sessions=sessions)
+    return found.model_copy(update={"baseline": tally.baseline, "candidate": tally.candidate})

@@ -47,7 +47,7 @@ def add_judgement(report: Report, tally: JudgeTally) -> Report:
     return report.model_copy(
         update={
             "judged": (*report.judged, tally),
-            "comparisons": (*report.comparisons, compare_by_judge(tally)),
+            "comparisons": (*report.comparisons, compare_by_judge(tally, sessions=report.sessions)),
         }
     )
 

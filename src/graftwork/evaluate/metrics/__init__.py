@@ -18,7 +18,7 @@ from graftwork.evaluate.metrics.context import (
     GradeFunction,
     Rater,
 )
-from graftwork.evaluate.metrics.grading import grade, require_gradable
+from graftwork.evaluate.metrics.grading import grade, require_gradable, right_or_wrong
 from graftwork.evaluate.metrics.table import (
     ALWAYS_MEASURED,
     CHECKS_PASSED,
@@ -77,6 +77,7 @@ __all__ = [
     "grade",
     "read_case_checks",
     "require_gradable",
+    "right_or_wrong",
     "shared_words",
     "words_of",
 ]

@@ -4,9 +4,11 @@ In: a name, a case, a text, what graders may need. Out: a grade, or None where t
 arise or the grader failed; a failure is added to `context.failed` and stops nothing.
 """
 
+from collections.abc import Iterable
+
 from graftwork.evaluate.metrics.checks import Check, read_case_checks
 from graftwork.evaluate.metrics.context import CannotGrade, FailedGrade, Grade, GradeContext
-from graftwork.evaluate.metrics.own import is_own, load_own
+from graftwork.evaluate.metrics.own import is_own, load_own, require_named
 from graftwork.evaluate.metrics.table import (
     CHECKS_PASSED,
     CONTEXT_GRADERS,
@@ -56,6 +58,15 @@ def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
 
 
 def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
-    grades = [check.grade(case, text, context) for check in read_case_checks(case)]
+    """Of the case's own checks; where it brings none, of those of graft.yaml that are about it."""
+    checks = read_case_checks(case)
+    for check in checks:
+        require_named(check.metric, context)
+    grades = [check.grade(case, text, context) for check in checks or right_or_wrong(context.checks.values())]
     asked = [grade for grade in grades if grade is not None]
     return sum(grade >= 1.0 for grade in asked) / len(asked) if asked else None
+
+
+def right_or_wrong(checks: Iterable[Check]) -> list[Check]:
+    """Those that say when an answer is right. A mere measure, such as nearness, has no such point."""
+    return [check for check in checks if not check.scored or is_own(check.metric)]

@@ -6,7 +6,6 @@ case and line; the evaluation goes on.
 """
 
 import importlib.util
-import math
 import re
 import sys
 import traceback
@@ -15,13 +14,14 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from graftwork.evaluate.metrics.context import CannotGrade, Grade, GradeContext
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
 
 OwnFunction = Callable[[Case, str], float | bool | None]
+LONGEST_WORDS = 200
 _NAMED = re.compile(r"(?P<place>[^:\0]+):(?P<function>[A-Za-z_]\w*)")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -58,15 +58,37 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
         raise CannotGrade(f"{name}: there is no project folder to load it from")
     function = load_own(name, folder=context.folder)
     try:
-        given = function(case, text)
-    except Exception as error:
-        raise CannotGrade(f"{_place_of(error, function)}: {type(error).__name__}: {error}") from error
+        given = _plain(function(case, text))
+    except (Exception, SystemExit) as error:
+        said = _show(error, str)
+        place = _place_of(error, function)
+        raise CannotGrade(f"{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
     if given is None:
         return None
-    if isinstance(given, bool | int | float) and math.isfinite(given) and 0 <= given <= 1:
+    if isinstance(given, bool | int | float) and 0 <= given <= 1:
         return float(given)
-    shown = repr(given)[:40]
+    shown = _show(given, repr)[:40]
     raise CannotGrade(f"{name} gave {shown}: a grade is true, false, None or a number from 0 to 1")
+
+
+def require_named(name: str, context: GradeContext) -> None:
+    """A case may ask for a function of the project only where graft.yaml asks for it too."""
+    if is_own(name) and name not in {check.metric for check in context.checks.values()}:
+        raise CannotGrade(f"the case asks for {name}, and graft.yaml does not name it under evaluate.checks")
+
+
+def _plain(given: Any) -> Any:
+    """A single number of numpy or torch as Python's own."""
+    return given.item() if getattr(given, "shape", None) == () and hasattr(given, "item") else given
+
+
+def _show(value: object, how: Callable[[object], str]) -> str:
+    """In words, on one line; whatever a user's object does when it is asked for them."""
+    try:
+        joined = " ".join(how(value).split())
+    except Exception:
+        return f"something that cannot be shown ({type(value).__name__})"
+    return joined if len(joined) <= LONGEST_WORDS else f"{joined[:LONGEST_WORDS]}…"
 
 
 def _find(place: str, *, name: str, folder: Path) -> Path:
@@ -131,7 +153,7 @@ def _load(path: str, function: str, content: str) -> OwnFunction:
     return own
 
 
-def _place_of(error: Exception, function: OwnFunction) -> str:
+def _place_of(error: BaseException, function: OwnFunction) -> str:
     path = getattr(getattr(function, "__code__", None), "co_filename", "")
     return _line_in(error, path) or path or getattr(function, "__name__", "the function")
 

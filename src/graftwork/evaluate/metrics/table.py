@@ -68,9 +68,9 @@ SCORED = frozenset({"groundedness", "token_f1", "edit_similarity", "chrf", "revi
 """Of these the mean counts; the others are right or wrong."""
 
 TASK_SUCCESS = "task_success"
-"""All checks that a case brings along hold."""
+"""All checks of a case hold: those that it brings along, else those of graft.yaml that are about it."""
 CHECKS_PASSED = "checks_passed"
-"""The share of the checks that a case brings along."""
+"""The share of the same checks that hold."""
 JUDGE_SCORE = "judge_score"
 """The mark of a judge, 1 to 5, as 0 to 1."""
 JUDGE_PREFERENCE = "judge_preference"

@@ -2,7 +2,8 @@
 
 In: messages. Out: the answer with its times, or what went wrong: something that another attempt may mend
 (busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the environment
-and goes nowhere but into the header; redirects are not followed, so that it reaches nobody else.
+and goes nowhere but into the header; redirects are not followed, so that it reaches nobody else; and it is
+taken out of whatever the server says.
 """
 
 import http.client
@@ -14,6 +15,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, Literal, NamedTuple
 
+from graftwork.evaluate.secrets import fits_header, mask_answer, tell
+from graftwork.process.stay_here import open_here
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
@@ -54,7 +57,7 @@ class EndpointClient:
         self._endpoint = endpoint
         self._settings = settings
         self._key = _read_key(endpoint)
-        self._opener = urllib.request.build_opener(_StayHere)
+        self._opener = open_here()
         self._limit_name = "max_tokens"
         self._left_out: frozenset[str] = frozenset()
 
@@ -68,11 +71,17 @@ class EndpointClient:
                 return self._hear(answer, began)
         except urllib.error.HTTPError as error:
             with error:
-                words = _first_words(error)
+                words = self._tell(_read_words(error))
             raise self._explain(error, words) from None
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise TryAgain(f"{type(error).__name__}: {reason}") from error
+            reason = self._tell(str(getattr(error, "reason", None) or error))
+            # Not chained: the error itself may hold what the server said.
+            raise TryAgain(f"{type(error).__name__}: {reason}") from None
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise TryAgain(f"the stream holds something else than events ({type(error).__name__})") from None
+
+    def _tell(self, words: str) -> str:
+        return tell(words, key=self._key, longest=LONGEST_WORDS)
 
     def _request(self, messages: Sequence[Message], repeat: int) -> urllib.request.Request:
         said = self._settings
@@ -106,7 +115,8 @@ class EndpointClient:
         usage: dict[str, Any] = {}
         for event in self._events(answer, began):
             if "error" in event:
-                raise TryAgain(f"an error came in the stream: {_shorten(json.dumps(event['error']))}")
+                said = self._tell(json.dumps(event["error"], ensure_ascii=False))
+                raise TryAgain(f"an error came in the stream: {said}")
             usage = event.get("usage") or usage
             for choice in event.get("choices") or ():
                 finish = choice.get("finish_reason") or finish
@@ -118,7 +128,7 @@ class EndpointClient:
         if finish is None:
             raise TryAgain(f"the stream was cut off after {len(pieces)} pieces")
         return EndpointReply(
-            text="".join(pieces),
+            text=mask_answer("".join(pieces), self._key),
             tokens=int(usage.get("completion_tokens") or len(pieces)),
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             finish_reason="length" if finish == "length" else "stop",
@@ -138,15 +148,22 @@ class EndpointClient:
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     return
-                yield _parse(data)
+                yield self._parse(data)
             elif line.strip() and not line.startswith((b":", b"event:", b"id:", b"retry:")):
                 plain.append(line)
         if plain:
-            yield _parse(b"".join(plain))
+            yield self._parse(b"".join(plain))
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            raise TryAgain(f"the stream holds no JSON: {self._tell(data.decode(errors='replace'))}") from None
+        if not isinstance(event, dict):
+            raise TryAgain("the stream holds something else than events")
+        return event
 
     def _explain(self, error: urllib.error.HTTPError, words: str) -> Exception:
-        if self._key:
-            words = words.replace(self._key, "…")
         if error.code in RETRIED:
             return TryAgain(f"{error.code} {words}", wait=_retry_after(error))
         if error.code in (400, 422) and self._adapt(words):
@@ -188,13 +205,6 @@ class EndpointClient:
         return tuple(sorted(self._left_out))
 
 
-class _StayHere(urllib.request.HTTPRedirectHandler):
-    """A redirect would carry the key to another host."""
-
-    def redirect_request(self, *_arguments: Any) -> None:
-        return None
-
-
 def _read_key(endpoint: Endpoint) -> str | None:
     if endpoint.key_variable is None:
         return None
@@ -204,6 +214,12 @@ def _read_key(endpoint: Endpoint) -> str | None:
             f"the environment variable {endpoint.key_variable} is empty or not set",
             why=f"the key of {endpoint.url} is read from it",
             fix=f"export {endpoint.key_variable}=… and run the same command again",
+        )
+    if not fits_header(key):
+        raise EnvironmentLacks(
+            f"the environment variable {endpoint.key_variable} holds no key",
+            why="it has characters that no header can carry",
+            fix="copy the key once more",
         )
     return key
 
@@ -216,26 +232,11 @@ def _retry_after(error: urllib.error.HTTPError) -> float | None:
         return None
 
 
-def _first_words(error: urllib.error.HTTPError) -> str:
+def _read_words(error: urllib.error.HTTPError) -> str:
     try:
-        return _shorten(error.read(64 * 1024).decode(errors="replace"))
+        return error.read(64 * 1024).decode(errors="replace")
     except (OSError, http.client.HTTPException):
         return ""
-
-
-def _shorten(text: str) -> str:
-    joined = " ".join(text.split())
-    return joined if len(joined) <= LONGEST_WORDS else f"{joined[:LONGEST_WORDS]}…"
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise TryAgain(f"the stream holds no JSON: {_shorten(data.decode(errors='replace'))}") from error
-    if not isinstance(event, dict):
-        raise TryAgain("the stream holds something else than events")
-    return event
 
 
 __all__ = ["EndpointClient", "EndpointReply", "GraftError", "Settings", "TryAgain"]

@@ -18,6 +18,7 @@ from graftwork.evaluate.cases import insert_example
 from graftwork.evaluate.subjects.book import AnswerBook, read_answers
 from graftwork.evaluate.subjects.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
 from graftwork.evaluate.subjects.kept import repeats_of
+from graftwork.evaluate.wording import plural
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob
 
@@ -92,8 +93,9 @@ class _Desk:
                         self._write(running.pop(future), future.result())
                     self._tell()
                     if self._stop.is_set():
+                        answered, asked = self._book.answered, plural(self._book.total, "case")
                         raise stopped(
-                            self._job, f"{self._book.answered} of {self._book.total} cases are answered"
+                            self._job, f"{answered} of {asked} {'is' if answered == 1 else 'are'} answered"
                         )
             finally:
                 self._given_up.set()
@@ -148,8 +150,9 @@ class _Desk:
         )
 
     def _given(self, question: _Question, attempts: int, trouble: TryAgain) -> EnvironmentLacks:
+        asked = plural(attempts, "attempt")
         return EnvironmentLacks(
-            f"the endpoint did not answer case {question.case.id} in {attempts} attempt(s): {trouble}",
+            f"the endpoint did not answer case {question.case.id} in {asked}: {trouble}",
             why="a rate over the answered cases alone would flatter it",
             fix="run `graft eval` again when it is well: what was answered is kept",
             where=self._job.subject,

@@ -1,0 +1,208 @@
+"""`graft gate` by the rules of docs/gate.md on reports made for it: every verdict, exit code and word."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from graftwork.cli.main import app
+from graftwork.coordinate import pipeline
+from graftwork.coordinate.step import Step
+from graftwork.coordinate.steps import gate
+from graftwork.coordinate.steps.evaluate import Evaluated
+from graftwork.records.run import TrainOutcome
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluate"))
+from gate_samples import marks, outcome, report, subject
+
+DOCS = (Path(__file__).parents[3] / "docs" / "gate.md").read_text()
+BLOCKS = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCS, re.S)]
+TEAM = next(block for block in BLOCKS if "abort_when" in block["gate"])
+BETWEEN = next(block for block in BLOCKS if "session_margin" in block["gate"])
+TODAY = [20.1 + (i % 7) / 10 for i in range(31)]
+
+
+class Bench:
+    """A project whose training and evaluation are already what a test says."""
+
+    def __init__(self, folder, monkeypatch):
+        self.folder = folder
+        self.report = None
+        self.outcome = None
+        monkeypatch.setattr(
+            pipeline,
+            "STEPS",
+            (
+                Step(
+                    "train", "train", (), TrainOutcome, lambda _w, _m: self.outcome.adapter_hash, self._train
+                ),
+                Step("evaluate", "evaluate", ("train",), Evaluated, lambda _w, _m: None, self._evaluate),
+                gate.STEP,
+            ),
+        )
+
+    def write(self, **parts):
+        settings = {"project": "p", "data": {"logs": ["log.jsonl"]}, **parts}
+        (self.folder / "graft.yaml").write_text(yaml.safe_dump(settings))
+
+    def measured(self, found, **more):
+        trained = {"adapter_hash": "a" * 64, "adapter_folder": str(self.folder / "adapter"), **more}
+        self.report, self.outcome = found, outcome([2.0, 1.0], **trained)
+        return self
+
+    def graft(self, *words):
+        done = CliRunner().invoke(app, ["gate", "-C", str(self.folder), *words])
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done
+
+    def json(self, *words):
+        done = self.graft("--json", *words)
+        return done.exit_code, json.loads(done.stdout)
+
+    def _train(self, _work, _made):
+        return self.outcome
+
+    def _evaluate(self, _work, _made):
+        return Evaluated(cases_file="", folders={}, report=self.report)
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    return Bench(tmp_path, monkeypatch)
+
+
+def tried(right, seconds, *, memory=8.0, n=300, timed=31):
+    """The tuned model on so many cases, beside what the log holds: 98.7 % right in 20.1 s."""
+    times = [seconds + 0.1 * (i % 5) for i in range(timed)]
+    grades = {"task_success": marks(right, n)}
+    return report(
+        subject("adapter", grades, latency=times, memory=memory),
+        subject("base", {"task_success": marks(n // 2, n)}, latency=times, memory=memory),
+        others=(subject("log", {"task_success": marks(round(0.987 * n), n)}, latency=TODAY[:timed]),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "decision"),
+    [
+        (tried(300, 10.0), 0, "deploy"),
+        (tried(300, 15.0), 10, "iterate"),
+        (tried(270, 10.0), 10, "iterate"),
+        (tried(300, 10.0, memory=11.0), 10, "iterate"),
+        (tried(270, 25.0), 11, "abort"),
+        (tried(31, 10.0, n=31), 12, "not_enough_evidence"),
+        (tried(300, 10.0, timed=5), 12, "not_enough_evidence"),
+    ],
+    ids=["all three", "too slow", "not good enough", "too large", "worse on both", "31 cases", "5 requests"],
+)
+def test_the_teams_rules_give_the_verdicts_and_exit_codes_of_the_docs(bench, tmp_path, found, code, decision):
+    bench.write(**TEAM)
+    seen, verdict = bench.measured(found).json("--junit", str(tmp_path / "out" / "gate.xml"))
+    assert (seen, verdict["decision"]) == (code, decision)
+    assert len(verdict["rules"]) >= 3
+    assert all(rule["sentence"].endswith(".") for rule in verdict["rules"])
+    assert bool(verdict["advice"]) == (decision != "deploy")
+    suites = ElementTree.parse(tmp_path / "out" / "gate.xml").getroot()
+    assert (int(suites.get("failures")) > 0) == (decision in ("iterate", "abort"))
+    assert (int(suites.get("skipped")) > 0) == (decision == "not_enough_evidence")
+    said = bench.graft()
+    assert said.exit_code == code
+    assert decision.replace("_", " ").upper() in said.stdout
+    assert "inf" not in said.stdout.replace("information", "")
+
+
+def test_what_would_settle_it_is_said_with_the_setting(bench):
+    bench.write(**TEAM)
+    _, few = bench.measured(tried(31, 10.0, n=31)).json()
+    assert few["cases_needed"] == 183
+    assert "183 cases would settle it" in DOCS.replace("\n", " ")
+    _, untimed = bench.measured(tried(300, 10.0, timed=5), adapter_hash="b" * 64).json()
+    assert any("evaluate.latency_cases to 6" in advice for advice in untimed["advice"])
+
+
+ONE, TWO, THREE = "1" * 64, "2" * 64, "3" * 64
+
+
+def after_session(right, n=400, *, match=None):
+    grades = {"json_valid": marks(right, n), "answer_match": marks(match if match is not None else right, n)}
+    return report(
+        subject("adapter", grades), subject("base", {"json_valid": marks(0, n), "answer_match": marks(0, n)})
+    )
+
+
+def train_sessions(bench, *sessions, n=400, losses=(1.0, 0.9)):
+    """`sessions`: how many answers are right after each; each starts from the one before."""
+    before = None
+    for right, name in zip(sessions, (ONE, TWO, THREE), strict=False):
+        folder = bench.folder / f"adapter-{name[0]}"
+        folder.mkdir(exist_ok=True)
+        start = {"start_from": str(bench.folder / f"adapter-{before[0]}")} if before else {}
+        bench.write(**BETWEEN, train=start)
+        bench.measured(
+            after_session(right, n),
+            adapter_hash=name,
+            adapter_folder=str(folder),
+            started_from=before,
+            before=losses[0],
+            after=losses[1],
+        )
+        seen = bench.json("--session")
+        before = name
+    return seen
+
+
+def test_the_first_session_is_held_against_the_base(bench):
+    code, found = train_sessions(bench, 300)
+    assert (code, found["start"], found["certain"]) == (0, "this", True)
+    assert found["adapter_folder"] == str(bench.folder / "adapter-1")
+
+
+def test_a_session_that_harmed_nothing_is_gone_on_from(bench):
+    code, found = train_sessions(bench, 380, 384)
+    assert (code, found["start"], found["certain"]) == (0, "this", True)
+    assert found["adapter_hash"] == TWO
+    assert {rule["outcome"] for rule in found["rules"]} == {"pass"}
+
+
+def test_a_session_that_made_it_worse_is_gone_back_behind(bench):
+    code, found = train_sessions(bench, 380, 300)
+    assert (code, found["start"], found["certain"]) == (1, "before", True)
+    assert (found["adapter_hash"], found["adapter_folder"]) == (ONE, str(bench.folder / "adapter-1"))
+    said = bench.graft("--session")
+    assert said.exit_code == 1
+    assert "GO BACK TO THE ONE BEFORE" in said.stdout
+    assert f"train.start_from: {bench.folder / 'adapter-1'}" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("losses", "code", "start"), [((1.0, 0.9), 0, "this"), ((1.0, 1.2), 1, "before")], ids=["fell", "rose"]
+)
+def test_too_few_cases_are_settled_by_the_validation_loss(bench, losses, code, start):
+    seen, found = train_sessions(bench, 9, 9, n=10, losses=losses)
+    assert (seen, found["start"], found["certain"]) == (code, start, False)
+    assert found["cases_needed"] > 10
+
+
+def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):
+    bench.write(**BETWEEN)
+    worse = report(
+        subject("adapter", {"json_valid": marks(100, 400), "answer_match": marks(100, 400)}),
+        subject("base", {"json_valid": marks(300, 400), "answer_match": marks(300, 400)}),
+    )
+    code, found = bench.measured(worse, adapter_hash=ONE).json("--session")
+    assert (code, found["start"], found["adapter_folder"]) == (1, "before", "")
+    said = bench.graft("--session").stdout
+    assert "train.start_from: leave it out; the session began at the base itself" in said
+
+
+def test_a_session_that_began_at_an_adapter_nobody_judged_is_told_what_to_do(bench):
+    bench.write(**BETWEEN)
+    bench.measured(after_session(300), adapter_hash=TWO, started_from=ONE)
+    done = CliRunner().invoke(app, ["gate", "-C", str(bench.folder), "--session"])
+    assert done.exit_code != 0
+    assert "was never evaluated here" in str(done.exception)
