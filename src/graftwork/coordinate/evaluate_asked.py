@@ -16,6 +16,7 @@ from graftwork.coordinate.evaluate_run import (
     forget_subjects,
     measure_subjects,
     report_on,
+    with_one_engine,
 )
 from graftwork.coordinate.evaluate_subjects import Asking, resolve_subject
 from graftwork.coordinate.evaluation_page import put_page
@@ -102,7 +103,7 @@ def _ask_beforehand(work: Workplace, asked: Asked) -> None:
             STEP.name if work.model == work.settings.main_model else f"{STEP.name}@{work.model}"
         )
         forget_subjects(lineup, cases)
-    for subject in lineup.all:
+    for subject in with_one_engine(lineup).all:
         ask_subject(work, subject, cases)
 
 

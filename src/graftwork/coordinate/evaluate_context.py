@@ -85,7 +85,8 @@ def open_grading(work: Workplace, cases: Sequence[Case]) -> Grading:
 def _open_runner(settings: EvaluateSettings, cases: Sequence[Case]) -> RememberingRunner | None:
     """Only where code is graded: a machine without a sandbox can still grade everything else."""
     named = {*settings.metrics, *(check.metric for check in settings.checks)}
-    named |= {str(check.get("metric")) for case in cases for check in case.checks}
+    # A check is written in full or in brief: {metric: python_tests, tests: …} or {python_tests: …}.
+    named |= {name for case in cases for check in case.checks for name in (str(check.get("metric")), *check)}
     if not named & CODE:
         return None
     return RememberingRunner(open_sandbox(settings.sandbox))

@@ -5,8 +5,8 @@ answers. Each model is asked in a child process that may die and be started agai
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from graftwork.coordinate.evaluate_context import Grading
 from graftwork.coordinate.evaluate_subjects import Subject
@@ -16,6 +16,7 @@ from graftwork.evaluate.compare import compare
 from graftwork.evaluate.score import make_report, score, sessions_of
 from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.book import ANSWERS_FILE, forget_answers, read_answers
+from graftwork.evaluate.subjects.engines import PRECISIONS, agree_on_engine
 from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
 from graftwork.evaluate.wear import wear_of
 from graftwork.evaluate.worker import GENERATION_FILE
@@ -55,12 +56,42 @@ class Lineup:
         return (self.baseline, self.candidate, *champion, *self.others, *self.references)
 
 
+def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
+    """Gives each subject back with the engine that all models among these are asked with.
+
+    Answers of two engines differ a little with the same weights: a comparison of base and adapter would
+    take that for what training did. What another engine answered is not taken up: it is asked anew.
+    """
+    engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
+
+    def settled(subject: Subject) -> Subject:
+        if subject.job is None or subject.job.endpoint is not None:
+            return subject
+        return replace(subject, job=subject.job.model_copy(update={"engine": engine}))
+
+    return settled
+
+
+def with_one_engine(lineup: Lineup) -> Lineup:
+    """The same subjects, all models among them asked with the same engine."""
+    settled = settle_engine(lineup.all)
+    return Lineup(
+        baseline=settled(lineup.baseline),
+        candidate=settled(lineup.candidate),
+        champion=settled(lineup.champion) if lineup.champion is not None else None,
+        others=tuple(settled(subject) for subject in lineup.others),
+        references=tuple(settled(subject) for subject in lineup.references),
+    )
+
+
 def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
     """Everything that these subjects answered to these cases: they are asked again."""
-    for subject in lineup.all:
+    for subject in with_one_engine(lineup).all:
         (subject.folder / GENERATION_FILE).unlink(missing_ok=True)
         if subject.job is not None:
-            forget_answers(subject.job, cases)
+            # On a card only the worker knows which one it will be.
+            for precision in PRECISIONS:
+                forget_answers(subject.job.model_copy(update={"precision": precision}), cases)
 
 
 def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> None:
@@ -85,7 +116,7 @@ def measure_subjects(
     work: Workplace, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
     """Ask everybody, then grade what they said: a judge that fails costs no answer."""
-    for subject in lineup.all:
+    for subject in with_one_engine(lineup).all:
         ask_subject(work, subject, cases)
     scored = {}
     for subject in lineup.all:

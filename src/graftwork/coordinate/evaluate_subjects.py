@@ -187,7 +187,7 @@ def _job(work: Workplace, name: str, asking: Asking, **fields: Any) -> EvalJob:
         cases_file=str(asking.cases_file),
         worked_example=example,
         max_new_tokens=settings.max_new_tokens,
-        batch_size=settings.batch_size,
+        batch_size=settings.batch_size or rows_at_once(fields["device"]),
         threads=work.settings.train.threads,
         latency_cases=settings.latency_cases,
         reasoning=work.settings.data.reasoning == "keep",
@@ -199,6 +199,11 @@ def _job(work: Workplace, name: str, asking: Asking, **fields: Any) -> EvalJob:
         **fields,
     )
     return job.model_copy(update={"folder": str(asking.cases_file.parent / _folder_name(job))})
+
+
+def rows_at_once(device: str) -> int:
+    """A processor has its hands full with few rows; a card takes many in the time of one."""
+    return 256 if device.startswith("cuda") else 32
 
 
 def _folder_name(job: EvalJob) -> str:

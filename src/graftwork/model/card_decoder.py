@@ -56,6 +56,10 @@ class CardDecoder:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._scores: Tensor | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        return sum(tensor.nbytes for place in self._places for tensor in place)
+
     def fits(self, *, rows: int, columns: int) -> bool:
         return rows == self.rows and self.columns - COLUMNS < columns <= self.columns
 

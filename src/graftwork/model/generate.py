@@ -31,6 +31,8 @@ class Generated:
     finish_reason: Literal["stop", "length"] = "length"
 
 
+FEW_TOKENS = 512
+"""The likeliest tokens are looked at first."""
 OnToken = Callable[[int, int], bool]
 """Called with (row, token) for each new token; False ends that row."""
 
@@ -98,6 +100,14 @@ class Generator:
         else:
             self._walk(answers, read, sampling, random)
         return answers.results
+
+    @property
+    def held_bytes(self) -> int:
+        """What the recording holds on the card; a batch of another size gives it back."""
+        return 0 if self._decoder is None else self._decoder.held_bytes
+
+    def forget_recording(self) -> None:
+        self._decoder = None
 
     def _walk(self, answers: _Answers, read: _Read, sampling: Sampling, random: torch.Generator) -> None:
         """Token by token; finished rows leave the batch, for they cost as much as living ones."""
@@ -186,11 +196,25 @@ def _common_prefix(prompts: list[list[int]]) -> int:
 
 
 def _choose(logits: Tensor, sampling: Sampling, random: torch.Generator) -> Tensor:
+    """A token for each row. What is drawn does not depend on the device: one number a row decides it."""
     if sampling.temperature <= 0:
         return logits.argmax(dim=-1)
-    probabilities = torch.softmax(logits.float() / sampling.temperature, dim=-1).cpu()
-    ordered, order = probabilities.sort(dim=-1, descending=True)
-    # Keep the smallest set of tokens whose probability reaches top_p; the first always stays.
-    outside = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
-    picked = ordered.masked_fill(outside, 0.0).multinomial(1, generator=random)
-    return order.gather(1, picked).squeeze(1).to(logits.device)
+    kept, tokens = torch.softmax(logits.float() / sampling.temperature, dim=-1), None
+    if sampling.top_p < 1:
+        kept, tokens = _likeliest(kept, sampling.top_p)
+    reached = kept.cumsum(dim=-1)
+    drawn = torch.rand(len(kept), 1, generator=random).to(kept.device)
+    place = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
+    place = place.clamp(max=kept.shape[1] - 1)
+    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
+
+
+def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """The smallest set of tokens whose probability reaches top_p, the others 0; the first always stays."""
+    few = min(FEW_TOKENS, probabilities.shape[1])
+    ordered, tokens = probabilities.topk(few, dim=-1)
+    if few < probabilities.shape[1] and bool((ordered.sum(dim=-1) < top_p).any()):
+        # Sorting all of the vocabulary costs as much as the model's step: only where few do not suffice.
+        ordered, tokens = probabilities.sort(dim=-1, descending=True)
+    outside = ordered.cumsum(dim=-1) - ordered >= top_p
+    return ordered.masked_fill(outside, 0.0), tokens

@@ -10,7 +10,7 @@ from graftwork.evaluate.subjects.book import Batch, forget_answers
 from graftwork.evaluate.subjects.kept import KeptAnswers, key_of, repeats_of
 from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
 from graftwork.records.interaction import Message, Origin
-from graftwork.records.report import Answer, Case, EvalJob
+from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 
 
 def make_case(number, *, name=None, reference="yes", duration_ms=None):
@@ -134,6 +134,8 @@ def test_the_same_question_under_another_name_is_the_same_question(tmp_path):
         {"device": "cuda"},
         {"reasoning": False},
         {"perplexity": True},
+        {"engine": "vllm 0.32.0"},
+        {"precision": "bfloat16"},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -148,6 +150,12 @@ def test_whatever_decides_an_answer_asks_anew(tmp_path, change):
 def test_what_does_not_decide_a_greedy_answer_does_not(tmp_path, change):
     job, case = make_job(tmp_path), make_case(1)
     assert key_of(job, case) == key_of(job.model_copy(update=change), case)
+
+
+def test_an_endpoint_that_was_paid_for_is_not_asked_again_for_an_engine_of_ours(tmp_path):
+    endpoint = Endpoint(url="http://127.0.0.1:1/v1", model="m")
+    job, case = make_job(tmp_path, endpoint=endpoint), make_case(1)
+    assert key_of(job, case) == key_of(job.model_copy(update={"engine": "vllm 0.32.0"}), case)
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"key": 1}', b"[]"])

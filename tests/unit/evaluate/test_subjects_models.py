@@ -1,13 +1,11 @@
-"""Models as subjects: shared out they say the same, killed they lose nothing, vLLM is asked as documented."""
+"""Models as subjects: shared out they say the same, killed they lose nothing."""
 
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
-import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.subjects.book import Batch
 from graftwork.evaluate.subjects.own import OwnModel
 from graftwork.evaluate.subjects.shards import share_out
-from graftwork.evaluate.subjects.vllm_engine import VllmModel, can_use_vllm, lora_rank
 from graftwork.evaluate.worker import GENERATION_FILE, evaluate
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob, Generation
@@ -152,108 +149,3 @@ def test_the_first_token_comes_before_the_last_and_the_report_says_what_was_load
         a.reference_loss is not None and math.isfinite(a.reference_loss)
         for a in read_answers(Path(job.folder))
     )
-
-
-class StandInEngine:
-    """What of vLLM's offline engine is used, with the shapes that its documentation gives."""
-
-    made: list["StandInEngine"] = []
-
-    def __init__(self, model, **options):
-        self.model, self.options, self.asked = model, options, []
-        StandInEngine.made.append(self)
-
-    def generate(self, prompts, params, *, lora_request=None, use_tqdm=True):
-        assert all(set(prompt) == {"prompt_token_ids"} for prompt in prompts)
-        self.asked.append((params, lora_request, use_tqdm))
-        return [self._output(prompt["prompt_token_ids"], params) for prompt in prompts]
-
-    def _output(self, tokens, params):
-        stop = params.given.get("stop_token_ids", [0])[0]
-        said = types.SimpleNamespace(token_ids=(*b"ok", stop), finish_reason="stop")
-        told = [None] + [{t: types.SimpleNamespace(logprob=-0.5)} for t in tokens[1:]]
-        return types.SimpleNamespace(
-            outputs=[said],
-            prompt_logprobs=told if "prompt_logprobs" in params.given else None,
-            metrics=types.SimpleNamespace(first_token_latency=0.01),
-        )
-
-
-class Given:
-    def __init__(self, *args, **given):
-        self.args, self.given = args, given
-
-
-@pytest.fixture
-def vllm(monkeypatch):
-    StandInEngine.made.clear()
-    package = types.ModuleType("vllm")
-    package.LLM, package.SamplingParams, package.__version__ = StandInEngine, Given, "0.0-stand-in"
-    package.__spec__ = types.SimpleNamespace(name="vllm")
-    request = types.ModuleType("vllm.lora.request")
-    request.LoRARequest = Given
-    for name, module in {
-        "vllm": package,
-        "vllm.lora": types.ModuleType("vllm.lora"),
-        "vllm.lora.request": request,
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-
-
-def write_adapter(folder, **config):
-    folder.mkdir(parents=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 12, **config}))
-    return folder
-
-
-@pytest.mark.usefixtures("vllm")
-def test_vllm_is_used_only_with_a_card_and_an_adapter_that_it_serves(tmp_path, tiny_base, monkeypatch):
-    job = make_job(tmp_path, tiny_base, device="cuda")
-    assert can_use_vllm(job)
-    assert not can_use_vllm(job.model_copy(update={"device": "cpu"}))
-    plain, dora = write_adapter(tmp_path / "a"), write_adapter(tmp_path / "b", use_dora=True)
-    assert can_use_vllm(job.model_copy(update={"adapter_folder": str(plain)}))
-    assert not can_use_vllm(job.model_copy(update={"adapter_folder": str(dora)}))
-    assert not can_use_vllm(job.model_copy(update={"adapter_folder": str(tmp_path)}))
-    monkeypatch.setenv("GRAFT_VLLM", "0")
-    assert not can_use_vllm(job)
-
-
-def test_vllm_lays_out_the_next_rank_that_it_knows(tmp_path):
-    assert lora_rank(write_adapter(tmp_path / "a", r=12)) == 16
-    assert lora_rank(write_adapter(tmp_path / "b", r=4, rank_pattern={"q_proj": 33})) == 64
-    assert lora_rank(write_adapter(tmp_path / "c", r=1000)) is None
-
-
-@pytest.mark.usefixtures("vllm")
-def test_vllm_is_asked_in_tokens_with_the_adapter_on_every_request(tmp_path, tiny_base):
-    adapter = write_adapter(tmp_path / "adapter")
-    job = make_job(
-        tmp_path, tiny_base, device="cuda", adapter_folder=str(adapter), temperature=0.5, top_p=0.9
-    )
-    model = VllmModel(job)
-    (engine,) = StandInEngine.made
-    assert engine.model == str(tiny_base)
-    assert {
-        "enable_lora": True,
-        "max_lora_rank": 16,
-        "trust_remote_code": False,
-    }.items() <= engine.options.items()
-    (reply,) = model.generate([[1, 2, 3]])
-    assert (reply.tokens, reply.finish_reason) == ([*b"ok"], "stop")
-    params, lora, tqdm = engine.asked[0]
-    assert (params.given["temperature"], params.given["max_tokens"], tqdm) == (0.0, 6, False)
-    assert lora.args == ("adapter-tiny", 1, str(adapter))
-    model.sample([[1]], 9)
-    assert engine.asked[1][0].given["seed"] == 9
-    assert model.time_one([1]).first_token == 0.01
-    assert model.weigh([(make_cases(1)[0].messages, "yes")]) == [pytest.approx(0.5)]
-
-
-@pytest.mark.usefixtures("vllm")
-def test_vllm_asked_for_the_base_lays_out_no_adapter(tmp_path, tiny_base):
-    model = VllmModel(make_job(tmp_path, tiny_base, device="cuda"))
-    model.generate([[1]])
-    (engine,) = StandInEngine.made
-    assert "enable_lora" not in engine.options
-    assert engine.asked[0][1] is None

@@ -70,6 +70,8 @@ def key_of(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
             "device": job.device.partition(":")[0],
             "sampling": [job.temperature, job.top_p, job.seed, repeat] if job.temperature > 0 else None,
             "weighed": case.reference if job.perplexity else None,
+            # Two engines, or two precisions, differ in their last digits, and a word later in their answers.
+            **({"answered_by": [job.engine, job.precision]} if job.endpoint is None else {}),
         }
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.evaluate.ask import Timing
+from graftwork.evaluate.subjects.engines import OWN, settle
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob
@@ -37,24 +38,27 @@ class OwnModel:
         threads = use_threads(job.threads)
         on_card = job.device.startswith("cuda") and torch.cuda.is_available()
         self._device = job.device if on_card else "cpu"
-        dtype = _card_type(self._device) if on_card else "float32"
+        dtype = settle(job).precision if on_card else "float32"
         self._model = load_base(Path(job.base_folder), dtype=dtype, device=self._device)
         if job.adapter_folder is not None:
             load_adapter(self._model, Path(job.adapter_folder))
         self.template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
-        self._generator = Generator(self._model, stop_tokens=[self.template.eos])
+        stop = [self.template.eos]
+        self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
+        # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
+        self._single = Generator(self._model, stop_tokens=stop)
         self.described: dict[str, Any] = {
-            "engine": "graftwork",
+            "engine": OWN,
             "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
             "base_as": f"{dtype}, not quantised",
             "threads": None if on_card else threads,
         }
 
     def generate(self, prompts: list[list[int]]) -> "Sequence[Generated]":
-        return self._halved(prompts, self._sampling(seed=0, temperature=0.0))
+        return self._fitted(prompts, self._sampling(seed=0, temperature=0.0))
 
     def sample(self, prompts: list[list[int]], seed: int) -> "Sequence[Generated]":
-        return self._halved(prompts, self._sampling(seed=seed, temperature=self._job.temperature))
+        return self._fitted(prompts, self._sampling(seed=seed, temperature=self._job.temperature))
 
     def time_one(self, prompt: list[int]) -> Timing:
         """One request alone, heard token by token."""
@@ -67,7 +71,7 @@ class OwnModel:
             return True
 
         sampling = self._sampling(seed=self._job.seed, temperature=self._job.temperature)
-        self._generator.generate([prompt], sampling, on_token=hear)
+        self._single.generate([prompt], sampling, on_token=hear)
         total = time.perf_counter() - began
         return Timing(first[0] if first else total, total)
 
@@ -121,6 +125,27 @@ class OwnModel:
             losses.append(float(cross_entropy(logits, wanted)))
         return losses
 
+    def _fitted(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
+        """On a card, no more rows at once than it has room for."""
+        if self._device == "cpu":
+            return self._generator.generate(prompts, sampling)
+        import torch
+
+        from graftwork.model.batch_room import rows_with_room
+
+        free, _ = torch.cuda.mem_get_info(self._device)
+        held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        rows = rows_with_room(
+            self._model.config.get_text_config(decoder=True),
+            prompt_tokens=max(map(len, prompts)),
+            new_tokens=sampling.max_new_tokens,
+            free_bytes=free + held + self._generator.held_bytes,
+        )
+        said: list[Generated] = []
+        for start in range(0, len(prompts), rows):
+            said += self._halved(prompts[start : start + rows], sampling)
+        return said
+
     def _halved(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
         import torch
 
@@ -129,6 +154,7 @@ class OwnModel:
         except torch.cuda.OutOfMemoryError:
             if len(prompts) == 1:
                 raise
+        self._generator.forget_recording()
         torch.cuda.empty_cache()
         middle = len(prompts) // 2
         return [*self._halved(prompts[:middle], sampling), *self._halved(prompts[middle:], sampling)]
@@ -139,11 +165,3 @@ class OwnModel:
         return Sampling(
             max_new_tokens=self._job.max_new_tokens, temperature=temperature, top_p=self._job.top_p, seed=seed
         )
-
-
-def _card_type(device: str) -> str:
-    """bfloat16 where the card has hardware for it."""
-    import torch
-
-    major, _ = torch.cuda.get_device_capability(device)
-    return "bfloat16" if major >= 8 else "float16"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from graftwork.evaluate.ask import Progress, stopped
 from graftwork.evaluate.subjects.book import AnswerBook, Batch
+from graftwork.evaluate.subjects.engines import is_vllm
 from graftwork.process import lock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.parent import PARENT_VARIABLE
@@ -31,7 +32,9 @@ LOG_FILE = "worker.log"
 
 def share_out(job: EvalJob, batches: Sequence[Batch], *, cards: int = 0) -> list[EvalJob]:
     """One job a process, each with every n-th batch; no more of them than there are batches."""
-    count = min(job.shards, len(batches))
+    # vLLM reserves a card for itself: a second one beside it finds no room.
+    most = min(job.shards, cards) if cards and is_vllm(job) else job.shards
+    count = min(most, len(batches))
     threads = max((job.threads or _processors()) // max(count, 1), 1)
     return [
         job.model_copy(
@@ -90,8 +93,17 @@ def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, **_card_for(shard), PARENT_VARIABLE: str(os.getpid())},
         )
+
+
+def _card_for(shard: EvalJob) -> dict[str, str]:
+    """vLLM takes the first card that it sees: it is shown only the one that is meant for it."""
+    _, _, number = shard.device.partition(":")
+    if not number or not is_vllm(shard):
+        return {}
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return {"CUDA_VISIBLE_DEVICES": visible[int(number)] if visible else number}
 
 
 def _watch(
