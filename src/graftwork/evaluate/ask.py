@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from graftwork.evaluate.cases import insert_example
+from graftwork.evaluate.cases import cases_to_time, insert_example
 from graftwork.evaluate.subjects.book import (
     ANSWERS_FILE,
     BATCHES_FILE,
@@ -116,13 +116,10 @@ class Asker:
             self._tell("answering", book.answered, book.total, left=pace * (book.total - book.answered))
         self._peaks = book.peaks()
 
-    def time_single(self, cases: Sequence[Case]) -> tuple[float, ...]:
-        """Seconds of one request at a time, as a user would wait for it."""
-        return tuple(timing.total for timing in self.time_requests(cases))
-
     def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
+        """One request at a time, as a user would wait for it: of as many sessions as there are."""
         timings: list[Timing] = []
-        chosen = [self._prompt(case) for case in cases[: self._job.latency_cases]]
+        chosen = [self._prompt(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
         if chosen and not self._warm:
             # The first pass of a process pays for lazy initialisation; no user's request does.
             self._generate([chosen[0]])

@@ -5,6 +5,7 @@ Does not know how a dataset lies on the disk; a user's own file of cases is read
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -95,3 +96,18 @@ def read_cases(path: Path) -> tuple[Case, ...]:
 
 def _drawing_order(case: Case) -> tuple[str, str]:
     return hashlib.sha256(case.id.encode()).hexdigest(), case.id
+
+
+def cases_to_time(cases: Sequence[Case], *, most: int) -> list[Case]:
+    """Those whose seconds are measured one by one: the same for every subject, so that they can be paired.
+
+    First one case of each session, then the second ones: what is asked in one session is much alike.
+    """
+    seen: Counter[str] = Counter()
+    turns = []
+    for case in cases:
+        key = case.session if case.session is not None else f" {case.id}"
+        turns.append(seen[key])
+        seen[key] += 1
+    ordered = sorted(zip(turns, cases, strict=True), key=lambda pair: pair[0])
+    return [case for _, case in ordered[:most]]

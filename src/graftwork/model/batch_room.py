@@ -13,15 +13,41 @@ SHARE = 0.8
 """Of the free memory; the rest is for what the allocator cannot use in one piece."""
 
 
+UNKNOWN_SHAPE_ROWS = 32
+"""For a decoder whose measures are not to be read; what is too much is found out by trying."""
+
+
 def rows_with_room(
     config: Any, *, prompt_tokens: int, new_tokens: int, free_bytes: int, bytes_each: int = 2
 ) -> int:
-    heads: int = config.num_attention_heads
-    width: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups: int = getattr(config, "num_key_value_heads", None) or heads
-    keys = 2 * config.num_hidden_layers * groups * width * bytes_each
-    # The states in and out of a layer, its gate, up and their product.
-    passing = (4 * config.hidden_size + 3 * config.intermediate_size) * bytes_each
-    a_row: int = 2 * keys * (prompt_tokens + new_tokens) + passing * prompt_tokens
-    a_row += 4 * config.vocab_size * bytes_each
+    a_row = bytes_of_row(config, prompt_tokens=prompt_tokens, new_tokens=new_tokens, bytes_each=bytes_each)
+    if a_row is None:
+        return UNKNOWN_SHAPE_ROWS
     return max(1, min(MOST_ROWS, int(SHARE * free_bytes) // a_row))
+
+
+def bytes_of_row(config: Any, *, prompt_tokens: int, new_tokens: int, bytes_each: int) -> int | None:
+    """None where the configuration names its measures in a way of its own."""
+    heads = _number(config, "num_attention_heads")
+    hidden, layers = _number(config, "hidden_size"), _number(config, "num_hidden_layers")
+    if heads is None or hidden is None or layers is None:
+        return None
+    width = _number(config, "head_dim") or hidden // heads
+    groups = _number(config, "num_key_value_heads") or heads
+    inner = _number(config, "intermediate_size") or 4 * hidden
+    vocabulary = _number(config, "vocab_size") or 0
+    keys = 2 * layers * groups * width * bytes_each
+    # The states in and out of a layer, its gate, up and their product.
+    passing = (4 * hidden + 3 * inner) * bytes_each
+    return 2 * keys * (prompt_tokens + new_tokens) + passing * prompt_tokens + 4 * vocabulary * bytes_each
+
+
+def _number(config: Any, name: str) -> int | None:
+    """A positive number, or the largest of one for each layer."""
+    try:
+        found = getattr(config, name, None)
+    except Exception:  # some configurations refuse a name that differs from layer to layer
+        return None
+    if isinstance(found, list | tuple) and found and all(isinstance(one, int) for one in found):
+        found = max(found)
+    return found if isinstance(found, int) and found > 0 else None

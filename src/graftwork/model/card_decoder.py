@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from graftwork.model import attention
+
 COLUMNS = 128
 """Recordings are made for multiples of this many columns, so that batches of like length share one."""
 
@@ -33,19 +35,20 @@ class _WrittenLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         return keys, values
 
 
-def can_record(cache: Any, device: torch.device) -> bool:
-    """Only where every layer keeps all keys: a sliding window's bookkeeping happens in Python."""
-    return device.type == "cuda" and all(type(layer) is DynamicLayer for layer in cache.layers)
+def can_record(model: Any, cache: Any) -> bool:
+    """Only with our attention, which reads a mask of booleans, and where every layer keeps all keys."""
+    on_card = next(model.parameters()).device.type == "cuda"
+    plain = all(type(layer) is DynamicLayer for layer in cache.layers)
+    return on_card and plain and model.config._attn_implementation == attention.NAME
 
 
 class CardDecoder:
-    """A recording for `rows` rows and `columns` columns; fill it with prompts, then step."""
+    """A recording for `rows` rows and `columns` columns, made at once; fill it with prompts, then step."""
 
     def __init__(self, model: Any, cache: Any, *, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, -(-columns // COLUMNS) * COLUMNS
         self._model = model
-        first = cache.layers[0].keys
-        device = first.device
+        device = cache.layers[0].keys.device
         self._column = torch.zeros(1, dtype=torch.long, device=device)
         self._tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self._positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
@@ -53,8 +56,7 @@ class CardDecoder:
         self._places = [(self._place(layer.keys), self._place(layer.values)) for layer in cache.layers]
         self._cache = DynamicCache()
         self._cache.layers = [_WrittenLayer(*place, self._column) for place in self._places]
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._scores: Tensor | None = None
+        self._recording = self._record() if device.type == "cuda" else None
 
     @property
     def held_bytes(self) -> int:
@@ -78,32 +80,28 @@ class CardDecoder:
     def step(self, tokens: Tensor) -> Tensor:
         """The scores behind one more token of every row; the next step writes over them."""
         self._tokens.copy_(tokens[:, None])
-        if self._graph is None:
-            self._record()
-        assert self._graph is not None
-        assert self._scores is not None
-        self._graph.replay()
-        return self._scores
+        if self._recording is None:
+            return self._advance()
+        graph, scores = self._recording
+        graph.replay()
+        return scores
 
     def _place(self, like: Tensor) -> Tensor:
         rows, groups, _, width = like.shape
         return like.new_zeros(rows, groups, self.columns, width)
 
-    def _record(self) -> None:
-        """Run the step aside until nothing is allocated any more, then record it; the state is put back."""
-        moving = (self._positions, self._column, self._seen)
-        before = [tensor.clone() for tensor in moving]
+    def _record(self) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+        """Run the step aside until nothing is allocated any more, then record it; `fill` puts all back."""
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(2):
                 self._advance()
         torch.cuda.current_stream().wait_stream(aside)
-        for tensor, was in zip(moving, before, strict=True):
-            tensor.copy_(was)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):  # records, and runs nothing
-            self._scores = self._advance()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):  # records, and runs nothing
+            scores = self._advance()
+        return graph, scores
 
     def _advance(self) -> Tensor:
         self._seen.index_fill_(3, self._column, True)

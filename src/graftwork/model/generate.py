@@ -4,8 +4,10 @@ In: prompts as tokens. Out: the tokens that the model answers with, and why it s
 nothing of templates, cases or HTTP.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,16 +15,10 @@ from torch import Tensor
 
 from graftwork.model import attention
 from graftwork.model.card_decoder import CardDecoder, can_record
+from graftwork.model.sampling import Chooser, Sampling
 
-
-@dataclass(frozen=True)
-class Sampling:
-    """Temperature 0 is greedy."""
-
-    max_new_tokens: int
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+__all__ = ["Generated", "Generator", "OnToken", "Sampling"]
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -31,8 +27,6 @@ class Generated:
     finish_reason: Literal["stop", "length"] = "length"
 
 
-FEW_TOKENS = 512
-"""The likeliest tokens are looked at first."""
 OnToken = Callable[[int, int], bool]
 """Called with (row, token) for each new token; False ends that row."""
 
@@ -94,11 +88,14 @@ class Generator:
         """Answer all prompts in one batch."""
         read = self._prefill(prompts)
         answers = _Answers(len(prompts), sampling.max_new_tokens, stop=self._stop, on_token=on_token)
-        random = torch.Generator().manual_seed(sampling.seed)
-        if self._recorded and can_record(read.cache, self._device):
-            self._replay(answers, read, sampling, random)
+        chooser = Chooser(sampling, rows=len(prompts))
+        decoder = None
+        if self._recorded and can_record(self._model, read.cache):
+            decoder = self._record(read, columns=read.mask.shape[1] + sampling.max_new_tokens)
+        if decoder is None:
+            self._walk(answers, read, chooser)
         else:
-            self._walk(answers, read, sampling, random)
+            self._replay(answers, read.logits, chooser, decoder)
         return answers.results
 
     @property
@@ -109,12 +106,14 @@ class Generator:
     def forget_recording(self) -> None:
         self._decoder = None
 
-    def _walk(self, answers: _Answers, read: _Read, sampling: Sampling, random: torch.Generator) -> None:
+    def _walk(self, answers: _Answers, read: _Read, chooser: Chooser) -> None:
         """Token by token; finished rows leave the batch, for they cost as much as living ones."""
         rows = list(range(len(answers.results)))
-        cache, mask, logits = read
-        while answers.alive:
-            chosen = _choose(logits, sampling, random)
+        cache, mask, scores = read
+        for step in count():
+            if not answers.alive:
+                return
+            chosen = chooser.choose(scores, rows=rows, step=step)
             answers.take(rows, chosen.tolist())
             keep = [place for place, row in enumerate(rows) if row in answers.alive]
             if not keep:
@@ -125,27 +124,36 @@ class Generator:
                 mask, chosen = mask[index], chosen[index]
                 rows = [rows[place] for place in keep]
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
-            logits = self._forward(chosen[:, None], mask, cache)
+            scores = self._forward(chosen[:, None], mask, cache)
 
-    def _replay(self, answers: _Answers, read: _Read, sampling: Sampling, random: torch.Generator) -> None:
+    def _replay(self, answers: _Answers, scores: Tensor, chooser: Chooser, decoder: CardDecoder) -> None:
         """The same from a recording of the step: all rows stay to the end of the longest."""
         rows = list(range(len(answers.results)))
-        chosen, decoder = _choose(read.logits, sampling, random), None
-        while answers.alive:
-            answers.take(rows, chosen.tolist())
+        for step in count():
             if not answers.alive:
                 return
-            if decoder is None:
-                decoder = self._filled_decoder(read, columns=read.mask.shape[1] + sampling.max_new_tokens)
-            scores = decoder.step(chosen)
-            chosen = _choose(scores, sampling, random)
+            chosen = chooser.choose(scores, rows=rows, step=step)
+            answers.take(rows, chosen.tolist())
+            if answers.alive:
+                scores = decoder.step(chosen)
 
-    def _filled_decoder(self, read: _Read, *, columns: int) -> CardDecoder:
-        """The last recording where it has the right size, else a new one."""
+    def _record(self, read: _Read, *, columns: int) -> CardDecoder | None:
+        """A recording that holds what was read: the last one where it has the right size, else a new one.
+
+        None where the model's step cannot be recorded: some decide in Python how they go on.
+        """
         rows = len(read.mask)
-        if self._decoder is None or not self._decoder.fits(rows=rows, columns=columns):
+        if self._decoder is not None and not self._decoder.fits(rows=rows, columns=columns):
             self._decoder = None  # its memory first
-            self._decoder = CardDecoder(self._model, read.cache, rows=rows, columns=columns)
+        if self._decoder is None:
+            try:
+                self._decoder = CardDecoder(self._model, read.cache, rows=rows, columns=columns)
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except Exception as error:
+                log.warning("the step of this model is not recorded: %s", error)
+                self._recorded = False
+                return None
         self._decoder.fill(read.cache, read.mask)
         return self._decoder
 
@@ -193,28 +201,3 @@ def _common_prefix(prompts: list[list[int]]) -> int:
         if any(prompt[place] != first[place] for prompt in prompts):
             return place
     return max(limit, 0)
-
-
-def _choose(logits: Tensor, sampling: Sampling, random: torch.Generator) -> Tensor:
-    """A token for each row. What is drawn does not depend on the device: one number a row decides it."""
-    if sampling.temperature <= 0:
-        return logits.argmax(dim=-1)
-    kept, tokens = torch.softmax(logits.float() / sampling.temperature, dim=-1), None
-    if sampling.top_p < 1:
-        kept, tokens = _likeliest(kept, sampling.top_p)
-    reached = kept.cumsum(dim=-1)
-    drawn = torch.rand(len(kept), 1, generator=random).to(kept.device)
-    place = torch.searchsorted(reached, drawn * reached[:, -1:], right=True)
-    place = place.clamp(max=kept.shape[1] - 1)
-    return (place if tokens is None else tokens.gather(1, place)).squeeze(1)
-
-
-def _likeliest(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The smallest set of tokens whose probability reaches top_p, the others 0; the first always stays."""
-    few = min(FEW_TOKENS, probabilities.shape[1])
-    ordered, tokens = probabilities.topk(few, dim=-1)
-    if few < probabilities.shape[1] and bool((ordered.sum(dim=-1) < top_p).any()):
-        # Sorting all of the vocabulary costs as much as the model's step: only where few do not suffice.
-        ordered, tokens = probabilities.sort(dim=-1, descending=True)
-    outside = ordered.cumsum(dim=-1) - ordered >= top_p
-    return ordered.masked_fill(outside, 0.0), tokens

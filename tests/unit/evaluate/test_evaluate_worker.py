@@ -126,7 +126,7 @@ def test_all_cases_are_answered_in_batches(tmp_path):
     assert model.batches == [4, 4, 2]
     assert texts(tmp_path) == {c.id: str(len(model.prompt(c.messages))) for c in cases}
     assert progress.beats[-1] == ("answering", 10, 10)
-    seconds = asker.time_single(cases)
+    seconds = tuple(timing.total for timing in asker.time_requests(cases))
     assert len(seconds) == 3
     generation = asker.summarise(single_latency_seconds=seconds)
     assert (generation.answers, generation.peak_memory_gib) == (10, 0.5)
@@ -294,3 +294,17 @@ def test_the_worker_speaks_with_the_adapter_it_is_given(tmp_path, tiny_base):
     adapted = {"folder": str(tmp_path / "adapted"), "adapter_folder": str(tmp_path / "adapter")}
     evaluate(job.model_copy(update=adapted))
     assert texts(tmp_path / "base") != texts(tmp_path / "adapted")
+
+
+def test_single_requests_are_timed_in_as_many_sessions_as_there_are():
+    from graftwork.evaluate.cases import cases_to_time
+
+    sessions = ["a", "a", "a", "b", None, None, "b"]
+    cases = [
+        case.model_copy(update={"session": session})
+        for case, session in zip(make_cases(7), sessions, strict=True)
+    ]
+    found = cases_to_time(cases, most=7)
+    assert cases_to_time(cases, most=3) == found[:3]
+    assert [case.session for case in found] == ["a", "b", None, None, "a", "b", "a"]
+    assert sorted(case.id for case in found) == sorted(case.id for case in cases)

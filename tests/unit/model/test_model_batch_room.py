@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,5 +44,24 @@ def test_more_room_or_shorter_rows_never_mean_fewer(a: float, b: float, p: int, 
 @given(st.floats(0.1, 200), st.integers(1, 4000), st.integers(1, 2000))
 def test_what_several_rows_need_is_there(free: float, prompt: int, new: int) -> None:
     found = rows(free, prompt=prompt, new=new)
-    keys = found * (prompt + new) * 2 * 28 * 4 * 128 * 2
-    assert found == 1 or keys < free * GIB
+    keys = 2 * 28 * 4 * 128 * 2 * (prompt + new)
+    reading = 2 * (4 * 3584 + 3 * 18944) * prompt
+    assert found == 1 or found * (2 * keys + reading) < free * GIB
+
+
+def configurations() -> list[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+@pytest.mark.parametrize("kind", configurations())
+def test_every_decoder_of_transformers_gets_some_rows(kind: str) -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        config = CONFIG_MAPPING[kind]().get_text_config(decoder=True)
+    except Exception as error:
+        pytest.skip(f"no configuration without arguments: {type(error).__name__}")
+    found = rows_with_room(config, prompt_tokens=512, new_tokens=64, free_bytes=24 * GIB)
+    assert 1 <= found <= MOST_ROWS

@@ -79,25 +79,93 @@ def test_no_answer_is_longer_than_asked_for(loaded):
     assert [(len(a.tokens), a.finish_reason) for a in answers] == [(5, "length")] * 4
 
 
-def test_a_sliding_window_is_not_recorded():
+def test_a_row_is_drawn_the_same_whoever_stands_beside_it(loaded):
+    model, template = loaded
+    generator = Generator(model, stop_tokens=[template.eos])
+    asked = prompts(template)
+    settings = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
+    together = generator.generate(asked, Sampling(8, **settings))
+    in_pieces = [
+        *generator.generate(asked[:3], Sampling(8, **settings)),
+        *generator.generate(asked[3:], Sampling(8, **settings, first_row=3)),
+    ]
+    assert [a.tokens for a in together] == [a.tokens for a in in_pieces]
+
+
+def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
+    model, template = loaded
+    same = prompts(template)[:1] * 4
+    settings = Sampling(10, temperature=1.5, seed=1)
+    said = Generator(model, stop_tokens=[template.eos]).generate(same, settings)
+    assert len({tuple(answer.tokens) for answer in said}) > 1
+
+
+def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):
+    from graftwork.model.card_decoder import CardDecoder
+
+    model, template = loaded
+    generator = Generator(model, stop_tokens=[template.eos])
+    asked = prompts(template)
+    with torch.inference_mode():
+        walked, given = generator._prefill(asked), generator._prefill(asked)
+        columns = given.mask.shape[1] + 8
+        decoder = CardDecoder(model, given.cache, rows=len(asked), columns=columns)
+        decoder.fill(given.cache, given.mask)
+        mask, scores = walked.mask, walked.logits
+        for _ in range(4):
+            chosen = scores.argmax(dim=-1)
+            mask = torch.cat([mask, mask.new_ones(len(asked), 1)], dim=1)
+            scores = generator._forward(chosen[:, None], mask, walked.cache)
+            assert torch.allclose(decoder.step(chosen), scores, atol=1e-3)
+
+
+def test_only_what_a_recording_can_hold_is_recorded(loaded):
+    from types import SimpleNamespace
+
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
+    from graftwork.model.attention import NAME
     from graftwork.model.card_decoder import can_record
 
-    cache, card = DynamicCache(), torch.device("cuda")
-    cache.layers = [DynamicLayer(), DynamicLayer()]
-    assert can_record(cache, card)
-    assert not can_record(cache, torch.device("cpu"))
-    cache.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
-    assert not can_record(cache, card)
+    def a_model(attention, device):
+        weight = SimpleNamespace(device=torch.device(device))
+        config = SimpleNamespace(_attn_implementation=attention)
+        return SimpleNamespace(config=config, parameters=lambda: iter([weight]))
+
+    whole, sliding = DynamicCache(), DynamicCache()
+    whole.layers = [DynamicLayer(), DynamicLayer()]
+    sliding.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
+    assert can_record(a_model(NAME, "cuda"), whole)
+    assert not can_record(a_model(NAME, "cpu"), whole)
+    assert not can_record(a_model(NAME, "cuda"), sliding)
+    # Others add a mask of booleans to the scores instead of masking by it.
+    assert not can_record(a_model("eager", "cuda"), whole)
+
+
+def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
+    from graftwork.model import generate
+
+    model, template = loaded
+    walked = Generator(model, stop_tokens=[template.eos]).generate(prompts(template), Sampling(6))
+
+    def refuse(*_arguments, **_named):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(generate, "can_record", lambda *_: True)
+    monkeypatch.setattr(generate, "CardDecoder", refuse)
+    generator = Generator(model, stop_tokens=[template.eos], recorded=True)
+    for _ in range(2):
+        answers = generator.generate(prompts(template), Sampling(6))
+        assert [a.tokens for a in answers] == [a.tokens for a in walked]
 
 
 def chosen_often(logits, *, top_p, times=4000):
-    from graftwork.model.generate import _choose
+    from graftwork.model.sampling import Chooser
 
     rows = torch.tensor([logits]).repeat(times, 1)
-    settings = Sampling(1, temperature=1.0, top_p=top_p)
-    return torch.bincount(_choose(rows, settings, torch.Generator().manual_seed(0)), minlength=len(logits))
+    chooser = Chooser(Sampling(1, temperature=1.0, top_p=top_p), rows=times)
+    chosen = chooser.choose(rows, rows=list(range(times)), step=0)
+    return torch.bincount(chosen, minlength=len(logits))
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely():
@@ -113,7 +181,7 @@ def test_of_the_unlikely_ones_none_is_drawn():
 
 
 def test_a_flat_choice_among_many_reaches_all_that_top_p_lets_through():
-    found = chosen_often([0.0] * 2000, top_p=0.9, times=60_000)
+    found = chosen_often([0.0] * 2000, top_p=0.9, times=20_000)
     assert 1750 <= int((found > 0).sum()) <= 1801
 
 

@@ -6,6 +6,7 @@ nothing. A grade that compares with the recorded reply is perfect here by defini
 
 from collections.abc import Sequence
 
+from graftwork.evaluate.cases import cases_to_time
 from graftwork.records.report import Answer, Case, Generation
 
 LOG = "log"
@@ -28,7 +29,7 @@ def answers_of_log(cases: Sequence[Case]) -> list[Answer]:
 
 def generation_of_log(cases: Sequence[Case], *, latency_cases: int) -> Generation:
     """Durations of the cases that the other subjects are timed on, where the log holds all of these."""
-    timed = [case.duration_ms for case in cases[:latency_cases]]
+    timed = [case.duration_ms for case in cases_to_time(cases, most=latency_cases)]
     known = [duration / 1000 for duration in timed if duration is not None]
     return Generation(
         subject=LOG,

@@ -7,6 +7,7 @@ batch that a card has no room for is cut in halves. The only file of this stage 
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ class OwnModel:
         self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
         # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
         self._single = Generator(self._model, stop_tokens=stop)
+        self._peak_of_one = 0
         self.described: dict[str, Any] = {
             "engine": OWN,
             "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
@@ -63,6 +65,7 @@ class OwnModel:
     def time_one(self, prompt: list[int]) -> Timing:
         """One request alone, heard token by token."""
         first: list[float] = []
+        self._make_room_for_one()
         began = time.perf_counter()
 
         def hear(_row: int, _token: int) -> bool:
@@ -73,6 +76,7 @@ class OwnModel:
         sampling = self._sampling(seed=self._job.seed, temperature=self._job.temperature)
         self._single.generate([prompt], sampling, on_token=hear)
         total = time.perf_counter() - began
+        self._note_peak_of_one()
         return Timing(first[0] if first else total, total)
 
     def weigh(self, conversations: list[tuple[tuple[Message, ...], str]]) -> list[float | None]:
@@ -91,12 +95,30 @@ class OwnModel:
         return losses
 
     def peak_memory_gib(self) -> float:
-        """Of the card where one is used: that is what has to hold it; else of this process."""
+        """Of this process; on a card of its memory while single requests were timed, else of the weights.
+
+        Batches there are as large as there is room: their peak would say more of the card than of the model.
+        """
         if self._device == "cpu":
             return peak_memory_gib()
+        weights = sum(int(tensor.nbytes) for tensor in self._model.parameters())
+        return max(self._peak_of_one, weights) / 2**30
+
+    def _make_room_for_one(self) -> None:
+        """Before the first timed request: what batches left on the card is no part of it."""
+        if self._device == "cpu" or self._peak_of_one:
+            return
         import torch
 
-        return float(torch.cuda.max_memory_reserved(self._device) / 2**30)
+        self._generator.forget_recording()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _note_peak_of_one(self) -> None:
+        if self._device != "cpu":
+            import torch
+
+            self._peak_of_one = int(torch.cuda.max_memory_reserved(self._device))
 
     def _weigh_some(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
         import torch
@@ -143,7 +165,7 @@ class OwnModel:
         )
         said: list[Generated] = []
         for start in range(0, len(prompts), rows):
-            said += self._halved(prompts[start : start + rows], sampling)
+            said += self._halved(prompts[start : start + rows], replace(sampling, first_row=start))
         return said
 
     def _halved(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
@@ -157,7 +179,8 @@ class OwnModel:
         self._generator.forget_recording()
         torch.cuda.empty_cache()
         middle = len(prompts) // 2
-        return [*self._halved(prompts[:middle], sampling), *self._halved(prompts[middle:], sampling)]
+        behind = replace(sampling, first_row=sampling.first_row + middle)
+        return [*self._halved(prompts[:middle], sampling), *self._halved(prompts[middle:], behind)]
 
     def _sampling(self, *, seed: int, temperature: float) -> "Sampling":
         from graftwork.model.generate import Sampling

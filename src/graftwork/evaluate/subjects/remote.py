@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from graftwork.evaluate.ask import Progress, stopped
-from graftwork.evaluate.cases import insert_example
+from graftwork.evaluate.cases import cases_to_time, insert_example
 from graftwork.evaluate.subjects.book import AnswerBook, read_answers
 from graftwork.evaluate.subjects.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
 from graftwork.evaluate.subjects.kept import repeats_of
@@ -53,7 +53,7 @@ def ask_endpoint(
         for case in by_id.values()
         if (case.id, repeat) in open_ - there
     ]
-    timed = {case.id for case in cases[: job.latency_cases]}
+    timed = {case.id for case in cases_to_time(cases, most=job.latency_cases)}
     alone = [question for question in waiting if question.repeat == 0 and question.case.id in timed]
     rest = [question for question in waiting if question not in alone]
     desk = _Desk(job, book, progress, stop_asked)
@@ -161,7 +161,7 @@ class _Desk:
 
 def _sum_up(job: EvalJob, cases: Sequence[Case], desk: _Desk) -> AskedEndpoint:
     said = {answer.case_id: answer for answer in read_answers(Path(job.folder)) if answer.repeat == 0}
-    timed = [said[case.id] for case in cases[: job.latency_cases]]
+    timed = [said[case.id] for case in cases_to_time(cases, most=job.latency_cases)]
     firsts = [a.first_token_seconds for a in timed if a.first_token_seconds is not None]
     assert job.endpoint is not None
     return AskedEndpoint(
