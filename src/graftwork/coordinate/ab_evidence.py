@@ -113,16 +113,6 @@ def run_replay(
     return Replayed(test, used, ungraded, asked)
 
 
-def run_live(exchanges: Iterable[Exchange], *, alpha: float, lower_is_better: bool = False) -> LiveTest:
-    """The first exchange of each session, in the order they came in: what comes later cannot change it."""
-    live = LiveTest(alpha, lower_is_better)
-    for exchange in exchanges:
-        live.take(exchange)
-        if live.test.decided:
-            break
-    return live
-
-
 def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> Outcome | None:
     """Whether B did better than A in this session; None where no case of it has both grades."""
     both = [

@@ -116,9 +116,8 @@ class LiveLook:
         return self._tell()
 
     def _grade(self, capture: Capture) -> float | None:
-        if capture.disconnected:
-            return None  # whoever hung up got no whole answer to grade
-        if capture.finish_reason == "error":
+        if capture.disconnected or capture.finish_reason == "error":
+            # Left out, whoever loses more of its bad or slow answers would come out better.
             return self._worst
         return grade(self._metric, as_case(capture), capture.reply, context=self._context)
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from graftwork.coordinate.release_store import open_store, own_alias
 from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.gate import Surroundings
-from graftwork.evaluate.gate.sessions import DECIDES_GRADES
+from graftwork.evaluate.gate.sessions import asked_otherwise
 from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release
@@ -54,10 +54,6 @@ def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
         missing = f"the release before it ({served.parent[:12]}) is not known here"
         return Champion(None, f"{SERVED_ALREADY}, and {missing}: {HELD_AGAINST_BASE}.")
     return Champion(known)
-
-
-def find_champion(work: Workplace, *, adapter_hash: str) -> Release | None:
-    return look_for_champion(work, adapter_hash=adapter_hash).release
 
 
 def with_champion(work: Workplace, report: Report, champion: Release | None) -> Report:
@@ -105,6 +101,4 @@ def read_report(work: Workplace, release: Release) -> Report | None:
 
 def comparable(known: Report, report: Report) -> bool:
     """Whether both answered the same cases in the same way."""
-    same = all(known.settings.get(name) == report.settings.get(name) for name in DECIDES_GRADES)
-    engines = {one.candidate.generation.settings.get("engine") for one in (known, report)}
-    return same and len(engines) == 1 and known.cases_hash == report.cases_hash
+    return known.cases_hash == report.cases_hash and not asked_otherwise(known, report)

@@ -4,21 +4,15 @@ In: text that a server sent, the key that was sent to it. Out: the text without 
 that: a key that is cut in the middle would no longer be found. Pure.
 """
 
-import json
-from urllib.parse import quote
+from graftwork.text.unsaid import hide, leave_unsaid
 
 SHORTEST_IN_ANSWERS = 16
 """A shorter key, such as the word `none` that some servers want, may well be a part of an answer."""
-HIDDEN = "…"
 
 
 def mask(text: str, key: str | None) -> str:
     """The text without the key, however it was written into it."""
-    if not key:
-        return text
-    for written in dict.fromkeys((key, json.dumps(key)[1:-1], quote(key, safe=""))):
-        text = text.replace(written, HIDDEN)
-    return text
+    return hide(text, [key]) if key else text
 
 
 def mask_answer(text: str, key: str | None) -> str:
@@ -27,9 +21,8 @@ def mask_answer(text: str, key: str | None) -> str:
 
 
 def tell(text: str, *, key: str | None, longest: int) -> str:
-    """What a server said, on one line: without the key, then made short."""
-    joined = " ".join(mask(text, key).split())
-    return joined if len(joined) <= longest else f"{joined[:longest]}{HIDDEN}"
+    """What a server said, on one line: without the key and without a login in an address, then made short."""
+    return leave_unsaid(text, [key] if key else [], longest=longest)
 
 
 def fits_header(key: str) -> bool:

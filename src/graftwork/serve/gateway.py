@@ -262,11 +262,7 @@ class Gateway:
             raise self._engine_down() from error
         if reply.status == 200:
             return reply, answer
-        refusal = orjson.loads(answer)["error"]
-        headers = _RETRY if reply.status in (429, 503) else ()
-        raise ApiError(
-            reply.status, refusal["message"], param=refusal["param"], code=refusal["code"], headers=headers
-        )
+        raise _pass_on(reply.status, answer)
 
     def _answer_whole(self, piece: dict[str, Any], running: Running) -> Response:
         running.texts.append(piece["text"])
@@ -363,3 +359,13 @@ def _require_json(request: Request) -> None:
     if not request.headers.get("content-type", "").startswith("application/json"):
         # Also what keeps other web pages out: a browser asks before it sends this type.
         raise ApiError(415, "send the request as content-type: application/json")
+
+
+def _pass_on(status: int, body: bytes) -> ApiError:
+    """What the engine refused, in its own words; one that has none is broken."""
+    try:
+        said = orjson.loads(body)["error"]
+        headers = _RETRY if status in (429, 503) else ()
+        return ApiError(status, said["message"], param=said["param"], code=said["code"], headers=headers)
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ApiError(502, f"the engine answered with status {status} and no reason", code="engine_error")

@@ -1,27 +1,44 @@
 """What a library said, without the secrets that its environment holds.
 
-In: a message, the environment, the variables in it that may hold a secret. Out: the message on one line, with
-every such secret, every login in an address and every query replaced. A variable with an address gives up its
-login and its query; any other its whole value. Knows no library, and no secret that stands in no variable.
+In: a message, and the secrets, or the variables of the environment that hold them. Out: the message on one
+line, with every such secret, every login in an address and every query replaced. A variable with an address
+gives up its login and its query; any other its whole value. Knows no library, and no other secret.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
 LONGEST = 300
+HIDDEN = "…"
 _LOGIN = re.compile(r"(?<=://)[^\s/@]+(?::[^\s@]*)?@")
 _QUERY = re.compile(r"\?[^\s'\"]+")
 
 
+def leave_unsaid(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
+    """The message on one line without these. Cut to length last: the beginning of a secret is some of it."""
+    joined = " ".join(hide(said, secrets).split())
+    joined = _QUERY.sub("?…", _LOGIN.sub("…@", joined))
+    return joined if len(joined) <= longest else f"{joined[:longest]}…"
+
+
 def leave_secrets_unsaid(said: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
-    """Cut to length last: the beginning of a secret is still some of it."""
+    """The same for the secrets that these variables hold."""
     values = (environment.get(name, "") for name in variables)
-    secrets = {secret for value in values for secret in _secrets_in(value) if secret}
-    for secret in sorted(secrets, key=len, reverse=True):
-        said = said.replace(secret, "…")
-    said = _QUERY.sub("?…", _LOGIN.sub("…@", " ".join(said.split())))
-    return said if len(said) <= LONGEST else said[:LONGEST] + "…"
+    return leave_unsaid(said, {secret for value in values for secret in _secrets_in(value)})
+
+
+def hide(text: str, secrets: Iterable[str]) -> str:
+    """The text without these secrets, however each was written into it; nothing else is changed."""
+    written = {form for secret in secrets if secret for form in _written(secret)}
+    for form in sorted(written, key=len, reverse=True):
+        text = text.replace(form, HIDDEN)
+    return text
+
+
+def _written(secret: str) -> Iterator[str]:
+    yield from (secret, json.dumps(secret)[1:-1], quote(secret, safe=""), quote(secret), quote_plus(secret))
 
 
 def _secrets_in(value: str) -> Iterator[str]:

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.coordinate.ab_evidence import Exchange, judge_unit, run_live, run_replay, units_of
+from graftwork.coordinate.ab_evidence import Exchange, LiveTest, judge_unit, run_replay, units_of
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
+
+
+def run_live(exchanges, *, alpha):
+    live = LiveTest(alpha)
+    for exchange in exchanges:
+        live.take(exchange)
+    return live
 
 
 def case(number, session=None):

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli.release_ab import ab
-from graftwork.coordinate.ab_evidence import Exchange, LiveTest, run_live
+from graftwork.coordinate.ab_evidence import Exchange, LiveTest
 from graftwork.coordinate.ab_live import LiveLook, as_case, compare_live, watch_live
 from graftwork.coordinate.ab_result import find_pair
 from graftwork.coordinate.narrator import Silent
@@ -130,7 +130,7 @@ def test_how_each_arm_did_stands_beside_the_test(work, pair):
     assert (a.median_ms, b.p95_ms) == (100.0, 40.0)
 
 
-def test_an_exchange_without_an_answer_counts_against_its_arm_and_one_who_left_for_nobody(work, pair):
+def test_an_exchange_without_an_answer_counts_against_its_arm_and_so_does_one_who_left(work, pair):
     traffic = Traffic(work, pair)
     for n in range(80):
         arm = traffic.deal.draw(f"s{n}")
@@ -138,9 +138,20 @@ def test_an_exchange_without_an_answer_counts_against_its_arm_and_one_who_left_f
     assert compare_live(work, *pair, metric="json_valid").winner == "A"
     left = Traffic(work, pair, experiment="left")
     for n in range(80):
-        left.serve(f"s{n}", "", disconnected=True)
+        arm = left.deal.draw(f"s{n}")
+        left.serve(f"s{n}", "{}", disconnected=arm == "challenger")
     found = compare_live(work, *pair, metric="json_valid")
-    assert (found.used, found.ungraded, found.winner) == (0, 80, None)
+    assert (found.ungraded, found.winner) == (0, "A")
+    assert found.arms["B"].hung_up == found.arms["B"].exchanges
+
+
+def test_who_loses_its_bad_answers_to_callers_who_leave_does_not_win_by_it(work, pair):
+    traffic, chance = Traffic(work, pair), random.Random(5)
+    for n in range(400):
+        bad = chance.random() < 0.3
+        left = bad and traffic.deal.draw(f"s{n}") == "challenger" and chance.random() < 0.5
+        traffic.serve(f"s{n}", "no JSON" if bad else "{}", disconnected=left)
+    assert compare_live(work, *pair, metric="json_valid").winner is None
 
 
 def test_users_decide_by_what_they_say_in_the_order_they_said_it_and_the_first_word_of_a_session_counts(
@@ -281,7 +292,10 @@ def test_however_the_traffic_is_cut_into_looks_the_result_is_the_same(traffic, d
     decided = live.test.winner
     for exchange in traffic[cut:]:
         live.take(exchange)
-    assert live == run_live(traffic, alpha=0.05)
+    whole = LiveTest(0.05)
+    for exchange in traffic:
+        whole.take(exchange)
+    assert live == whole
     assert decided in (None, live.test.winner)
 
 

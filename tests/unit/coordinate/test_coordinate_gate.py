@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from graftwork.coordinate.gate_champion import (
-    find_champion,
     look_for_champion,
     surroundings_of,
     with_champion,
@@ -175,7 +174,7 @@ def test_the_champions_own_report_on_the_same_cases_stands_in_for_asking_it_agai
     with opened(write_project(tmp_path / "p", LAX)) as work:
         champion = release_of(work, report(97), adapter_hash="old")
         promote(work, champion)
-        assert find_champion(work, adapter_hash="new") == champion
+        assert look_for_champion(work, adapter_hash="new").release == champion
         seen = with_champion(work, report(60), champion)
         assert seen.champion == "champion"
         assert seen.others[-1].metrics["json_valid"].successes == 97
@@ -189,13 +188,13 @@ def test_the_champions_own_report_on_the_same_cases_stands_in_for_asking_it_agai
 
 def test_an_adapter_that_serves_already_is_held_against_what_it_took_the_place_of(tmp_path):
     with opened(write_project(tmp_path / "p", LAX)) as work:
-        assert find_champion(work, adapter_hash="new") is None
+        assert look_for_champion(work, adapter_hash="new").release is None
         old = release_of(work, report(97), adapter_hash="old")
         promote(work, old)
         new = release_of(work, report(99), adapter_hash="new", parent=old.id)
         promote(work, new, previous=old.id)
-        assert find_champion(work, adapter_hash="new") == old
-        assert find_champion(work, adapter_hash="newer") == new
+        assert look_for_champion(work, adapter_hash="new").release == old
+        assert look_for_champion(work, adapter_hash="newer").release == new
 
 
 @pytest.mark.parametrize("parent", [None, "f" * 64, "7"])
@@ -208,7 +207,6 @@ def test_an_adapter_that_serves_already_and_whose_parent_is_not_known_is_held_ag
         promote(work, served)
         found = look_for_champion(work, adapter_hash="new")
         assert found.release is None
-        assert find_champion(work, adapter_hash="new") is None
         verdict = decide(report(97), work.settings.gate, around=surroundings_of(found))
     assert verdict.rules[0].against == "base"
     (note,) = verdict.notes

@@ -2,8 +2,8 @@
 
 from statistics import median
 
+from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.score import compare, make_metric
-from graftwork.evaluate.statistics import bootstrap_median
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 from graftwork.records.run import Look, TrainOutcome, TrainStep
 
@@ -25,7 +25,7 @@ def subject(name, grades, *, latency=(), memory=None, speed=1.0, first_token=(),
         metrics[metric] = make_metric(metric, scores=scores, sessions=sessions)
     for timed, seconds in (("latency_seconds", latency), ("first_token_seconds", first_token)):
         if seconds:
-            low, high = bootstrap_median(seconds)
+            low, high = quantile_interval(seconds, quantile=0.5, confidence=0.95)
             metrics[timed] = number(timed, median(seconds), low, high, n=len(seconds), unit="s")
     if memory is not None:
         metrics["peak_memory_gib"] = number("peak_memory_gib", memory, unit="GiB")

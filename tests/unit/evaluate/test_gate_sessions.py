@@ -89,3 +89,20 @@ def test_whatever_was_seen_there_is_an_answer_with_a_reason(found, loss):
         assert answer.start == "this"
     if answer.start == "before" and answer.certain:
         assert sum(after) < sum(before)
+
+
+def answered_by(found, **settings):
+    generation = found.candidate.generation.model_copy(update={"settings": settings})
+    candidate = found.candidate.model_copy(update={"generation": generation})
+    return found.model_copy(update={"candidate": candidate})
+
+
+def test_answers_of_two_engines_or_precisions_are_not_compared():
+    before, after = session(390, 400), session(300, 400)
+    ways = ({"engine": "graftwork", "base_as": "float32"}, {"engine": "vllm 0.32.0", "base_as": "float32"})
+    for name, other in (("engine", ways[1]), ("precision", {**ways[0], "base_as": "bfloat16"})):
+        found = next_start(answered_by(before, **ways[0]), answered_by(after, **other), RULES)
+        assert (found.start, found.certain) == ("this", False)
+        assert name in found.reason
+    same = next_start(answered_by(before, **ways[0]), answered_by(after, **ways[0]), RULES)
+    assert (same.start, same.certain) == ("before", True)

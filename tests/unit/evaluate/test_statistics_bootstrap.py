@@ -1,5 +1,6 @@
 """Resampling: seeded, wide enough, and not trusted where there is nothing to resample."""
 
+import math
 import random
 
 import pytest
@@ -9,9 +10,8 @@ from scipy import stats
 
 from graftwork.evaluate.statistics import (
     bootstrap_mean,
-    bootstrap_median,
     clopper_pearson,
-    paired_bootstrap_median,
+    studentised_mean,
 )
 from graftwork.evaluate.statistics.beta import student_quantile
 from graftwork.evaluate.statistics.bootstrap import widened_tail
@@ -23,18 +23,39 @@ def test_students_quantile_agrees_with_scipy(tail, freedom):
     assert student_quantile(tail, freedom=freedom) == pytest.approx(stats.t.isf(tail, freedom), rel=1e-6)
 
 
-def test_the_median_of_paired_differences_is_that_of_the_differences():
-    a, b = [1.0, 2.0, 3.0, 4.0, 5.0], [1.5, 2.25, 2.0, 4.75, 6.0]
-    differences = [y - x for x, y in zip(a, b, strict=True)]
-    assert paired_bootstrap_median(a, b, seed=3) == bootstrap_median(differences, seed=3)
+def upper_misses(interval, *, n, spread, trials=300):
+    """How often the upper bound lies under the true mean of skewed values; the seed makes it one number."""
+    draw, mean = random.Random(n), math.exp(spread**2 / 2)
+    found = ([draw.lognormvariate(0, spread) for _ in range(n)] for _ in range(trials))
+    return sum(interval(values).high < mean for values in found) / trials
 
 
-def test_the_median_interval_is_near_that_of_the_order_statistics():
-    """The exact interval of 25 values lies between the 8th and the 18th (Conover, 1999, table A3)."""
-    values = [float(i) for i in range(1, 26)]
-    low, high = bootstrap_median(values)
-    assert low == pytest.approx(8, abs=1)
-    assert high == pytest.approx(18, abs=1)
+@pytest.mark.parametrize(("n", "at_most"), [(16, 0.05), (31, 0.04)])
+def test_the_bound_of_a_mean_of_seconds_is_hardly_ever_too_low(n, at_most):
+    def studentised(values):
+        return studentised_mean(values, resamples=400)
+
+    def plain(values):
+        return bootstrap_mean(values, resamples=400)
+
+    assert upper_misses(studentised, n=n, spread=0.5) <= at_most
+    assert upper_misses(studentised, n=n, spread=0.5) < upper_misses(plain, n=n, spread=0.5)
+
+
+def test_of_even_values_the_studentised_interval_is_students():
+    draw = random.Random(2)
+    values = [draw.gauss(0.5, 0.1) for _ in range(60)]
+    theirs = stats.t.interval(0.95, 59, stats.tmean(values), stats.sem(values))
+    assert studentised_mean(values, resamples=8000) == pytest.approx(theirs, abs=0.006)
+
+
+@given(st.lists(st.floats(0.01, 100), max_size=30))
+def test_the_studentised_interval_is_seeded_and_holds_the_mean(values):
+    found = studentised_mean(values, resamples=200)
+    assert found == studentised_mean(values, resamples=200)
+    if values:
+        assert found.low <= sum(values) / len(values) + 1e-9
+        assert found.high >= sum(values) / len(values) - 1e-9
 
 
 def test_the_mean_interval_is_as_wide_as_students():

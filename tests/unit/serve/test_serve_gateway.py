@@ -312,3 +312,13 @@ def test_an_alias_whose_release_is_not_loaded_stays_where_it_was_and_says_so():
     new = move_aliases(old, aliases={"champion": "r2", "next": "r3"}, releases=frozenset({"r1"}))
     assert new.aliases == {"champion": "r1"}
     assert new.pending == {"champion": "r2", "next": "r3"}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"error": "x"}', b'{"error": {"message": "m"}}'])
+def test_an_engine_that_fails_without_a_reason_is_a_bad_gateway(body):
+    from graftwork.serve.gateway import _pass_on
+
+    error = _pass_on(500, body)
+    assert (error.status, error.code) == (502, "engine_error")
+    spoken = _pass_on(429, b'{"error": {"message": "full", "param": null, "code": "full"}}')
+    assert (spoken.status, spoken.code, str(spoken)) == (429, "full", "full")

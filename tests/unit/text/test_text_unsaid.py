@@ -2,6 +2,7 @@
 
 from urllib.parse import quote
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,3 +48,10 @@ def test_what_is_no_address_is_a_secret_as_a_whole():
         "cannot read http://[joe:word", environment={"W": "http://[joe:word"}, variables=("W",)
     )
     assert told == "cannot read …"
+
+
+@pytest.mark.parametrize("written", ['p@ss/"word', "p%40ss%2F%22word", 'p@ss/\\"word'])
+def test_a_secret_is_hidden_however_it_was_written(written):
+    assert "word" not in leave_secrets_unsaid(
+        f"refused: {written}", environment={"KEY": 'p@ss/"word'}, variables=["KEY"]
+    )

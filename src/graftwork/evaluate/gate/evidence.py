@@ -27,7 +27,7 @@ def cases_for_limit(rule: Rule, metric: Metric) -> int | None:
         return _clustered(cases_to_decide(rate, limit=limit, confidence=metric.confidence), metric)
     if rule.at == "p95":
         return max(times_for_percentile(metric.confidence), metric.n + 1)
-    if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric)) > metric.n:
+    if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
         return fewest
     sign = 1 if rule.wants_more else -1
     value, bound = sign * metric.value, sign * _bound(rule, metric)
@@ -76,10 +76,10 @@ def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | Non
     return math.ceil(max(factors) * report.cases) if factors else None
 
 
-def _fewest_cases(metric: Metric) -> int:
+def _fewest_cases(metric: Metric, rule: Rule) -> int:
     """Where sessions are what counts, as many more cases as it takes to have enough of them."""
-    units = metric.clusters or metric.n
-    return math.ceil(fewest_units(metric) * metric.n / units) if units else fewest_units(metric)
+    fewest, units = fewest_units(metric, at=rule.at), metric.clusters or metric.n
+    return math.ceil(fewest * metric.n / units) if units else fewest
 
 
 def _bound(rule: Rule, metric: Metric) -> float:

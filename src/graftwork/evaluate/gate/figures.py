@@ -13,11 +13,14 @@ from graftwork.evaluate.gate_settings import TIMED, Rule, Statistic
 from graftwork.evaluate.measure import make_perplexity
 from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
 from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
-from graftwork.evaluate.statistics import Interval, bootstrap_mean
+from graftwork.evaluate.statistics import Interval, studentised_mean
 from graftwork.records.report import Metric, SubjectReport
 
 PERCENTILE = 0.95
 MIDDLE = 0.5
+FEWEST_FOR_MEAN = 16
+"""No bound of a mean holds for every distribution: one request in a thousand may take an hour. With fewer
+than these, skewed as seconds are, it would be too low far more often than it promises."""
 NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
@@ -38,9 +41,10 @@ def figure_of(
     return metric if metric.n >= fewest_units(metric) else _unbounded(metric)
 
 
-def fewest_units(metric: Metric) -> int:
-    """Requests, or sessions, without which no interval of a middle reaches the confidence of the metric."""
-    return fewest_for_quantile(MIDDLE, confidence=metric.confidence)
+def fewest_units(metric: Metric, *, at: Statistic | None = None) -> int:
+    """Requests, or sessions, without which no interval reaches the confidence of the metric."""
+    fewest = fewest_for_quantile(MIDDLE, confidence=metric.confidence)
+    return max(fewest, FEWEST_FOR_MEAN) if at == "mean" else fewest
 
 
 def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
@@ -48,10 +52,9 @@ def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
     if at == "p95":
         (value, found), method = percentile(values, confidence=confidence), "exact (order statistics)"
     elif at == "mean":
-        # The mean of resampled times never leaves their range, which holds the middle of so few too seldom.
-        enough = len(values) >= fewest_for_quantile(MIDDLE, confidence=confidence)
-        found = bootstrap_mean(values, confidence=confidence) if enough else NO_BOUNDS
-        value, method = fmean(values), "bootstrap"
+        enough = len(values) >= fewest_units(metric, at=at)
+        found = studentised_mean(values, confidence=confidence) if enough else NO_BOUNDS
+        value, method = fmean(values), "studentised bootstrap"
     else:
         found = quantile_interval(values, quantile=MIDDLE, confidence=confidence)
         value, method = median(values), "exact (order statistics)"

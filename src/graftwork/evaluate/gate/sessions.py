@@ -22,6 +22,8 @@ from graftwork.records.verdict import NextStart, RuleResult
 BEFORE = "the checkpoint before"
 DECIDES_GRADES = ("max_new_tokens", "fields", "sampling", "repeats", "checks", "judge")
 """Settings of an evaluation that must agree, or grades cannot be compared case by case."""
+DECIDES_ANSWERS = {"engine": "the engine that answered", "base_as": "the precision of the base"}
+"""What else must: with the same weights, two engines or precisions answer a little otherwise."""
 ROSE = 1.01
 """The validation loss of the same rows does not rise by this much through rounding."""
 
@@ -40,8 +42,8 @@ def next_start(
         return _by_loss(
             "the two sessions were evaluated on different cases", (), loss_before, loss_after, needed=None
         )
-    if changed := _asked_otherwise(report_before, report_after):
-        why = f"the two sessions were not asked in the same way (evaluate.{changed} is another)"
+    if changed := asked_otherwise(report_before, report_after):
+        why = f"the two sessions were not asked in the same way ({changed} is another)"
         return _by_loss(why, (), loss_before, loss_after, needed=None)
     pairs = {
         name: pair
@@ -70,10 +72,13 @@ def next_start(
     return _by_loss(f"too few cases to tell: {unclear}", rules, loss_before, loss_after, needed=needed)
 
 
-def _asked_otherwise(before: Report, after: Report) -> str:
-    """A setting that decides what is answered or graded, and differs; empty where none does."""
-    differ = (name for name in DECIDES_GRADES if before.settings.get(name) != after.settings.get(name))
-    return next(differ, "")
+def asked_otherwise(one: Report, other: Report) -> str:
+    """What decides how answers come out or are graded, and differs; empty where nothing does."""
+    for name in DECIDES_GRADES:
+        if one.settings.get(name) != other.settings.get(name):
+            return f"evaluate.{name}"
+    made, made_too = (report.candidate.generation.settings for report in (one, other))
+    return next((said for name, said in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), "")
 
 
 def _margins(settings: GateSettings, report: Report) -> dict[str, float]:

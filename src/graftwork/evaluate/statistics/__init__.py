@@ -6,7 +6,7 @@ counted. Everything here is plain Python: a report over a few hundred cases take
 
 from graftwork.evaluate.statistics import anytime
 from graftwork.evaluate.statistics.beta import incomplete_beta
-from graftwork.evaluate.statistics.bootstrap import bootstrap_mean, bootstrap_median, paired_bootstrap_median
+from graftwork.evaluate.statistics.bootstrap import bootstrap_mean, studentised_mean
 from graftwork.evaluate.statistics.clustered import (
     ClusteredMean,
     clustered_difference,
@@ -37,7 +37,6 @@ __all__ = [
     "Sided",
     "anytime",
     "bootstrap_mean",
-    "bootstrap_median",
     "cases_for_difference",
     "cases_to_decide",
     "clopper_pearson",
@@ -51,10 +50,10 @@ __all__ = [
     "mcnemar_power",
     "mean_difference",
     "non_inferior",
-    "paired_bootstrap_median",
     "paired_difference",
     "paired_permutation",
     "pairs_for_margin",
     "pairs_to_decide",
+    "studentised_mean",
     "successes_to_clear",
 ]
