@@ -39,6 +39,8 @@ def gate(
 ) -> None:
     """Decide by the rules in graft.yaml. Exit codes: 0 deploy, 10 iterate, 11 abort, 12 not enough evidence.
 
+    What is out of date is done first, training too: `graft status` says what that is.
+
     Example:  graft gate --junit gate.xml && echo "ship it"
     """
     if everything and (model is not None or session):

@@ -10,7 +10,8 @@ from graftwork.cli.release_project import Name, opened_aloud
 from graftwork.cli.steps import Folder
 
 Target = Annotated[
-    Path | None, typer.Option("--to", help="The tar file; PROJECT-ID.tar in the project by default.")
+    Path | None,
+    typer.Option("--to", help="The tar file, or a folder for it; PROJECT-ID.tar in the project by default."),
 ]
 
 

@@ -46,6 +46,8 @@ def note(
     from graftwork.coordinate.workplace import now, who
     from graftwork.registry.promote import find_release
 
+    if not text.strip():
+        raise typer.BadParameter("a note cannot be taken back: say something in it")
     with opened(project) as work:
         release = find_release(work.releases, name)
         work.releases.note(release.id, text, who=who(), when=now())

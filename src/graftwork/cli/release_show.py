@@ -12,17 +12,22 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_known
+    from graftwork.coordinate.release_verdict import read_verdict
     from graftwork.registry.promote import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
         entry, notes = work.releases.entry(release.id), work.releases.notes(release.id)
+        verdict = read_verdict(work, release)
     if json:
         known = entry.model_dump(mode="json", include={"version", "tags", "aliases", "collected_at"})
         said = [note.model_dump(mode="json") for note in notes]
-        print_json({**release.model_dump(mode="json"), **known, "notes": said})
-    else:
-        show_known(stdout, release, entry, notes)
+        found = None if verdict is None else verdict.model_dump(mode="json")
+        print_json({**release.model_dump(mode="json"), **known, "notes": said, "verdict": found})
+        return
+    show_known(stdout, release, entry, notes)
+    for line in () if verdict is None else (verdict.reason, *(rule.sentence for rule in verdict.rules)):
+        stdout.print(f"  {line}", highlight=False, markup=False)
 
 
 def verify(name: Name = "champion", project: Folder = None, json: Json = False) -> None:

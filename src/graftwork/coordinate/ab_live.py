@@ -28,6 +28,8 @@ from graftwork.store.feedback import FeedbackStore
 
 FEEDBACK = "feedback"
 """The metric that users grade by themselves: POST /v1/feedback."""
+HOPELESS = 20
+"""After so many sessions without a grade there is nothing to wait for."""
 ROLES = ("system", "user", "assistant", "tool")
 Side = Literal["A", "B"]
 
@@ -66,6 +68,8 @@ def watch_live(
                 work.narrator.word(f"watching {_call(running)}")
             found = look.look()
             _tell_progress(work, found)
+            if not found.used and found.ungraded >= HOPELESS:
+                return found
     except KeyboardInterrupt:
         # Nothing is lost: the next look begins from what the endpoint kept.
         if found is None or isinstance(how_it_ended(), StoppedInOrder):
@@ -81,7 +85,7 @@ class LiveLook:
     ) -> None:
         self.experiment = experiment
         self._work, self._pair, self._metric = work, pair, metric
-        self._remarks = note_trial(work, *pair, metric=metric, traffic=experiment or "captures")
+        self._remarks: tuple[str, ...] | None = None
         self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
         self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
         self._confidence = work.settings.evaluate.confidence
@@ -113,6 +117,10 @@ class LiveLook:
                 unit = _unit_of(heard.capture)
                 self._spoken.add(unit)
                 self._live.take(Exchange(side, unit, heard.feedback.score))
+        if self._remarks is None and self._live.used:
+            # Before anybody sees it. A metric that could grade nothing has shown nothing.
+            traffic = self.experiment or "captures"
+            self._remarks = note_trial(self._work, *self._pair, metric=self._metric, traffic=traffic)
         return self._tell()
 
     def _grade(self, capture: Capture) -> float | None:
@@ -140,7 +148,7 @@ class LiveLook:
             evidence=(test.e_value, test.p_value),
             interval=test.interval(self._confidence),
             confidence=self._confidence,
-            remarks=(*self._remarks, *self._find_remarks()),
+            remarks=(*(self._remarks or ()), *self._find_remarks()),
             experiment=self.experiment,
             arms=arms,
         )
@@ -161,7 +169,12 @@ class LiveLook:
                 )
             remarks += check_shares(self._tallies["A"], self._tallies["B"])
         test = self._live.test
-        if not sum(test.baseline) or not sum(test.candidate):
+        if not self._by_users and not self._live.used and self._live.ungraded:
+            remarks.append(
+                f"none of {self._live.ungraded} sessions can be graded by {self._metric}, for live traffic "
+                "has no reference: try `--metric feedback`, or what an answer shows by itself, as json_valid"
+            )
+        elif not sum(test.baseline) or not sum(test.candidate):
             remarks.append("one of the two has not answered anything that can be graded yet")
         return remarks
 

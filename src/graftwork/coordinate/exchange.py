@@ -31,7 +31,9 @@ class Imported(NamedTuple):
 def export_release(work: Workplace, name: str, *, target: Path | None = None) -> Exported:
     """Write a release as an archive; by default beside the project's own files."""
     release = find_release(work.releases, name)
-    path = target or work.project.root / f"{release.project}-{release.id[:12]}.tar"
+    path = target or work.project.root
+    if path.is_dir():
+        path /= f"{release.project}-{release.id[:12]}.tar"
     return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.narrator))
 
 
@@ -73,7 +75,10 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
     )
     store = open_store(work)
     taken = take_peft_folder(folder, ground=ground, created_at=now(), versions={})
-    remarks = ["nothing was measured: `graft eval` and `graft gate` say whether it may be served"]
+    remarks = [
+        "nothing was measured: `graft eval --subject base --subject release:ID` compares it, and "
+        "`graft release promote --force --reason …` takes it as it is"
+    ]
     if taken.named_base and taken.named_base != base.name:
         remarks.append(
             f"the adapter says that it is for {taken.named_base}; it is taken to be for {base.name}"

@@ -8,6 +8,8 @@ said to be so, and the rest is shown.
 from collections import defaultdict
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.workplace import Workplace
 from graftwork.files.digest import file_digest
@@ -43,11 +45,18 @@ def trace_release(work: Workplace, release: Release, *, lines: bool = True) -> L
     dataset = None
     if store.has(release.id):
         made_of = store.get(release.id) / "dataset.json"
-        # An adapter that was imported came without the data behind it.
-        dataset = Dataset.from_json(made_of.read_bytes()) if made_of.exists() else None
+        dataset = _read_dataset(made_of)
     _draw_making(work, drawing, release, top, dataset, lines=lines)
     _draw_parents(work, drawing, release, top)
     return LineageGraph(nodes=tuple(drawing.nodes.values()), edges=tuple(drawing.edges))
+
+
+def _read_dataset(path: Path) -> Dataset | None:
+    """None where an imported adapter came without its data, or where another version wrote this otherwise."""
+    try:
+        return Dataset.from_json(path.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def _draw_release(work: Workplace, drawing: _Drawing, release: Release) -> str:
@@ -91,6 +100,8 @@ def _draw_making(
     drawing.edge(run, base, "on")
     folder = work.project.datasets / release.dataset_hash
     there = "here" if folder.is_dir() else "its rows are no longer here"
+    if dataset is None and lines:
+        there = "what it was read from is not known here"
     data = drawing.node("dataset", release.dataset_hash[:12], key=release.dataset_hash, state=there)
     drawing.edge(run, data, "learned from")
     if dataset is not None:

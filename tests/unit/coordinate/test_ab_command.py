@@ -34,7 +34,7 @@ def pair(tmp_path):
     settings = {
         "project": PROJECT,
         "data": {"logs": ["logs.jsonl"]},
-        "evaluate": {"metrics": ["json_valid", "token_f1"]},
+        "evaluate": {"metrics": ["json_valid", "token_f1"], "checks": [{"name": "braces", "contains": "{"}]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
     with open_workplace(open_project(tmp_path), Silent()) as work:
@@ -109,6 +109,7 @@ def test_replayed_cases_are_asked_until_it_is_decided(tmp_path, pair, monkeypatc
         asked.append((release.id, len(cases), metric))
         return {one.id: float(chance.random() < (0.9 if release.id == b else 0.4)) for one in cases}
 
+    monkeypatch.setattr(comparing, "_subjects", lambda _work, pair, _cases: pair)
     monkeypatch.setattr(comparing, "_ask", ask)
     told = run(tmp_path, a, b, "--cases", str(tmp_path / "cases.jsonl"), "--metric", "json_valid", code=0)
     assert told["winner"] == "B"
@@ -118,8 +119,10 @@ def test_replayed_cases_are_asked_until_it_is_decided(tmp_path, pair, monkeypatc
 
 
 def test_a_pair_that_is_tried_by_several_metrics_is_told_so(tmp_path, pair):
+    for place, release in enumerate(pair):
+        serve(tmp_path, release, ["{}"], start=place)
     run(tmp_path, *pair, "--metric", "json_valid", code=12)
-    told = run(tmp_path, *pair, "--metric", "token_f1", code=12)
+    told = run(tmp_path, *pair, "--metric", "braces", code=12)
     assert any("2 metrics" in remark for remark in told["remarks"])
 
 

@@ -230,6 +230,17 @@ def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_
     ).model_copy(update={"remarks": ()})
 
 
+def test_a_metric_that_live_traffic_cannot_be_graded_by_is_told_and_not_waited_for(work, pair):
+    traffic = Traffic(work, pair)
+    for n in range(30):
+        traffic.serve(f"s{n}")
+    found = watch_live(work, *pair, metric="token_f1", every_seconds=1, pause=pytest.fail)
+    assert (found.used, found.winner) == (0, None)
+    assert any("none of 30 sessions can be graded by token_f1" in one for one in found.remarks)
+    # It has shown nothing, so it does not count as a trial.
+    assert not any("was tried by" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+
+
 def test_ctrl_c_ends_the_watching_with_what_is_known(work, pair):
     traffic = Traffic(work, pair)
     for n in range(4):

@@ -1,0 +1,65 @@
+"""What a release says of itself is read back, also where another version wrote it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.coordinate.exchange import export_release
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.release_lineage import _read_dataset, trace_release
+from graftwork.coordinate.release_store import open_store
+from graftwork.coordinate.release_verdict import read_verdict
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.registry.publish import publish
+
+
+@pytest.fixture
+def work(tmp_path):
+    settings = {"project": PROJECT, "data": {"logs": ["logs.jsonl"]}}
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    with open_workplace(open_project(tmp_path), Silent()) as opened:
+        yield opened
+
+
+@pytest.fixture
+def release(work, tmp_path):
+    made = parts(write_adapter(tmp_path / "adapter", weights=b"x"))
+    return publish(folder=open_store(work), index=work.releases, **made)
+
+
+def test_the_verdict_comes_with_the_sentence_of_each_rule(work, release):
+    found = read_verdict(work, release)
+    assert found is not None
+    assert found.decision == release.decision
+
+
+def test_a_verdict_with_other_bytes_is_not_shown(work, release):
+    path = open_store(work).folder(release.id) / "verdict.json"
+    path.chmod(0o644)
+    path.write_text(path.read_text() + " ")
+    assert read_verdict(work, release) is None
+
+
+def test_a_dataset_that_another_version_described_is_drawn_without_its_files(work, release, tmp_path):
+    older = tmp_path / "dataset.json"
+    older.write_text(json.dumps({"hash": "h", "an_older_field": 1}))
+    assert _read_dataset(older) is None
+    assert _read_dataset(tmp_path / "none.json") is None
+    graph = trace_release(work, release)
+    assert any(node.kind == "dataset" for node in graph.nodes)
+
+
+def test_a_folder_to_export_to_gets_a_file_of_its_own(work, release, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    done = export_release(work, release.id, target=folder)
+    assert done.path.parent == folder
+    assert done.path.suffix == ".tar"
