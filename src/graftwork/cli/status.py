@@ -6,6 +6,9 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from graftwork.cli.show.tables import PlainTable
     from graftwork.coordinate.health import RunStanding
 
 COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
@@ -17,11 +20,11 @@ def status(project: Folder = None, json: Json = False) -> None:
     Example:  graft status --json
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.course import duration
-    from graftwork.cli.show.tables import print_line, quote, table
+    from graftwork.cli.show.tables import fit_words, print_line, quote, table
     from graftwork.coordinate.health import standing
     from graftwork.coordinate.narrator import Silent
     from graftwork.coordinate.workplace import open_workplace
+    from graftwork.evaluate.wording import plural
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent()) as work:
@@ -37,24 +40,40 @@ def status(project: Folder = None, json: Json = False) -> None:
         )
     stdout.print(steps)
     if found.runs:
-        runs = table("run", "state", "health", "progress", "a step (plan)", "time left", "last change")
-        for column in (runs.columns[0], *runs.columns[3:6]):
-            column.no_wrap = True
-        for run in found.runs:
-            health = f"[{COLOURS[run.health]}]{run.health}[/]" if run.health else ""
-            progress = f"{run.done:.0f}/{run.total:.0f}" if run.total > 1 else ""
-            left = duration(run.seconds_left) if run.seconds_left is not None else ""
-            when = run.updated_at[:19].replace("T", " ")
-            runs.add_row(run.id, run.state, health, progress, _step_times(run), left, when)
-        stdout.print(runs)
+        stdout.print(fit_words(stdout, _table_of_runs(found.runs)))
         for run in found.runs:
             if run.health:
                 reason = f"run {run.id} is [{COLOURS[run.health]}]{run.health}[/]: {quote(run.reason)}"
                 print_line(stdout, reason)
     live = ", ".join(f"{alias} → {to[:12]}" for alias, to in found.aliases.items()) or "nothing"
-    stdout.print(f"live: {live}; {found.releases} releases, {found.captures} captures", highlight=False)
+    stdout.print(
+        f"live: {live}; {plural(found.releases, 'release')}, {plural(found.captures, 'capture')}",
+        highlight=False,
+    )
     if found.working:
         stdout.print("[cyan]somebody is working on this project now[/]", highlight=False)
+
+
+def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
+    """The run, its state, its last change, and between them what at least one run can say."""
+    from graftwork.cli.show.course import duration
+    from graftwork.cli.show.tables import table
+
+    columns = {
+        "run": [run.id for run in runs],
+        "state": [run.state for run in runs],
+        "health": [f"[{COLOURS[run.health]}]{run.health}[/]" if run.health else "" for run in runs],
+        "progress": [f"{run.done:.0f}/{run.total:.0f}" if run.total > 1 else "" for run in runs],
+        "a step (plan)": [_step_times(run) for run in runs],
+        "time left": [duration(run.seconds_left) if run.seconds_left is not None else "" for run in runs],
+        "last change": [run.updated_at[:19].replace("T", " ") for run in runs],
+    }
+    told = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = table(*told)
+    rows.columns[0].no_wrap = True
+    for cells in zip(*told.values(), strict=True):
+        rows.add_row(*cells)
+    return rows
 
 
 def _step_times(run: "RunStanding") -> str:

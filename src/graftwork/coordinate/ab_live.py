@@ -234,7 +234,8 @@ def _tell_progress(work: Workplace, found: ABResult) -> None:
     """No time left: nobody knows how clear the answers to come will be."""
     enough = 1 / (1 - found.confidence)
     state = (
-        f"B less A {found.low:+.1%} to {found.high:+.1%}, evidence {found.e_value:.3g} of {enough:.3g} to 1"
+        f"B less A {found.low:+.1%} to {found.high:+.1%}, "
+        f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
     )
     phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} dealt)"
     work.narrator.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

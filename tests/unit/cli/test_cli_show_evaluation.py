@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from graftwork.cli.show.evaluation import show_report
+from graftwork.cli.show.evaluation import show_evaluated, show_report
+from graftwork.coordinate.evaluate_run import Evaluated
 from graftwork.records.report import SliceFigure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
@@ -93,6 +94,132 @@ def test_parts_that_do_not_differ_are_told_in_one_line(report):
     assert "part of the cases" not in text
 
 
+def test_parts_that_are_all_too_small_are_not_said_to_be_alike(report):
+    text = shown(report.model_copy(update={"slices": (figure("tiny", 0.0, 1.0, n=4),)}))
+    assert "no part has 5 cases or more; the 1 figure of all parts is on the page" in text
+    assert "differs" not in text
+
+
+def with_subjects(report, *names):
+    """The report with more subjects, all compared with the candidate."""
+    more = tuple(report.others[0].model_copy(update={"subject": name}) for name in names)
+    pairs = [one for one in report.comparisons if one.candidate == "adapter" and one.baseline == "base"]
+    against = [
+        one.model_copy(update={"baseline": name, "p_value": 0.0039})
+        for name in ("log", *names)
+        for one in pairs
+    ]
+    return report.model_copy(
+        update={"others": (*report.others, *more), "comparisons": (*report.comparisons, *against)}
+    )
+
+
+MANY_NAMES = ("champion", "run:9f787ed2d1f5", "https://models.example.org/v1#some-large-model")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_name_and_no_p_is_cut_however_many_subjects_there_are(report, width):
+    text = shown(with_subjects(report, *MANY_NAMES), width=width)
+    lines = text.splitlines()
+    rows = lines[: next(at for at, line in enumerate(lines) if line.startswith("won/lost:"))]
+    assert "…" not in text
+    assert sum("< 0.001" in line for line in rows) >= 2
+    assert not any(line.split()[-1:] == ["<"] or "<  " in line for line in rows)
+    assert all(len(line) <= width for line in lines)
+    for name in ("base", "adapter", "log", *MANY_NAMES[:2]):
+        assert sum(name in line.split() for line in rows) >= 2, name
+    assert sum("0.0039" in line.split() for line in rows) >= 8
+    metric = report.candidate.metrics["says_six"]
+    line = next(
+        line for line in rows[rows.index(next(r for r in rows if "says_six" in r)) :] if "adapter" in line
+    )
+    assert f"91.7 % ({100 * metric.low:.0f}–{100 * metric.high:.0f})" in line
+
+
+def test_a_line_names_the_metric_once_and_a_figure_that_all_share_takes_one_line(report):
+    bare = with_subjects(report, "champion").model_copy(update={"slices": ()})
+    lines = shown(bare, width=80).splitlines()
+    assert sum("says_six" in line for line in lines) == 1
+    cut = [line for line in lines if line.startswith("Truncated answers")]
+    assert len(cut) == 1
+    assert cut[0].split()[2:5] == ["all", "0.0", "%"]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_metric_without_a_figure_has_no_row_and_no_p_but_is_named(report, width):
+    def without(subject):
+        gone = {"n": 0, "successes": 0, "kind": "rate"}
+        metrics = {**subject.metrics, "polite": subject.metrics["polite"].model_copy(update=gone)}
+        return subject.model_copy(update={"metrics": metrics})
+
+    pairs = tuple(
+        one.model_copy(update={"n": 0, "wins": 0, "losses": 0, "p_value": 1.0})
+        if one.metric == "polite"
+        else one
+        for one in report.comparisons
+    )
+    text = shown(
+        report.model_copy(
+            update={
+                "baseline": without(report.baseline),
+                "candidate": without(report.candidate),
+                "others": tuple(map(without, report.others)),
+                "comparisons": pairs,
+                "slices": (),
+            }
+        ),
+        width=width,
+    )
+    assert [line for line in text.splitlines() if "polite" in line] == [
+        "without a figure, for no case could be graded by it: polite"
+    ]
+
+
+def test_a_median_of_too_few_requests_has_no_interval_and_that_is_said(report):
+    row = next(line for line in shown(report, width=80).splitlines() if line.startswith("Latency"))
+    assert "0.2 s" in row
+    assert "(" not in row
+    assert "Latency: the median of fewer than 6 requests has no interval" in shown(report)
+    many = report.baseline.metrics["latency_seconds"].model_copy(update={"n": 6})
+
+    def timed(subject):
+        return subject.model_copy(update={"metrics": {**subject.metrics, "latency_seconds": many}})
+
+    enough = report.model_copy(
+        update={
+            "baseline": timed(report.baseline),
+            "candidate": timed(report.candidate),
+            "others": tuple(map(timed, report.others)),
+        }
+    )
+    assert "(0.1–0.3)" in shown(enough)
+    assert "no interval" not in shown(enough)
+
+
+def test_only_who_was_shown_a_worked_example_is_said_to_have_seen_one(report):
+    def helped(subject, example):
+        made = subject.generation.model_copy(update={"settings": {"worked_example": example}})
+        return subject.model_copy(update={"generation": made})
+
+    swapped = report.model_copy(
+        update={
+            "baseline": report.others[0],
+            "candidate": helped(report.baseline, True),
+            "others": (helped(report.candidate, False),),
+            "settings": {"worked_example": True},
+        }
+    )
+    assert shown(swapped).splitlines()[0] == "12 cases; one worked example shown to base"
+
+
+@pytest.mark.parametrize(("adapter_hash", "first"), [("abc", "12 held-out cases"), ("", "12 cases")])
+def test_only_cases_of_the_project_are_called_held_out(report, adapter_hash, first):
+    console = Console(width=80, file=StringIO())
+    evaluated = Evaluated(cases_file="cases.jsonl", folders={}, report=report, adapter_hash=adapter_hash)
+    show_evaluated(console, evaluated)
+    assert console.file.getvalue().splitlines()[0] == first
+
+
 def test_one_of_anything_is_not_many(report):
     one = report.candidate.generation.model_copy(update={"answers": 1, "tokens_per_second": 1.2})
     metrics = {
@@ -101,7 +228,7 @@ def test_one_of_anything_is_not_many(report):
     }
     candidate = report.candidate.model_copy(update={"generation": one, "metrics": metrics})
     text = shown(report.model_copy(update={"candidate": candidate, "cases": 1}), width=200)
-    assert "1 held-out case;" in text
+    assert text.splitlines()[0] == "1 case"
     assert "adapter: 1 answer, 1 token/s" in text
     assert "the grader failed on 1 case of which nothing is known (a bug)" in text
 

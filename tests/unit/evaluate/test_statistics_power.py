@@ -133,3 +133,49 @@ def test_too_few_and_more_than_enough_are_said():
     assert what_cases_show(4).detectable is None
     assert "4 cases cannot show any difference" in what_cases_show(4).sentence
     assert "these are enough" in what_cases_show(1000).sentence
+
+
+def seen_pairs(wins, losses, *, n=8, p_value=1.0):
+    return Comparison(
+        metric="answer_match",
+        baseline="a",
+        candidate="b",
+        n=n,
+        wins=wins,
+        losses=losses,
+        difference=(wins - losses) / n,
+        low=-1,
+        high=1,
+        p_value=p_value,
+    )
+
+
+def test_cases_that_show_a_difference_are_not_said_to_show_none():
+    lost = what_cases_show(8, comparison=seen_pairs(0, 8, p_value=mcnemar(0, losses=8)))
+    assert lost.sentence.startswith(
+        "8 cases show the difference in Answer match (p = 0.0078), and hardly a smaller one; to see 5 points"
+    )
+    # What was lost is the difference itself, not what goes against it.
+    assert lost.loss_rate == pytest.approx(0.1)
+    assert lost.sentence.endswith("if 10 % of the cases go the other way).")
+    won = what_cases_show(8, comparison=seen_pairs(8, 0, p_value=mcnemar(8, losses=0)))
+    assert "show the difference in Answer match" in won.sentence
+    assert won.sentence.endswith("if 10 % of the cases get worse).")
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("n", range(1, 12))
+def test_cases_cannot_show_a_difference_only_where_no_outcome_would(n, confidence):
+    possible = mcnemar(n, losses=0) <= 1 - confidence
+    said = what_cases_show(n, comparison=seen_pairs(0, 0, n=n), confidence=confidence).sentence
+    assert ("cannot show any difference" in said) == (not possible)
+
+
+def test_what_few_cases_can_show_at_best_is_said():
+    said = what_cases_show(8, comparison=seen_pairs(0, 0)).sentence
+    assert said.startswith("8 cases show a difference only if 6 or more change, and nearly all the same way;")
+
+
+def test_what_sessions_leave_of_the_cases_is_said_of_the_metric_it_was_reckoned_on():
+    said = what_cases_show(8, comparison=seen_pairs(1, 1), effective=3.0).sentence
+    assert "worth 3 independent ones, cannot show any difference in Answer match, however large" in said

@@ -7,25 +7,49 @@ from rich.console import Console
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.coordinate.ab_result import ABResult, ArmFacts
 
+MOST_EVIDENCE = 1_000_000
+"""More than this is not told apart: nobody needs it."""
+
 
 def show_ab(console: Console, found: ABResult) -> None:
     mark = "[bold green]✓[/]" if found.winner is not None else "[bold yellow]?[/]"
     print_line(console, f"{mark} [bold]{quote(found.sentence)}[/]", soft_wrap=True)
     if found.experiment is not None:
         print_line(console, f"  dealt by lot in experiment {quote(found.experiment)}", soft_wrap=True)
-    counts = ", ".join(f"{name.replace('_', ' ')} {count:.10g}" for name, count in found.counts.items())
     asked = f"; cases asked {found.asked}" if found.traffic == "cases" else ""
-    print_line(console, f"  {counts}; ungraded {found.ungraded}{asked}", soft_wrap=True)
+    print_line(console, f"  {_say_counts(found)}; ungraded {found.ungraded}{asked}", soft_wrap=True)
     print_line(
         console,
         f"  B less A: {found.low:+.1%} to {found.high:+.1%} ({found.confidence:.0%}, at all times); "
-        f"p {found.p_value:.3g}, evidence {found.e_value:.3g} to 1",
+        f"p {found.p_value:.3g}, {_say_evidence(found)}",
         soft_wrap=True,
     )
     if found.arms:
         _show_arms(console, found.arms)
     for remark in found.remarks:
         print_line(console, f"[yellow]![/] {quote(remark)}", soft_wrap=True)
+
+
+def _say_counts(found: ABResult) -> str:
+    """Live, each arm was right or wrong; on cases, one of the two was better or neither."""
+    if found.traffic == "cases":
+        names = {"wins": "B better", "losses": "A better", "ties": "tied"}
+        return ", ".join(f"{names.get(name, name)} {count:.10g}" for name, count in found.counts.items())
+    return "; ".join(
+        f"{arm} right {found.counts.get(f'{arm.lower()}_successes', 0):.10g}, "
+        f"wrong {found.counts.get(f'{arm.lower()}_failures', 0):.10g}"
+        for arm in ("A", "B")
+    )
+
+
+def _say_evidence(found: ABResult) -> str:
+    """The stake of the bet against "no difference", beside what it must grow to."""
+    enough = f"{1 / (1 - found.confidence):.3g}"
+    if found.winner is None:
+        return f"evidence {found.e_value:.2g} of the {enough} that decide it"
+    if found.e_value >= MOST_EVIDENCE:
+        return f"evidence over {MOST_EVIDENCE:,}; {enough} decide it"
+    return f"evidence {found.e_value:.0f}; {enough} decide it"
 
 
 def _show_arms(console: Console, arms: dict[str, ArmFacts]) -> None:

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from graftwork.cli.show.evaluation_metrics import show_p
 from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, table
 from graftwork.evaluate.metrics import LOWER_IS_BETTER
 from graftwork.evaluate.wording import name_of, plural
@@ -40,6 +41,8 @@ def _say_rest(report: Report, shown: list[SliceFigure]) -> str:
     where = "are on the page and in --json" if rest != 1 else "is on the page and in --json"
     if not shown:
         counted = plural(len(report.slices), "figure")
+        if all(one.n < FEWEST_CASES for one in report.slices):
+            return f"no part has {FEWEST_CASES} cases or more; the {counted} of all parts {where}"
         return f"no part of {FEWEST_CASES} cases and more differs; the {counted} of all parts {where}"
     most = (
         "the largest differences, losses first, between parts"
@@ -66,14 +69,10 @@ def _table(report: Report, figures: list[SliceFigure], *, intervals: bool) -> Pl
             _figure(one.before, one.before_low, one.before_high, intervals=intervals),
             _figure(one.after, one.after_low, one.after_high, intervals=intervals),
             f"{one.wins}/{one.losses}",
-            _p(one.adjusted_p) if one.adjusted_p is not None else "",
+            show_p(one.adjusted_p) if one.adjusted_p is not None else "",
         )
     return rows
 
 
 def _figure(value: float, low: float, high: float, *, intervals: bool) -> str:
     return f"{percent(value)} [dim]({100 * low:.0f}–{100 * high:.0f})[/]" if intervals else percent(value)
-
-
-def _p(value: float) -> str:
-    return f"{value:.2g}" if value >= 1e-3 else "< 0.001"

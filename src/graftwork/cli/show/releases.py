@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
-from graftwork.cli.show.tables import print_line, quote, table, to_text
+from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.registry.lineage import LineageGraph, LineageNode
 
@@ -19,7 +19,7 @@ def show_release(console: Console, release: Release) -> None:
         ("adapter", release.adapter_hash[:12]),
         ("dataset", release.dataset_hash[:12]),
         ("run", release.run_id),
-        ("verdict", release.decision),
+        ("verdict", release.decision.replace("_", " ")),
         ("parent", release.parent[:12] if release.parent else "none"),
         ("made", release.created_at),
     ):
@@ -54,13 +54,13 @@ def show_entries(console: Console, entries: tuple[ReleaseEntry, ...], *, more: b
             entry.id[:12],
             quote(f"{entry.model} {entry.version or ''}"),
             f"[bold green]{quote(', '.join(entry.aliases))}[/]",
-            "[dim]collected[/]" if entry.collected_at else entry.decision,
+            "[dim]collected[/]" if entry.collected_at else entry.decision.replace("_", " "),
             entry.created_at[:16].replace("T", " "),
             quote(", ".join(entry.tags)),
         )
     for place in (0, 4):
         rows.columns[place].no_wrap = True
-    console.print(rows)
+    console.print(fit_words(console, rows))
     if more:
         print_line(console, "[dim]there are more: --limit 0 lists all[/]")
 
@@ -74,7 +74,7 @@ def show_log(console: Console, alias: str, moves: tuple[AliasMove, ...]) -> None
     if not moves:
         print_line(console, f"{quote(alias)} never pointed at a release")
         return
-    rows = table("when", "to", "from", "who", "verdict", "why")
+    rows = table("when", "to", "from", "who", "why")
     for move in moves:
         how = "rollback: " if move.rollback else "forced: " if move.forced else ""
         rows.add_row(
@@ -82,12 +82,11 @@ def show_log(console: Console, alias: str, moves: tuple[AliasMove, ...]) -> None
             f"[bold]{move.release_id[:12]}[/]",
             (move.previous or "")[:12],
             quote(move.who),
-            (move.verdict_hash or "")[:8],
             quote(how + move.why),
         )
     for column in rows.columns[:3]:
         column.no_wrap = True
-    console.print(rows)
+    console.print(fit_words(console, rows))
 
 
 def show_garbage(console: Console, found: Garbage) -> None:

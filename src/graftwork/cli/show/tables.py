@@ -6,9 +6,11 @@ Markup of ours is obeyed, names of emoji are not: a placeholder such as `<REDACT
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 
 # What a terminal would obey is shown as its picture: logs are not trusted.
@@ -16,6 +18,9 @@ VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"}
 VISIBLE |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 # These turn the direction of what is written behind them.
 VISIBLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+
+FEWEST_LETTERS = 6
+"""A column is not made narrower than this for the sake of the others."""
 
 
 class PlainTable(Table):
@@ -32,6 +37,47 @@ def table(*columns: str, title: str | None = None, right: tuple[str, ...] = ()) 
     for column in columns:
         made.add_column(to_text(column), justify="right" if column in right else "left", overflow="fold")
     return made
+
+
+def whole_width(console: Console, made: Table) -> int:
+    """How wide the table is if nothing in it is wrapped."""
+    return Measurement.get(console, console.options.update(width=100_000), made).maximum
+
+
+def fit_words(console: Console, made: PlainTable) -> PlainTable:
+    """Give each column its width, so that a narrow console wraps between words and cuts none.
+
+    Only where the longest words do not fit side by side, the longest of them are folded.
+    """
+    wanted = [max((cell_len(line) for line in _lines_of(column)), default=0) for column in made.columns]
+    room = console.width - (whole_width(console, made) - sum(wanted))
+    if sum(wanted) <= room:
+        return made
+    words = [
+        want
+        if column.no_wrap
+        else max((cell_len(w) for line in _lines_of(column) for w in line.split()), default=0)
+        for column, want in zip(made.columns, wanted, strict=True)
+    ]
+    folded = [place for place, column in enumerate(made.columns) if not column.no_wrap]
+    while sum(words) > room and (long := [at for at in folded if words[at] > FEWEST_LETTERS]):
+        words[max(long, key=words.__getitem__)] -= 1
+    if sum(words) > room:
+        return made  # so narrow a console squeezes whatever there is
+    widths = list(words)
+    # The narrowest that still wants room gets it first: what is short stays in one line.
+    for place in sorted(range(len(widths)), key=lambda at: wanted[at] - widths[at]):
+        widths[place] += max(0, min(wanted[place] - widths[place], room - sum(widths)))
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+    return made
+
+
+def _lines_of(column: Column) -> list[str]:
+    cells = (column.header, *column.cells)
+    return [
+        line for cell in cells for line in (cell.plain if isinstance(cell, Text) else str(cell)).splitlines()
+    ]
 
 
 def print_line(console: Console, markup: str, *, soft_wrap: bool = False) -> None:

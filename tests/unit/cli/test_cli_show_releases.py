@@ -1,0 +1,172 @@
+"""Releases, the moves of an alias, runs and comparisons on a terminal of 80 columns."""
+
+from io import StringIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from graftwork.cli.show.ab import show_ab
+from graftwork.cli.show.releases import show_entries, show_log
+from graftwork.cli.show.tables import fit_words, table
+from graftwork.cli.status import _table_of_runs
+from graftwork.coordinate.ab_result import ABResult
+from graftwork.coordinate.health import RunStanding
+from graftwork.records.release import AliasMove, ReleaseEntry
+
+ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
+
+
+def printed(show, *args, width=80):
+    console = Console(width=width, file=StringIO())
+    show(console, *args)
+    text = console.file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    return text
+
+
+def entry(**fields):
+    known = {
+        "id": ID,
+        "model": "main",
+        "version": "1.6.2",
+        "base": "tiny",
+        "decision": "not_enough_evidence",
+        "run_id": "r",
+        "dataset_hash": "d",
+        "parent": None,
+        "created_at": "2026-11-15T16:45:00+00:00",
+        "aliases": ("challenger", "canary"),
+        "tags": ("audited", "keep"),
+    }
+    return ReleaseEntry(**{**known, **fields})
+
+
+def test_a_list_of_releases_breaks_no_word_on_80_columns():
+    text = printed(show_entries, (entry(), entry(decision="deploy")))
+    words = text.split()
+    for word in ("not", "enough", "evidence", "challenger,", "canary", "audited,", "keep", "deploy"):
+        assert word in words, word
+    assert "_" not in text
+    assert "2026-11-15 16:45" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_console_that_is_too_narrow_is_not_overrun(width):
+    assert ID[:6] in printed(show_entries, (entry(),), width=width)
+
+
+def test_the_log_of_an_alias_names_no_hash_of_a_verdict():
+    move = AliasMove(
+        alias="champion",
+        release_id=ID,
+        previous=OTHER,
+        who="ada",
+        when="2026-11-15T16:45:00+00:00",
+        why=f"rollback of {OTHER[:12]} after a complaint",
+        rollback=True,
+        verdict_hash="81cb995c" + "0" * 56,
+    )
+    text = printed(show_log, "champion", (move,))
+    assert "81cb995c" not in text
+    assert "verdict" not in text
+    assert text.split().count(OTHER[:12]) == 2
+
+
+def run_standing(**fields):
+    known = {"id": "63accaf0a3ed", "state": "failed", "updated_at": "2026-11-15T04:25:09+00:00"}
+    return RunStanding(**{**known, **fields})
+
+
+def show_runs(console, *runs):
+    console.print(fit_words(console, _table_of_runs(runs)))
+
+
+def test_runs_that_do_not_run_take_no_columns_for_what_they_cannot_say():
+    text = printed(show_runs, run_standing(), run_standing(state="done"))
+    assert "2026-11-15 04:25:09" in text
+    assert text.split()[:4] == ["run", "state", "last", "change"]
+
+
+def test_a_run_with_everything_to_say_breaks_no_time_on_80_columns():
+    busy = run_standing(
+        state="running",
+        health="working",
+        done=1200,
+        total=98000,
+        seconds_left=86000.0,
+        expected_step_seconds=35.0,
+        measured_step_seconds=9.3,
+    )
+    words = printed(show_runs, busy, run_standing()).split()
+    for word in ("63accaf0a3ed", "running", "working", "1200/98000", "2026-11-15", "04:25:09"):
+        assert word in words, word
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.text("abcdefg ", max_size=30), min_size=4, max_size=4),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_words_are_cut_only_where_they_do_not_fit_side_by_side(rows):
+    console = Console(width=60, file=StringIO())
+    made = table("one", "two", "three", "four")
+    for cells in rows:
+        made.add_row(*cells)
+    console.print(fit_words(console, made))
+    text = console.file.getvalue()
+    assert all(len(line) <= 60 for line in text.splitlines())
+    columns = zip(*rows, strict=True)
+    longest = [max((len(word) for cell in column for word in cell.split()), default=0) for column in columns]
+    if sum(max(one, 5) for one in longest) <= 60 - 11:
+        assert {word for cells in rows for cell in cells for word in cell.split()} <= set(text.split())
+
+
+def compared(**fields):
+    known = {
+        "a": ID,
+        "b": OTHER,
+        "metric": "feedback",
+        "traffic": "captures",
+        "winner": None,
+        "used": 8,
+        "ungraded": 6,
+        "asked": 0,
+        "counts": {"a_successes": 3, "a_failures": 1, "b_successes": 2.5, "b_failures": 1.5},
+        "e_value": 0.808,
+        "p_value": 1.0,
+        "low": -0.9,
+        "high": 0.8,
+        "confidence": 0.95,
+        "sentence": "not decided",
+    }
+    return ABResult(**{**known, **fields})
+
+
+def said_of(**fields):
+    console = Console(width=200, file=StringIO())
+    show_ab(console, compared(**fields))
+    return console.file.getvalue()
+
+
+def test_a_comparison_names_what_it_counted_and_how_much_evidence_decides():
+    text = said_of()
+    assert "A right 3, wrong 1; B right 2.5, wrong 1.5; ungraded 6" in text
+    assert "evidence 0.81 of the 20 that decide it" in text
+
+
+def test_a_comparison_on_cases_says_which_of_the_two_was_better():
+    text = said_of(traffic="cases", asked=6, counts={"wins": 3, "losses": 1, "ties": 2})
+    assert "B better 3, A better 1, tied 2; ungraded 6; cases asked 6" in text
+
+
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [(20.4, "evidence 20; 20 decide it"), (1e300, "evidence over 1,000,000; 20 decide it")],
+)
+def test_a_decided_comparison_says_what_decided_it(evidence, said):
+    assert said in said_of(winner="B", e_value=evidence)
