@@ -98,7 +98,7 @@ class Handler(BaseHTTPRequestHandler):
                 return answer(self, body, *match.groups())
         return self._say({"error": f"no such page: {self.command} {path}"}, status=404)
 
-    do_GET = do_HEAD = do_POST = do_PUT = _answer  # noqa: N815
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815
 
     def create(self, body: bytes) -> None:
         asked = json.loads(body)
@@ -166,6 +166,18 @@ class Handler(BaseHTTPRequestHandler):
         self.hub.tags.setdefault((repository, name), self.hub.find(repository, revision))
         self._say({}, status=409 if there else 200)
 
+    def untag(self, _body: bytes, repository: str, name: str) -> None:
+        there = self.hub.tags.pop((repository, name), None)
+        self._say({}, status=200 if there else 404)
+
+    def refs(self, _body: bytes, repository: str) -> None:
+        def say(kind: str, name: str, commit: str) -> dict[str, str]:
+            return {"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": commit}
+
+        tags = [say("tags", name, commit) for (of, name), commit in self.hub.tags.items() if of == repository]
+        branches = [say("heads", "main", self.hub.head(repository))]
+        self._say({"branches": branches, "converts": [], "tags": tags})
+
     def paths(self, body: bytes, repository: str, revision: str) -> None:
         try:
             names = json.loads(body)["paths"]
@@ -210,6 +222,8 @@ ROUTES = (
     ("POST", rf"/api/models/{_REPO}/preupload/([^/]+)", Handler.preupload),
     ("POST", rf"/api/models/{_REPO}/commit/([^/]+)", Handler.commit),
     ("POST", rf"/api/models/{_REPO}/tag/([^/]+)", Handler.tag),
+    ("DELETE", rf"/api/models/{_REPO}/tag/([^/]+)", Handler.untag),
+    ("GET", rf"/api/models/{_REPO}/refs", Handler.refs),
     ("POST", rf"/api/models/{_REPO}/paths-info/([^/]+)", Handler.paths),
     ("POST", rf"/{_REPO}\.git/info/lfs/objects/batch", Handler.batch),
     ("PUT", r"/lfs/([0-9a-f]{64})", Handler.receive),

@@ -1,4 +1,4 @@
-"""Forks workers that make, promote, roll back and collect releases until they are killed.
+"""Forks workers that make, sign, promote, roll back and collect releases until they are killed.
 
 `python registry_nursery.py ROOT URL`: for each line on its input (a seed and the file to write to) it forks a
 worker, says its process id, and says "gone" when it is. What is imported is imported once. A worker writes
@@ -34,6 +34,10 @@ def make_release(work: Workplace, scratch: Path, *, weights: bytes, **more) -> s
     return publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
 
 
+def choose(work: Workplace, chance: random.Random) -> str:
+    return chance.choice([entry.id for entry in work.releases.entries() if entry.collected_at is None])
+
+
 def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
     chance = random.Random(seed)
     work = open_work(root, url)
@@ -45,13 +49,14 @@ def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
     number = 0
     while True:
         number += 1
-        action = chance.choice(["make", "promote", "promote", "back", "back", "gc", "gc"])
+        action = chance.choice(["make", "promote", "promote", "back", "back", "gc", "gc", "sign", "sign"])
         say("begin", action)
         if action == "make":
             make_release(work, root / "runs" / f"{seed}-{number}", weights=chance.randbytes(4096))
+        elif action == "sign":
+            open_store(work).sign(choose(work, chance), chance.randbytes(300))
         elif action == "promote":
-            there = [entry.id for entry in work.releases.entries() if entry.collected_at is None]
-            chosen = chance.choice(there)
+            chosen = choose(work, chance)
             say("try", chosen)
             promote_release(work, chosen)
             say("done", chosen)

@@ -197,6 +197,70 @@ def test_the_signature_of_the_release_before_does_not_stay_with_the_next(hub, st
     assert not (far.folder(second.id) / "manifest.json.minisig").exists()
 
 
+SIGNATURE = "manifest.json.minisig"
+
+
+def test_a_signature_that_came_later_is_found_under_the_tag(hub, store, tmp_path):
+    release, far = make(store), ReleaseStore.open(tmp_path / "far")
+    first = open_hub(hub).push(store, release.id)
+    open_hub(hub).pull(far, revision=first.tag, allow=anything)
+    store.sign(release.id, b"signed\n")
+    second = open_hub(hub).push(store, release.id)
+    assert first.commit != second.commit
+    assert hub.tags == {(REPOSITORY, release.id[:12]): second.commit}
+    # Also by whom the release was fetched before.
+    assert not open_hub(hub).pull(far, revision=second.tag, allow=anything).new
+    assert (far.folder(release.id) / SIGNATURE).read_bytes() == b"signed\n"
+    assert open_hub(hub).push(store, release.id).commit == second.commit
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_copy_that_is_not_signed_does_not_take_the_signature_away(hub, store, tmp_path, between):
+    release, other = make(store), make(store, weights=b"others")
+    copy = ReleaseStore.open(tmp_path / "copy")
+    open_hub(hub).push(store, release.id)
+    open_hub(hub).pull(copy, allow=anything)
+    store.sign(release.id, b"signed\n")
+    open_hub(hub).push(store, release.id)
+    if between:
+        # Then the newest commit is that of another release, and only the tag knows this one's signature.
+        open_hub(hub).push(store, other.id)
+        assert SIGNATURE not in hub.repositories[REPOSITORY][hub.head(REPOSITORY)]
+    done = open_hub(hub).push(copy, release.id)
+    assert hub.repositories[REPOSITORY][done.commit][SIGNATURE] == b"signed\n"
+    assert hub.tags[REPOSITORY, done.tag] == done.commit
+
+
+def test_a_tag_that_went_while_it_was_moved_comes_back_with_the_next_push(hub, store):
+    release = make(store)
+    open_hub(hub).push(store, release.id)
+    store.sign(release.id, b"signed\n")
+    client = open_hub(hub)
+    client._api.create_tag = None
+    with pytest.raises(EnvironmentLacks):
+        client.push(store, release.id)
+    assert not hub.tags
+    done = open_hub(hub).push(store, release.id)
+    assert hub.tags == {(REPOSITORY, done.tag): done.commit}
+
+
+def test_a_password_in_the_endpoint_is_never_said(store, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    address = "http://joe:pass%2Dword@hub.example.org"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    client = Hub(REPOSITORY)
+
+    def fail(*_args, **_options):
+        raise RuntimeError(f"{address}/api?key=1 of joe:pass-word refused {TOKEN}; tried pass%2Dword")
+
+    client._api.create_repo = fail
+    with pytest.raises(EnvironmentLacks, match="the Hub did not do it") as told:
+        client.push(store, make(store).id)
+    said = str(told.value.as_json())
+    assert "refused" in said
+    assert not [secret for secret in ("pass-word", "pass%2Dword", "key=1", TOKEN) if secret in said]
+
+
 def test_bytes_done_of_bytes_total_are_told_on_the_way_out_and_in(hub, store, tmp_path):
     release = make(store, weights=bytes(3 * 2**20))
     total = sum(file.size for file in release.files)

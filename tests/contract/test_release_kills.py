@@ -1,4 +1,4 @@
-"""Kill -9 at any moment of making, promoting, rolling back and collecting: the store stays whole."""
+"""Kill -9 at any moment of making, signing, promoting, rolling back and collecting: the store stays whole."""
 
 import os
 import random
@@ -17,7 +17,7 @@ from sqlalchemy import text
 from graftwork.coordinate.release_gc import collect_garbage
 from graftwork.coordinate.release_store import open_store, promote_release
 from graftwork.coordinate.workplace import Workplace
-from graftwork.registry.folder import verify_release
+from graftwork.registry.folder import MINISIGN, verify_release
 from graftwork.registry.promote import needed
 
 NURSERY = Path(__file__).with_name("registry_nursery.py")
@@ -58,7 +58,7 @@ def test_whenever_a_process_is_killed_the_store_is_whole_and_the_alias_old_or_ne
         finally:
             nursery.kill()
     # A test whose kills never met anything would prove nothing.
-    assert actions >= {"make", "promote", "back", "gc"}
+    assert actions >= {"make", "promote", "back", "gc", "sign"}
     assert_tidy_after_one_more_collection(work)
     work.database.close()
 
@@ -106,7 +106,12 @@ def assert_whole(work: Workplace, allowed: set[str]) -> str:
         assert work.releases.entry(one).collected_at is None
         assert store.has(one)
     for one in store.ids():
-        assert verify_release(store.folder(one)).id == one
+        release = verify_release(store.folder(one))
+        assert release.id == one
+        # Nothing but the release: also what verifying forgives is not left there.
+        beside = {path.name for path in store.folder(one).iterdir()} - {file.path for file in release.files}
+        assert {"manifest.json"} <= beside <= {"manifest.json", "manifest.json.minisig"}
+        assert not (signature := store.folder(one) / MINISIGN).exists() or signature.stat().st_size == 300
     for entry in work.releases.entries():
         assert entry.collected_at is not None or store.has(entry.id)
     return aliases["champion"]

@@ -54,6 +54,31 @@ def test_a_release_goes_there_and_comes_back_byte_for_byte(url, store, tmp_path)
     assert not list(far.root.glob(".*.part"))
 
 
+def test_a_signature_that_came_later_comes_with_the_next_pull_and_is_not_taken_away(url, store, tmp_path):
+    release, place, far = make(store), Place(url), ReleaseStore.open(tmp_path / "far")
+    push_release(store, place, release.id)
+    pull_release(far, place, release.id)
+    store.sign(release.id, b"signed\n")
+    push_release(store, place, release.id)
+    push_release(far, place, release.id)
+    assert pull_release(far, place, release.id).new is False
+    assert (far.folder(release.id) / "manifest.json.minisig").read_bytes() == b"signed\n"
+
+
+def test_a_signature_does_not_come_to_a_manifest_that_it_does_not_sign(url, store, tmp_path):
+    """The time is no part of the id, but of what is signed."""
+    release, place, again = make(store), Place(url), ReleaseStore.open(tmp_path / "again")
+    later = release.model_copy(update={"created_at": "2031-01-01T00:00:00Z"})
+    folder = store.folder(release.id)
+    again.put(later, sources={file.path: folder / file.path for file in release.files})
+    store.sign(release.id, b"signed\n")
+    again.sign(release.id, b"signed later\n")
+    push_release(store, place, release.id)
+    push_release(again, place, release.id)
+    assert place.read(release.id) == release
+    assert place.get_text(release.id, "manifest.json.minisig") == b"signed\n"
+
+
 def test_what_is_there_is_not_sent_again(url, store):
     first, second = make(store), make(store, weights=b"other weights")
     push_release(store, Place(url), first.id)

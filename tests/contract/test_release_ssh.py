@@ -164,11 +164,50 @@ def test_a_signature_that_came_later_is_brought_there_and_the_release_does_not_l
     signature = "manifest.json.minisig"
     assert (far / release.id / signature).read_bytes() == (store.folder(release.id) / signature).read_bytes()
     (store.folder(release.id) / signature).unlink()
-    push_over_ssh(store, release.id, target=target(far))
-    assert not (far / release.id / signature).exists()
+    # Whoever pushes a copy that is not signed does not take the signature away.
+    assert not push_over_ssh(store, release.id, target=target(far), alias="champion").sent
+    assert (far / release.id / signature).is_file()
     assert (far / release.id).stat().st_ino == place
     assert ReleaseStore.open(far).verify(release.id) == release
     assert not list(far.glob(".*.part"))
+
+
+@pytest.mark.parametrize(
+    ("name", "stays"), [("plan.json", True), ("manifest.json", False), ("stranger.py", True)]
+)
+def test_of_what_is_damaged_there_the_signature_stays_where_the_manifest_is_the_same(far, store, name, stays):
+    release, signature = make(store), "manifest.json.minisig"
+    push_over_ssh(store, release.id, target=target(far))
+    (far / release.id / signature).write_bytes(b"signed there\n")
+    victim = far / release.id / name
+    if victim.exists():
+        victim.chmod(0o644)
+    victim.write_bytes(b"{}")
+    assert push_over_ssh(store, release.id, target=target(far)).sent
+    assert ReleaseStore.open(far).verify(release.id) == release
+    assert (far / release.id / signature).exists() == stays
+
+
+def test_what_is_damaged_while_it_is_signed_gives_way_to_one_that_is_signed(far, store, monkeypatch):
+    """The hashes hold before the signatures come, and do not when they are there."""
+    release, signature = make(store), "manifest.json.minisig"
+    push_over_ssh(store, release.id, target=target(far))
+    store.sign(release.id, b"signed\n")
+    moved = 'then mv -f -- "$part/$name" "$root/$id/$name"; fi'
+    assert ssh._TAKE.count(moved) == 1
+    damage = 'then rm -f -- "$root/$id/plan.json"; fi'
+    monkeypatch.setattr(ssh, "_TAKE", ssh._TAKE.replace(moved, damage))
+    push_over_ssh(store, release.id, target=target(far), alias="champion")
+    assert (far / release.id / signature).read_bytes() == b"signed\n"
+    assert ReleaseStore.open(far).verify(release.id) == release
+
+
+def test_what_a_killed_signer_left_here_does_not_travel(far, store):
+    release = make(store)
+    (store.folder(release.id) / ".manifest.json.minisig.0123abcd.part").write_bytes(b"half")
+    assert push_over_ssh(store, release.id, target=target(far), alias="champion").sent
+    assert not list((far / release.id).glob(".*"))
+    assert not push_over_ssh(store, release.id, target=target(far)).sent
 
 
 def test_bytes_sent_are_told_while_they_go(far, store, monkeypatch):

@@ -27,10 +27,21 @@ def gc(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_garbage
+    from graftwork.cli.show.tables import print_line
     from graftwork.coordinate.release_gc import collect_garbage
     from graftwork.coordinate.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     with RichNarrator(tables=False) as narrator, open_workplace(open_project(project), narrator) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
-    print_json(found) if json else show_garbage(stdout, found)
+    if json:
+        print_json(found)
+        return
+    show_garbage(stdout, found)
+    if found.readers_unseen:
+        print_line(
+            stdout,
+            f"[yellow]readers cannot be seen here[/]: {len(found.readers_unseen)} releases stay, for this "
+            "file system does not say whether a server that cannot write the store holds them; collect as "
+            "the owner of the files",
+        )

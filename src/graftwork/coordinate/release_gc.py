@@ -16,6 +16,9 @@ from graftwork.registry.keeping import choose_kept
 from graftwork.registry.promote import needed
 from graftwork.registry.store import Stock
 
+DOUBTFUL = "it cannot be found out whether a server holds it"
+HELD_LATE = "a server came to hold it while garbage was collected"
+
 
 def collect_garbage(
     work: Workplace, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
@@ -39,6 +42,7 @@ def collect_garbage(
                 young_since=young_since,
             )
         )
+        reasons.update({one: DOUBTFUL for one in stock.doubtful if one not in reasons})
         known = {entry.id for entry in entries}
         doomed = {one for one in stock.ids if one in known and one not in reasons}
         if not dry_run:
@@ -46,7 +50,14 @@ def collect_garbage(
             doomed = set(work.releases.collect(doomed, when=now()))
         return set(stock.ids) - doomed
 
-    found = open_store(work).collect_garbage(in_use, dry_run=dry_run)
+    def stays(there: frozenset[str]) -> None:
+        for entry in work.releases.entries():
+            if entry.collected_at is not None and entry.id in there:
+                # Marked above or by a collection that was killed, and held since.
+                work.releases.add(work.releases.get(entry.id))
+                reasons.setdefault(entry.id, HELD_LATE)
+
+    found = open_store(work).collect_garbage(in_use, dry_run=dry_run, stays=stays)
     return found.model_copy(update={"adopted": tuple(adopted), "why_kept": reasons})
 
 

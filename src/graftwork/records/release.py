@@ -109,4 +109,6 @@ class Garbage(Record):
     adopted: tuple[str, ...] = ()
     """Releases that lay in the store and were not in the index: entered, not taken."""
     why_kept: dict[str, str] = {}
+    readers_unseen: tuple[str, ...] = ()
+    """Releases that stay because it cannot be found out here whether a reader holds them."""
     dry_run: bool = False

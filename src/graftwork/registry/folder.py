@@ -13,16 +13,22 @@ from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.adapter import learned_files, require_safetensors
+from graftwork.registry.beside import BESIDE, MANIFEST, MINISIGN, SIGSTORE, is_half_signature
 from graftwork.registry.blobs import BLOBS
 from graftwork.registry.counting import Count, Listener, counted_digest, nobody
 from graftwork.registry.names import FILE, require_name
 from graftwork.registry.release import name_by_content
 
-MANIFEST = "manifest.json"
-MINISIGN = f"{MANIFEST}.minisig"
-SIGSTORE = f"{MANIFEST}.sigstore.json"
-BESIDE = frozenset({MANIFEST, MINISIGN, SIGSTORE})
-"""What the manifest does not name: itself, and the signatures of it."""
+__all__ = [
+    "BESIDE",
+    "MANIFEST",
+    "MINISIGN",
+    "SIGSTORE",
+    "files_of",
+    "read_manifest",
+    "release_folder",
+    "verify_release",
+]
 
 
 def release_folder(root: Path, release_id: str) -> Path:
@@ -61,11 +67,18 @@ def verify_release(folder: Path, *, tell: Listener = nobody) -> Release:
             raise _damaged(f"{file.path} is a link", "it could point anywhere", folder / file.path)
         _require_bytes(folder / file.path, file.sha256, count)
     named = BESIDE | {file.path for file in release.files}
-    strangers = sorted(path.name for path in folder.iterdir() if path.name not in named)
+    strangers = sorted(
+        path.name for path in folder.iterdir() if path.name not in named and not is_half_signature(path)
+    )
     if strangers:
         raise _damaged(f"{strangers[0]} does not belong here", "the manifest does not name it", folder)
     require_safetensors(folder / learned_files(folder)[1])
     return release
+
+
+def files_of(folder: Path) -> list[Path]:
+    """What belongs to a verified release, by name: not what a killed signer may have left there."""
+    return sorted(path for path in folder.iterdir() if not is_half_signature(path))
 
 
 def _require_bytes(path: Path, sha256: str, count: Count) -> None:

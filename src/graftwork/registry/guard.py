@@ -19,6 +19,8 @@ from graftwork.records.errors import Busy
 LOCK = ".lock"
 WAIT_SECONDS = 30.0
 CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
+HELD = (errno.EAGAIN, errno.EACCES)
+"""What a lock answers that somebody else has. Any other answer says nothing about that."""
 
 
 @contextmanager
@@ -73,7 +75,10 @@ def _take(descriptor: int, how: int, wait_seconds: float, root: Path, doing: str
     while True:
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        except OSError as error:
+            if error.errno not in HELD:
+                # No locks on this file system: then nobody can know what is in use.
+                raise explain_os_error(error, root / LOCK) from error
             if time.monotonic() >= deadline:
                 raise Busy(
                     "the store of releases is in use",

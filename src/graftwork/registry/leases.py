@@ -11,16 +11,16 @@ import fcntl
 import json
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from graftwork.files.whole import explain_os_error, write_whole
-from graftwork.registry.guard import CANNOT_WRITE, adding
+from graftwork.registry.beside import MANIFEST
+from graftwork.registry.guard import CANNOT_WRITE, HELD, adding
 from graftwork.registry.names import require_name
 
 LEASES = ".leases"
-MANIFEST = "manifest.json"
 _LOCK, _IDS = ".lock", ".json"
 
 
@@ -53,15 +53,20 @@ class Lease:
             return False
         except OSError as error:
             raise explain_os_error(error, manifest) from error
+        with ExitStack() as unless_held:
+            unless_held.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+                # Whoever took it away meanwhile gave the folder another name first.
+                if manifest.stat().st_ino != os.fstat(descriptor).st_ino:
+                    return False
+            except FileNotFoundError:
+                return False
+            except OSError as error:
+                raise explain_os_error(error, manifest) from error
+            unless_held.pop_all()
         self._locks.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            # Whoever took it away meanwhile gave the folder another name first.
-            return manifest.stat().st_ino == os.fstat(descriptor).st_ino
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise explain_os_error(error, manifest) from error
+        return True
 
 
 @contextmanager
@@ -87,38 +92,6 @@ def lease(root: Path) -> Iterator[Lease]:
         yield Lease(root, ids, held)
 
 
-@contextmanager
-def taken_away(manifest: Path) -> Iterator[bool]:
-    """Whether nobody holds this manifest; if so, nobody can while the block runs."""
-    try:
-        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield True
-        return
-    except OSError as error:
-        raise explain_os_error(error, manifest) from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            # Held; or it cannot be found out here, and then nothing is risked.
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(descriptor)
-
-
-def held_by_readers(root: Path, release_ids: Iterable[str]) -> frozenset[str]:
-    """Those of these releases that processes hold which cannot write the store."""
-    found = set()
-    for one in release_ids:
-        with taken_away(root / one / MANIFEST) as free:
-            if not free:
-                found.add(one)
-    return frozenset(found)
-
-
 def leased(root: Path, *, tidy: bool = False) -> frozenset[str]:
     """The releases that running processes hold. `tidy` removes the leases of dead ones; only whoever holds
     the store alone may ask for that."""
@@ -140,7 +113,9 @@ def _is_held(lock: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
+        if error.errno not in HELD:
+            raise explain_os_error(error, lock) from error
         return True
     finally:
         os.close(descriptor)

@@ -7,28 +7,29 @@ is live is not known here: the index knows.
 
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
-from graftwork.records.errors import Damaged
+from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import guard
+from graftwork.registry.beside import SIGNATURES, add_missing, half_signatures, put_beside
 from graftwork.registry.blobs import BLOBS, PART, READ_ONLY, Blob, BlobStore
 from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.folder import (
     BESIDE,
     MANIFEST,
     MINISIGN,
-    SIGSTORE,
     read_manifest,
     release_folder,
     verify_release,
 )
-from graftwork.registry.leases import Lease, held_by_readers, lease, leased, taken_away
+from graftwork.registry.leases import Lease, lease, leased
 from graftwork.registry.names import FILE, NAME
+from graftwork.registry.readers import find_readers, taken_away
 from graftwork.registry.release import name_by_content
 from graftwork.registry.signature import require_signature
 
@@ -36,10 +37,12 @@ TRASH = ".trash"
 
 
 class Stock(NamedTuple):
-    """What lies in the store: the ids of its releases, and those that running servers hold."""
+    """What lies in the store: the ids of its releases, those that running servers hold, and those of which
+    nobody can say whether one does: these stay, too."""
 
     ids: tuple[str, ...]
     leased: frozenset[str]
+    doubtful: frozenset[str] = frozenset()
 
 
 InUse = Collection[str] | Callable[[Stock], Collection[str]]
@@ -83,20 +86,37 @@ class ReleaseStore:
     ) -> Release:
         """Store the release, its manifest last, and check what was stored.
 
-        `sources` gives each file that the manifest names. A release that is there already stays as it is; it
-        is checked and its manifest comes back. Hold `adding()` around this and the entry in the index.
+        `sources` gives each file that the manifest names. A release that is there already stays as it is, but
+        for signatures that it did not have; it is checked and its manifest comes back. Hold `adding()` around
+        this and the entry in the index.
         """
         target = self.folder(release.id)
         _require_sound(release, sources, where=target)
         with self.adding():
-            if not target.exists():
-                count = Count(tell, "store", sum(file.size for file in release.files))
-                for file in release.files:
-                    self.blobs.put(sources[file.path], file.sha256, count=count)
-                count.finish()
-                with folder_made_whole(target) as folder:
-                    self._fill(folder, release, signatures or {})
+            if target.exists():
+                return self.complete(release, signatures=signatures or {}, tell=tell)
+            count = Count(tell, "store", sum(file.size for file in release.files))
+            for file in release.files:
+                self.blobs.put(sources[file.path], file.sha256, count=count)
+            count.finish()
+            with folder_made_whole(target) as folder:
+                self._fill(folder, release, signatures or {})
             return verify_release(target, tell=tell)
+
+    def complete(
+        self, release: Release, *, signatures: Mapping[str, bytes], tell: Listener = nobody
+    ) -> Release:
+        """Check a release that is here, and add the signatures that it does not have.
+
+        A signature signs the manifest to the byte, and two of one id may differ in the time: only those of
+        the same one are taken.
+        """
+        target = self.folder(release.id)
+        with self.adding():
+            there = verify_release(target, tell=tell)
+            if there == release:
+                add_missing(self.root, target, signatures)
+        return there
 
     def verify(self, release_id: str, *, tell: Listener = nobody) -> Release:
         """Check every byte of a release, and its signature where the store has a key."""
@@ -120,13 +140,10 @@ class ReleaseStore:
 
     def sign(self, release_id: str, signature: bytes) -> Path:
         """Put a signature of the manifest beside it."""
-        path = self.folder(release_id) / MINISIGN
         with self.adding():
             # Together: of a release that was taken away in between nothing but a signature would be there.
             self.verify_unsigned(release_id)
-            write_whole(path, signature)
-            path.chmod(READ_ONLY)
-        return path
+            return put_beside(self.root, self.folder(release_id), MINISIGN, signature)
 
     def verify_unsigned(self, release_id: str, *, tell: Listener = nobody) -> Release:
         """Check every byte, whoever signed it or not."""
@@ -140,74 +157,85 @@ class ReleaseStore:
         """Hold releases for as long as this process needs them."""
         return lease(self.root)
 
-    def collect_garbage(self, in_use: InUse, *, dry_run: bool = False) -> Garbage:
+    def collect_garbage(
+        self, in_use: InUse, *, dry_run: bool = False, stays: Callable[[frozenset[str]], None] | None = None
+    ) -> Garbage:
         """Take away the releases that are neither in use nor leased, and what no release holds any more.
 
         A release goes by one rename, then its files, then the blobs that nobody holds: killed anywhere, each
-        release is there whole or gone, and the next collection finishes the work.
+        release is there whole or gone, and the next collection finishes the work. `stays` is told, before
+        anybody else can change the store, which releases are still there: one that was wanted gone may have
+        come to be held in the last moment.
         """
         with guard.alone(self.root):
             ids = self.ids()
-            stock = Stock(ids, leased(self.root, tidy=not dry_run) | held_by_readers(self.root, ids))
+            readers = find_readers(self.root, ids)
+            stock = Stock(
+                ids, leased(self.root, tidy=not dry_run) | readers.held, readers.unseen | readers.unreadable
+            )
             wanted = in_use(stock) if callable(in_use) else in_use
-            kept = (set(wanted) | stock.leased) & set(stock.ids)
-            doomed = tuple(one for one in stock.ids if one not in kept)
-            held, unreadable = self._held_by(kept)
+            kept = (set(wanted) | stock.leased | stock.doubtful) & set(ids)
+            doomed = tuple(one for one in ids if one not in kept)
+            weights = {one: self._weigh(self.folder(one).rglob("*")) for one in doomed}
+            spared = frozenset() if dry_run else self._remove_releases(doomed)
+            kept |= spared
+            gone = tuple(one for one in doomed if one not in spared)
+            held, unreadable = self._held_by(kept, readers.unreadable)
             blobs = () if unreadable else tuple(one for one in self.blobs.all() if one.sha256 not in held)
-            leftovers = tuple(self._leftovers())
+            leftovers = tuple(self._leftovers(kept))
             found = Garbage(
-                releases=doomed,
+                releases=gone,
                 blobs=len(blobs),
                 leftovers=len(leftovers),
-                bytes=self._weigh(doomed, blobs, leftovers),
+                bytes=sum(weights[one] for one in gone) + self._weigh_loose(blobs, leftovers),
                 kept=len(kept),
-                leased=tuple(sorted(stock.leased)),
+                leased=tuple(sorted(stock.leased | spared)),
                 unreadable=unreadable,
+                readers_unseen=tuple(sorted(readers.unseen)),
                 dry_run=dry_run,
             )
-            if dry_run:
-                return found
-            spared = self._remove_releases(doomed)
-            # What came to be held in the last moment keeps its blobs, too; the next collection looks again.
-            self._remove_loose(() if spared else blobs, leftovers)
-            gone = tuple(one for one in doomed if one not in spared)
-            return found.model_copy(update={"releases": gone, "blobs": 0 if spared else len(blobs)})
+            if not dry_run:
+                self._remove_loose(blobs, leftovers)
+                if stays is not None:
+                    stays(frozenset(kept))
+            return found
 
     def _fill(self, folder: Path, release: Release, signatures: Mapping[str, bytes]) -> None:
         for file in release.files:
             self.blobs.place(file.sha256, folder / file.path)
-        for name in (MINISIGN, SIGSTORE):
+        for name in SIGNATURES:
             if name in signatures:
                 write_whole(folder / name, signatures[name])
                 (folder / name).chmod(READ_ONLY)
         write_whole(folder / MANIFEST, release.to_json())
         (folder / MANIFEST).chmod(READ_ONLY)
 
-    def _held_by(self, kept: Collection[str]) -> tuple[set[str], tuple[str, ...]]:
-        """The hashes that these releases name, and those whose manifests cannot tell."""
+    def _held_by(self, kept: Collection[str], closed: Collection[str]) -> tuple[set[str], tuple[str, ...]]:
+        """The hashes that these releases name; and those whose manifests cannot tell, with the closed."""
         held: set[str] = set()
-        unreadable: list[str] = []
+        unreadable = set(closed)
         for one in sorted(kept):
             try:
                 held |= {file.sha256 for file in read_manifest(self.folder(one)).files}
-            except Damaged:
-                unreadable.append(one)
-        return held, tuple(unreadable)
+            except GraftError:
+                unreadable.add(one)
+        return held, tuple(sorted(unreadable))
 
-    def _leftovers(self) -> Iterator[Path]:
+    def _leftovers(self, kept: Collection[str]) -> Iterator[Path]:
         """What killed processes left: nobody is at work now, so nobody needs it."""
         yield from self.root.glob(f".*{PART}")
         yield from self.root.glob(f"{TRASH}.*")
         yield from self.blobs.leftovers()
+        yield from half_signatures(self.folder(one) for one in sorted(kept))
 
-    def _weigh(self, doomed: Collection[str], blobs: Collection[Blob], leftovers: Collection[Path]) -> int:
-        folders = [self.folder(one) for one in doomed] + [path for path in leftovers if path.is_dir()]
-        inside = [path.stat() for folder in folders for path in folder.rglob("*") if path.is_file()]
-        loose = [path.stat() for path in leftovers if path.is_file()]
+    def _weigh(self, paths: Iterable[Path]) -> int:
         # What is linked elsewhere is freed with its last name, and counted there.
-        return sum(one.st_size for one in (*inside, *loose) if one.st_nlink == 1) + sum(
-            one.path.stat().st_size for one in blobs
-        )
+        found = (path.stat() for path in paths if path.is_file())
+        return sum(one.st_size for one in found if one.st_nlink == 1)
+
+    def _weigh_loose(self, blobs: Collection[Blob], leftovers: Collection[Path]) -> int:
+        inside = (path for folder in leftovers if _is_own_folder(folder) for path in folder.rglob("*"))
+        return self._weigh((*inside, *leftovers)) + sum(one.path.stat().st_size for one in blobs)
 
     def _remove_releases(self, doomed: Collection[str]) -> frozenset[str]:
         """Take the folders away; those that somebody holds by now stay, and are given back."""
@@ -215,8 +243,8 @@ class ReleaseStore:
         try:
             for one in doomed:
                 trash = self.root / f"{TRASH}.{uuid.uuid4().hex[:8]}"
-                with taken_away(self.folder(one) / MANIFEST) as free:
-                    if not free:
+                with taken_away(self.folder(one) / MANIFEST) as hold:
+                    if hold != "free":
                         spared.add(one)
                         continue
                     self.folder(one).rename(trash)
@@ -238,10 +266,14 @@ class ReleaseStore:
 
 def _take_off(path: Path) -> None:
     """A link goes, and what it points at stays: that is not ours."""
-    if path.is_dir() and not path.is_symlink():
+    if _is_own_folder(path):
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def _is_own_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, where: Path) -> None:

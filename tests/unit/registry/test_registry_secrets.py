@@ -10,7 +10,7 @@ from graftwork.registry.settings import ReleaseSettings
 
 def test_a_token_at_the_edge_of_a_cut_message_is_not_said_by_half():
     hub = object.__new__(Hub)
-    hub.repository, hub._token = "owner/name", "hf_" + "s3cret" * 10
+    hub.repository, hub._token, hub._endpoint = "owner/name", "hf_" + "s3cret" * 10, None
 
     def ask() -> None:
         raise RuntimeError("x" * 270 + " " + hub._token)

@@ -1,5 +1,7 @@
 """Releases into MLflow and trackio, on stand-ins that record what they are told."""
 
+import errno
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +13,7 @@ from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.exchange.mlflow import QUIET, push_to_mlflow
 from graftwork.registry.exchange.trackio import push_to_trackio
+from graftwork.registry.folder import files_of
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
@@ -68,10 +71,14 @@ class MlflowClient:
         self.files[Path(file).name] = self.spoil(Path(file).read_bytes())
 
     def list_artifacts(self, _run_id, _path):
-        return sorted(self.files)
+        return [SimpleNamespace(path=f"release/{name}") for name in sorted(self.files)]
 
     def download_artifacts(self, _run_id, path, folder):
         there = Path(folder) / path
+        if path != "release":
+            there.parent.mkdir()
+            there.write_bytes(self.files[there.name])
+            return str(there)
         there.mkdir()
         for name, data in self.files.items():
             (there / name).write_bytes(data)
@@ -85,7 +92,8 @@ class MlflowClient:
 
     def create_model_version(self, name, source, run_id, tags):
         self.calls.append(("version", source, run_id))
-        self.versions.append(SimpleNamespace(name=name, version=str(len(self.versions) + 1), tags=tags))
+        version = str(len(self.versions) + 1)
+        self.versions.append(SimpleNamespace(name=name, version=version, run_id=run_id, tags=tags))
         return self.versions[-1]
 
     def set_registered_model_alias(self, name, alias, version):
@@ -123,6 +131,52 @@ def test_mlflow_is_not_told_twice(made, mlflow):
     again = push_to_mlflow(store, release.id, name="answers", aliases=["champion"])
     assert again == ("answers", "1", False)
     assert len(mlflow.versions) == 1
+
+
+def test_a_signature_that_came_later_is_brought_to_the_version_that_mlflow_has(made, mlflow):
+    store, release = made
+    push_to_mlflow(store, release.id, name="answers")
+    store.sign(release.id, b"signed\n")
+    for _ in range(2):
+        assert push_to_mlflow(store, release.id, name="answers") == ("answers", "1", False)
+    assert mlflow.files["manifest.json.minisig"] == b"signed\n"
+    sent = [call[1:] for call in mlflow.calls if call[0] == "artifact"]
+    assert sent == [("r1", "manifest.json.minisig", "release")]
+    (store.folder(release.id) / "manifest.json.minisig").unlink()
+    push_to_mlflow(store, release.id, name="answers")
+    assert mlflow.files["manifest.json.minisig"] == b"signed\n"
+
+
+def test_a_signature_that_changed_on_its_way_to_mlflow_is_said(made, mlflow):
+    store, release = made
+    push_to_mlflow(store, release.id, name="answers")
+    store.sign(release.id, b"signed\n")
+    mlflow.spoil = lambda data: data + b"!"
+    with pytest.raises(Damaged, match="other bytes"):
+        push_to_mlflow(store, release.id, name="answers")
+
+
+def test_a_store_that_cannot_be_written_can_be_pushed_to_mlflow(made, mlflow, monkeypatch):
+    store, release = made
+    real = Path.mkdir
+
+    def refuse(self, *given, **named):
+        if self.is_relative_to(store.root):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(self, *given, **named)
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert push_to_mlflow(store, release.id, name="answers").new
+    assert mlflow.versions
+
+
+def test_what_a_killed_signer_left_keeps_no_release_from_the_trackers(made, mlflow, trackio):
+    store, release = made
+    (store.folder(release.id) / ".manifest.json.minisig.0123abcd.part").write_bytes(b"half")
+    push_to_mlflow(store, release.id, name="answers")
+    push_to_trackio(store, release.id, project="answers")
+    assert mlflow.versions
+    assert mlflow.files.keys() == {path.name for path in files_of(store.folder(release.id))}
 
 
 def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):

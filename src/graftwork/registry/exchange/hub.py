@@ -10,11 +10,11 @@ likes, and a release is one. A pull goes the way that the Hub offers and the cli
 """
 
 import hashlib
-import logging
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,13 +24,15 @@ from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, User
 from graftwork.records.release import Release
 from graftwork.registry.counting import Count, CountedReader, Listener, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
+from graftwork.registry.exchange.hub_client import bar_of, is_of, quiet_client
 from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import BESIDE, MANIFEST, MINISIGN, SIGSTORE
 from graftwork.registry.names import FILE
 from graftwork.registry.release import name_by_content
 from graftwork.registry.store import ReleaseStore
+from graftwork.text.unsaid import leave_secrets_unsaid
 
-TOKEN = "HF_TOKEN"
+TOKEN, ENDPOINT = "HF_TOKEN", "HF_ENDPOINT"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -71,11 +73,44 @@ class Hub:
                 path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name in BESIDE
             }
             self._asked(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
+            tag = release.id[:12]
+            tagged = self._tagged(tag)
+            # Whoever pushes a copy that is not signed does not take away what others signed.
+            beside = self._signatures_there(beside, tagged) | beside
             commit = self._commit(release, folder, beside, tell)
             self._require_hashes(release, folder, beside, commit=commit)
-        tag = release.id[:12]
-        self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
+        self._point(tag, commit, before=tagged)
         return OnHub(release, self.repository, commit, tag)
+
+    def _tagged(self, tag: str) -> str | None:
+        """The commit that the tag names."""
+        refs = self._asked(lambda: self._api.list_repo_refs(self.repository))
+        return next((str(one.target_commit) for one in refs.tags if one.name == tag), None)
+
+    def _signatures_there(self, beside: dict[str, bytes], tagged: str | None) -> dict[str, bytes]:
+        """The signatures of the same manifest that the Hub has, at the release's tag before the newest."""
+        found: dict[str, bytes] = {}
+        with tempfile.TemporaryDirectory() as scratch:
+            for revision in ("main", *filter(None, [tagged])):
+                infos = self._infos([MANIFEST], revision)
+                if infos and is_of(infos[0], beside[MANIFEST]):
+                    found |= self._signatures(revision, Path(scratch) / revision)
+        return found
+
+    def _signatures(self, revision: str, folder: Path) -> dict[str, bytes]:
+        paths = {
+            name: self._download(name, revision, folder, largest=LARGEST_SIGNATURE)
+            for name in (MINISIGN, SIGSTORE)
+        }
+        return {name: path.read_bytes() for name, path in paths.items() if path is not None}
+
+    def _point(self, tag: str, commit: str, *, before: str | None) -> None:
+        """The Hub cannot move a tag: it goes and comes. Killed in between, the next push makes it."""
+        if before == commit:
+            return
+        if before is not None:
+            self._asked(lambda: self._api.delete_tag(self.repository, tag=tag))
+        self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
 
     def _commit(self, release: Release, folder: Path, beside: dict[str, bytes], tell: Listener) -> str:
         """One commit with all files of the release, and without the signatures of another one."""
@@ -96,7 +131,7 @@ class Hub:
             count = Count(tell, "send", sum(file.size for file in release.files))
             for _, reader in readers:
                 reader.begin(count)
-            with _quiet_client():
+            with quiet_client():
                 done = self._asked(
                     lambda: self._api.create_commit(
                         self.repository, operations, commit_message=f"release {release.id}"
@@ -133,8 +168,9 @@ class Hub:
         with incoming_folder(store.root) as folder:
             release, commit = self.read(revision, folder)
             allow(release)
+            signatures = self._signatures(commit, folder)
             if store.has(release.id):
-                return Arrived(store.verify_unsigned(release.id, tell=tell), new=False)
+                return Arrived(store.complete(release, signatures=signatures, tell=tell), new=False)
             sources: dict[str, Path | bytes] = {}
             total = sum(file.size for file in release.files)
             fetched, checked = Count(tell, "fetch", total), Count(nobody, "check", total)
@@ -148,11 +184,6 @@ class Hub:
                 sources[file.path] = path
                 # A small file may come without its bytes having been told.
                 fetched.reach(sum(one.size for one in release.files[: number + 1]))
-            signatures = {}
-            for name in (MINISIGN, SIGSTORE):
-                found = self._download(name, commit, folder, largest=LARGEST_SIGNATURE)
-                if found is not None:
-                    signatures[name] = found.read_bytes()
             return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
 
     def _require_hashes(
@@ -173,7 +204,7 @@ class Hub:
             else:
                 # Of a small file the Hub tells git's hash only: of the bytes that have the right one.
                 content = beside[name] if name in beside else (folder / name).read_bytes()
-                same = hashlib.sha256(content).hexdigest() == sha256 and info.blob_id == _git_hash(content)
+                same = hashlib.sha256(content).hexdigest() == sha256 and is_of(info, content)
             if not same:
                 raise self._damaged(f"{name} has another hash there", "it did not arrive as it was sent")
 
@@ -186,7 +217,7 @@ class Hub:
             return None
         if infos[0].size > largest:
             raise self._damaged(f"{name} is larger than it may be", f"{infos[0].size:,} bytes")
-        bar = _bar_of(count or Count(nobody, "", 0))
+        bar = bar_of(count or Count(nobody, "", 0))
         path = self._asked(
             lambda: self._api.hf_hub_download(
                 self.repository, name, revision=commit, local_dir=folder, tqdm_class=bar
@@ -208,16 +239,17 @@ class Hub:
         return HfApi(endpoint=self._endpoint, token=self._token or False)
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Whatever the client raises becomes what, why and fix, without the token."""
+        """Whatever the client raises becomes what, why and fix, without token or login."""
         try:
             return ask()
         except GraftError:
             raise
         except Exception as error:
-            said = " ".join(str(error).split()) or type(error).__name__
-            # Before it is cut: the beginning of a token is still some of it.
-            said = said.replace(self._token, "…") if self._token else said
-            said = re.sub(r"\?[^\s'\"]+", "?…", said)[:300]
+            # The token as it was when the client was made, whatever became of the environment since.
+            known = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
+            said = leave_secrets_unsaid(
+                str(error) or type(error).__name__, environment=known, variables=tuple(known)
+            )
             raise EnvironmentLacks(
                 f"the Hub did not do it: {said}",
                 why="it does not answer, or does not allow it",
@@ -230,36 +262,3 @@ class Hub:
         return Damaged(
             what, why=why, fix="push the release again from a machine that has it", where=self.repository
         )
-
-
-def _git_hash(content: bytes) -> str:
-    """The name that git gives a file of this content."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-@contextmanager
-def _quiet_client() -> Iterator[None]:
-    """The client warns that an open file does not go over Xet: that is why it gets one."""
-    log = logging.getLogger("huggingface_hub._commit_api")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-def _bar_of(count: Count) -> Any:
-    """What the client takes for its progress bar: it draws nothing and counts."""
-    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-    class Counted(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            options.pop("name", None)
-            super().__init__(*args, **{**options, "disable": True})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            count.add(int(n or 0))
-            return None
-
-    return Counted

@@ -8,6 +8,7 @@ goes on in the run that it began. MLFLOW_TRACKING_URI says where; a password in 
 import logging
 import os
 import re
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.exchange.figures import RELEASE, facts_of, figures_of
-from graftwork.registry.exchange.incoming import incoming_folder
+from graftwork.registry.folder import MINISIGN, SIGSTORE, files_of
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.unsaid import leave_secrets_unsaid
 
@@ -56,8 +57,10 @@ def push_to_mlflow(
             _require_model(client, name, release)
             version = _find_version(client, name, release)
             new = version is None
-            if version is None:
-                run = _send(client, store.root, folder, release)
+            if version is not None:
+                _send_missing_signatures(client, version.run_id, folder)
+            else:
+                run = _send(client, folder, release)
                 # Somebody else may have been faster. And last: what is in the registry has its files.
                 version = _find_version(client, name, release) or client.create_model_version(
                     name,
@@ -89,7 +92,7 @@ def _find_version(client: Any, name: str, release: Release) -> Any | None:
     return next((one for one in found if one.name == name), None)
 
 
-def _send(client: Any, root: Path, folder: Path, release: Release) -> Any:
+def _send(client: Any, folder: Path, release: Release) -> Any:
     """The run that holds the files and the figures: a new one, or the one that an earlier push began."""
     experiment = str(_find_experiment(client, release.project).experiment_id)
     begun = client.search_runs([experiment], f"tags.`{RELEASE}` = '{release.id}'", max_results=1)
@@ -99,23 +102,18 @@ def _send(client: Any, root: Path, folder: Path, release: Release) -> Any:
         else client.create_run(experiment, tags=facts_of(release), run_name=f"release {release.id[:12]}")
     )
     run_id = run.info.run_id
-    paths = sorted(folder.iterdir())
-    there = _read_back(client, run_id, root) if begun else {}
-    if there:
+    paths = files_of(folder)
+    there = _read_back(client, run_id) if begun else {}
+    if there or len(paths) < len(list(folder.iterdir())):
         for path in paths:
             if there.get(path.name) != file_digest(path):
                 client.log_artifact(run_id, str(path), ARTIFACTS)
     else:
         client.log_artifacts(run_id, str(folder), ARTIFACTS)
-    there = _read_back(client, run_id, root)
+    there = _read_back(client, run_id)
     for path in paths:
         if there.get(path.name) != file_digest(path):
-            raise Damaged(
-                f"{path.name} has other bytes in MLflow",
-                why="it did not arrive as it was sent",
-                fix="push it again; if it stays so, see to the server's artifact store",
-                where=f"run {run_id}",
-            )
+            raise _other_bytes(path.name, run_id)
     known = run.data.metrics if begun else {}
     figures = {_NOT_IN_FIGURE.sub("_", figure): value for figure, value in figures_of(folder).items()}
     for figure in figures.keys() - known.keys():
@@ -124,12 +122,37 @@ def _send(client: Any, root: Path, folder: Path, release: Release) -> Any:
     return run
 
 
-def _read_back(client: Any, run_id: str, root: Path) -> dict[str, str]:
-    """The hashes of what lies there."""
+def _send_missing_signatures(client: Any, run_id: str | None, folder: Path) -> None:
+    """Of a version that is there only its signatures may come later."""
+    ours = [folder / name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
+    if not ours or not run_id:
+        return
+    there = {str(one.path).rpartition("/")[2] for one in client.list_artifacts(run_id, ARTIFACTS)}
+    for path in ours:
+        if path.name in there:
+            continue
+        client.log_artifact(run_id, str(path), ARTIFACTS)
+        with tempfile.TemporaryDirectory() as scratch:
+            arrived = Path(client.download_artifacts(run_id, f"{ARTIFACTS}/{path.name}", scratch))
+            if file_digest(arrived) != file_digest(path):
+                raise _other_bytes(path.name, run_id)
+
+
+def _other_bytes(name: str, run_id: str) -> Damaged:
+    return Damaged(
+        f"{name} has other bytes in MLflow",
+        why="it did not arrive as it was sent",
+        fix="push it again; if it stays so, see to the server's artifact store",
+        where=f"run {run_id}",
+    )
+
+
+def _read_back(client: Any, run_id: str) -> dict[str, str]:
+    """The hashes of what lies there. Not in the store: who pushes need not be able to write it."""
     if not client.list_artifacts(run_id, ARTIFACTS):
         return {}
-    with incoming_folder(root) as folder:
-        found = Path(client.download_artifacts(run_id, ARTIFACTS, str(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(client.download_artifacts(run_id, ARTIFACTS, folder))
         return {path.name: file_digest(path) for path in found.iterdir() if path.is_file()}
 
 

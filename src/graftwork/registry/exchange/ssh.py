@@ -21,6 +21,7 @@ from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, User
 from graftwork.records.release import Release
 from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.exchange.archive import write_archive
+from graftwork.registry.folder import files_of
 from graftwork.registry.names import require_alias
 from graftwork.registry.store import ReleaseStore
 
@@ -35,20 +36,19 @@ _TARGET = re.compile(r"(?P<host>[A-Za-z0-9_][A-Za-z0-9_.@%-]*):(?P<folder>/[^\0\
 _HEAD = r"""set -eu
 umask 022
 root=$1 id=$2 alias=$3 sums=$4
-holds() {
-  [ -d "$1" ] || return 1
-  count=$(printf '%s\n' "$sums" | wc -l)
-  found=$(ls -A -- "$1" | wc -l)
-  [ "$count" -eq "$found" ] || return 1
-  (cd -- "$1" && printf '%s\n' "$sums" | sha256sum -c - >/dev/null 2>&1)
-}
+signatures='manifest.json.minisig manifest.json.sigstore.json'
+checked() { (cd -- "$1" && sha256sum -c - >/dev/null 2>&1); }
 bare() {
-  rest=$(printf '%s\n' "$sums" | grep -v -e 'manifest\.json\.minisig$' -e 'manifest\.json\.sigstore\.json$')
+  [ -d "$1" ] || return 1
+  rest=$(printf '%s\n' "$sums" | grep -v -e ' manifest\.json\.minisig$' -e ' manifest\.json\.sigstore\.json$')
   count=$(printf '%s\n' "$rest" | wc -l)
   found=$(ls -A -- "$1" | grep -c -v -x -e 'manifest\.json\.minisig' -e 'manifest\.json\.sigstore\.json')
   [ "$count" -eq "$found" ] || return 1
-  (cd -- "$1" && printf '%s\n' "$rest" | sha256sum -c - >/dev/null 2>&1)
+  printf '%s\n' "$rest" | checked "$1"
 }
+# All that is sent, and nothing else; but it may be signed there though it is not here.
+holds() { bare "$1" && printf '%s\n' "$sums" | checked "$1"; }
+signed_the_same() { printf '%s\n' "$sums" | grep ' manifest\.json$' | checked "$1"; }
 command -v sha256sum >/dev/null || { echo "there is no sha256sum on that machine" >&2; exit 45; }
 """
 _HAVE = 'if holds "$root/$id"; then echo have; else echo need; fi\n'
@@ -62,21 +62,32 @@ holds "$part/$id" || { echo "it did not arrive as it was sent" >&2; exit 44; }
 sync
 if [ -e "$root/$id" ]; then
   holds "$root/$id" && exit 0
-  # What lies there may be whole but for its signatures: these change one by one, and it stays where it is.
+  # What lies there may be whole but for its signatures: these come one by one, and it stays where it is.
+  # Copies of them: if it is damaged after all, what takes its place is signed.
   if bare "$root/$id"; then
-    for name in manifest.json.minisig manifest.json.sigstore.json; do
-      if [ -e "$part/$id/$name" ]; then
-        mv -f -- "$part/$id/$name" "$root/$id/$name"
-      else
-        rm -f -- "$root/$id/$name"
-      fi
+    for name in $signatures; do
+      if [ -e "$part/$id/$name" ]; then cp -p -- "$part/$id/$name" "$part/$name"; fi
     done
+    sync
+    for name in $signatures; do
+      if [ -e "$part/$name" ]; then mv -f -- "$part/$name" "$root/$id/$name"; fi
+    done
+    sync
     holds "$root/$id" && exit 0
   fi
-  # What lies there under the name is damaged: it steps aside.
+  # What lies there under the name is damaged: it steps aside. The signatures of the same manifest stay good.
+  if signed_the_same "$root/$id"; then
+    for name in $signatures; do
+      if [ -f "$root/$id/$name" ] && [ ! -e "$part/$id/$name" ]; then
+        cp -p -- "$root/$id/$name" "$part/$id/$name"
+      fi
+    done
+    sync
+  fi
   mv -T -- "$root/$id" "$part/damaged"
 fi
 mv -T -- "$part/$id" "$root/$id" 2>/dev/null || holds "$root/$id" || exit 44
+sync
 """
 _POINT = r"""holds "$root/$id" || { echo "it is not there whole" >&2; exit 44; }
 file="$root/.aliases/$alias"
@@ -137,7 +148,7 @@ def push_over_ssh(
         release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
         # The hashes of the manifest, not of the folder as it is by now: what is checked there is the release.
         known = {file.path: file.sha256 for file in release.files}
-        names = sorted(path.name for path in folder.iterdir())
+        names = [path.name for path in files_of(folder)]
         sums = "\n".join(f"{known.get(name) or file_digest(folder / name)}  {name}" for name in names)
         given = (target.folder, release.id, alias or "", sums)
         sent = _run(target, _HAVE, given) != "have"

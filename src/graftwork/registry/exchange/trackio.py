@@ -19,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.exchange.figures import facts_of, figures_of
+from graftwork.registry.folder import files_of
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.unsaid import leave_secrets_unsaid
 
@@ -64,7 +65,7 @@ def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> In
 def _require_hashes(logged: Any, folder: Path, *, where: str) -> None:
     """trackio names every file by its sha256, and its server refuses what has another."""
     there = {entry["path"]: entry["digest"].rpartition(":")[2] for entry in logged.manifest or ()}
-    for path in sorted(folder.iterdir()):
+    for path in files_of(folder):
         if there.get(path.name) != file_digest(path):
             raise Damaged(
                 f"{path.name} has another hash in trackio",

@@ -32,10 +32,12 @@ def push_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Li
         release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
         count = Count(tell, "send and read back", 2 * sum(file.size for file in release.files))
         sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
+        there = _manifest_there(place, release.id)
         for name in (MINISIGN, SIGSTORE):
-            if (folder / name).is_file():
+            # One that was made at another time has other bytes, and signatures of its own.
+            if (folder / name).is_file() and there in (None, release):
                 place.put_text(release.id, name, (folder / name).read_bytes())
-        if not _is_whole_there(place, release.id):
+        if there is None:
             place.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
     return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
 
@@ -51,26 +53,25 @@ def pull_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Li
                 fix="push the release again from where it was made",
                 where=place.address,
             )
+    signatures = {
+        name: data
+        for name in (MINISIGN, SIGSTORE)
+        if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
+    }
     if store.has(release_id):
-        return Arrived(store.verify_unsigned(release_id, tell=tell), new=False)
+        return Arrived(store.complete(release, signatures=signatures, tell=tell), new=False)
     with incoming_folder(store.root) as folder:
         count = Count(tell, "fetch", sum(file.size for file in release.files))
         sources: dict[str, Path | bytes] = {
             file.path: place.get_blob(file, folder / str(number), count=count)
             for number, file in enumerate(release.files)
         }
-        signatures = {
-            name: data
-            for name in (MINISIGN, SIGSTORE)
-            if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
-        }
         return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
 
 
-def _is_whole_there(place: Place, release_id: str) -> bool:
+def _manifest_there(place: Place, release_id: str) -> Release | None:
     """A manifest that is there stays; a damaged one is written anew: its id says what belongs there."""
     try:
-        place.read(release_id)
+        return place.read(release_id)
     except (Damaged, UserMistake):
-        return False
-    return True
+        return None
