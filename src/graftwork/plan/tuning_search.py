@@ -3,7 +3,8 @@
 In: settings without their levels (which blocks keep what), what is trained, what the card reaches. Out:
 the fastest one, with its levels, that the replayed allocator holds within the limit; or None. Settings
 are asked in the order of their seconds, which no limit changes, and a higher limit turns none away that
-a lower one let pass: with more memory the answer is never a slower one.
+a lower one let pass (`plan/tuning_room.py`): with more memory the answer is never a slower one. The limit
+that a run is to keep may be a little lower than the one that was given.
 """
 
 import heapq
@@ -11,15 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from graftwork.model.step_memory import SLACK, Counted, count_by_levels
+from graftwork.model.step_memory import Counted, count_by_levels
 from graftwork.plan.allocator import LARGE_SEGMENT
-from graftwork.plan.memory_card import SPARE, reserved_within
 from graftwork.plan.time import Rates, card_seconds_a_token
+from graftwork.plan.tuning_room import room_with_margin, with_room
 from graftwork.records.plan import ModelShape, Tuning
 
 GIB = 2**30
-PART_FILLED = 32 * 2**20
-"""What the allocator's pages hold at the least beyond what is asked of them: such a replay is saved."""
 GRAIN = 256
 """Passes are counted in whole pages of the allocator, and where much stands, in grains of such a part of it:
 what asks for hardly less than one that had no room is not replayed."""
@@ -71,8 +70,12 @@ class Way:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Ways of one kind have the same on the card before a pass begins."""
+        """Ways of one kind load the same onto the card."""
         return self.tuning.head, self.tuning.turned, self.tuning.host_embedding
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        return self.tuning.micro_tokens, self.tuning.head_tokens, self.tuning.chunk_tokens
 
     def fullest(self) -> Iterator[tuple[int, int]]:
         """(keep, lean) for each number of blocks that keep: as many lean ones as seem to fit."""
@@ -92,20 +95,20 @@ class Way:
     def _room(self) -> float:
         """For a pass, in whole grains: with the margin that the allocator needs at any rate."""
         standing = self._count(0, 0).standing
-        left = self.tuning.limit_gib * GIB - standing
         grain = _grain(standing)
-        return min(left / SLACK, left - SPARE - PART_FILLED) // grain * grain
+        return room_with_margin(self.tuning.limit_gib * GIB - standing) // grain * grain
 
-    def replayed(self, keep: int, lean: int) -> Tuning | None:
+    def replayed(self, keep: int, lean: int, *, scant: bool = False) -> Tuning | None:
         """With what the allocator would really hold; None where that is more than there is."""
-        tuning = self.tuning.model_copy(update={"keep": keep, "lean": lean})
-        reserved = reserved_within(
-            self.shape, tuning, trainable=self.trained.trainable, adapted=self.trained.adapted
+        found = with_room(
+            self.shape,
+            self.tuning.model_copy(update={"keep": keep, "lean": lean}),
+            self.count(keep, lean),
+            trainable=self.trained.trainable,
+            adapted=self.trained.adapted,
+            scant=scant,
         )
-        if reserved is None:
-            return None
-        seconds = self.reckon(keep, lean)
-        return tuning.model_copy(update={"peak_gib": reserved / GIB, "seconds_a_token": seconds})
+        return found and found.model_copy(update={"seconds_a_token": self.reckon(keep, lean)})
 
 
 def _grain(standing: int) -> int:
@@ -126,9 +129,9 @@ class Candidate(NamedTuple):
 def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: Trained) -> Tuning | None:
     """The fastest that fits, of all settings and levels."""
     ways = [Way(shape, tuning, trained) for tuning in settings]
-    failed = Failed()
-    most = trained.adapted
+    failed, most, least = Failed(), trained.adapted, smallest(ways)
     heap = [Candidate(way.reckon(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
+    heap += [Candidate(ways[at].seconds(0, 0), at, 0, 0, True) for at in least]
     heapq.heapify(heap)
     while heap:
         best = heapq.heappop(heap)
@@ -138,24 +141,33 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: Trained) -> 
                 heapq.heappush(heap, Candidate(way.seconds(keep, lean), best.way, keep, lean, True))
             continue
         counted = way.count(best.keep, best.lean)
-        if not failed.foretell(way, counted):
-            found = way.replayed(best.keep, best.lean)
+        scant = best.way in least and best.keep + best.lean == 0
+        if scant or not failed.foretell(way, counted):
+            least -= {best.way} if scant else set()
+            found = way.replayed(best.keep, best.lean, scant=scant)
             if found is not None:
                 return found
             failed.add(way, counted)
         if best.lean:
             fewer = best.lean - 1
             heapq.heappush(heap, best._replace(seconds=way.seconds(best.keep, fewer), lean=fewer))
-    # No room for the allocator's margin: the smallest may do without.
-    smallest = min(ways, key=lambda way: way.count(0, 0).held, default=None)
-    return None if smallest is None else smallest.replayed(0, 0)
+    return None
+
+
+def smallest(ways: Sequence[Way]) -> set[int]:
+    """Of each kind the one with the fewest tokens at a time: it is asked in its turn even where the margin of
+    the allocator has no room, and whatever failed before. Of each, since more memory lets more kinds load."""
+    found: dict[tuple[object, ...], int] = {}
+    for at in sorted(range(len(ways)), key=lambda at: ways[at].tokens):
+        found.setdefault(ways[at].kind, at)
+    return set(found.values())
 
 
 class Failed:
     """What had no room. Of the same kind, what asks for no less has none either and is not replayed.
 
-    That keeps the promise of this module: under a lower limit whoever failed here was asked before, too, and
-    failed, so that nothing is passed over here that was taken there.
+    That keeps the promise of this module: under a lower limit whoever failed here had no room, and was asked
+    before, too, if any that asks for no less was, so that nothing is passed over here that was taken there.
     """
 
     def __init__(self) -> None:
@@ -165,7 +177,8 @@ class Failed:
         self._by_kind.setdefault(way.kind, []).append(counted)
 
     def foretell(self, way: Way, counted: Counted) -> bool:
+        # What stands counts by itself: who has more of it may not even seem to fit where the other does.
         return any(
-            one.asked <= counted.asked and one.passing <= counted.passing
+            one.standing <= counted.standing and one.passing <= counted.passing
             for one in self._by_kind.get(way.kind, ())
         )

@@ -7,6 +7,7 @@ met: they would report a broken connection after a good run. Knows nothing of th
 """
 
 import contextlib
+import socket
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 """Seconds in which the others have heard that all met: they have nothing else to do any more."""
-AT_A_TIME = timedelta(seconds=1)
-"""Between two looks at whether this process was asked to stop."""
-REACHED_WITHIN = timedelta(seconds=10)
-"""The first machine is there, or it has left after all and there is nobody to tell."""
+LOOK_SECONDS = 0.1
+"""Between two looks at who has left: a store that is waited for writes warnings each time it gives up."""
+REACHED_WITHIN = timedelta(seconds=4)
+"""For the store to answer. It may try twice, and is then still sooner than anybody loses patience."""
+DOOR_SECONDS = 2.0
+"""The first machine's door is open, or it has left after all and there is nobody to tell."""
 
 
 @contextlib.contextmanager
@@ -56,19 +59,28 @@ def _store(machines: Machines, *, timeout: timedelta) -> "TCPStore":
 def _wait_for_the_others(store: "TCPStore", count: int) -> None:
     from torch.distributed import DistError
 
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        # Too long for one wait: a signal is only heard between two.
-        with contextlib.suppress(DistError):
-            store.wait([_left(rank) for rank in range(1, count)], AT_A_TIME)
-            return
+    keys, until = [_left(rank) for rank in range(1, count)], time.monotonic() + PATIENCE
+    with contextlib.suppress(DistError):
+        while not store.check(keys) and time.monotonic() < until:
+            # No event crosses machines.
+            time.sleep(LOOK_SECONDS)
 
 
 def _say_goodbye(machines: Machines) -> None:
     from torch.distributed import DistError
 
-    with contextlib.suppress(DistError):
-        _store(machines, timeout=REACHED_WITHIN).set(_left(machines.rank), "")
+    # A store would try for longer than this machine is given to leave, and report at length that it failed.
+    if _door_is_open(machines):
+        with contextlib.suppress(DistError):
+            _store(machines, timeout=REACHED_WITHIN).set(_left(machines.rank), "")
+
+
+def _door_is_open(machines: Machines) -> bool:
+    try:
+        socket.create_connection((machines.address, machines.port), timeout=DOOR_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _left(rank: int) -> str:

@@ -31,13 +31,16 @@ def main(arguments: list[str]) -> int:
     if "--shutdown-timeout" in parser._option_string_actions:
         arguments = ["--shutdown-timeout", str(PATIENCE), *arguments]
     args = parser.parse_args(arguments)
+    done = False
     try:
         with leaving_in_order(machines_of(args)):
             run(args)  # type: ignore[no-untyped-call]
+            done = True
     except ChildFailedError as failed:
         return end_of({rank: failure.exitcode for rank, failure in failed.failures.items()})
     except SignalException:
-        return EXIT_RESUME_ME
+        # While it only waits for others to leave, nothing is left to resume.
+        return 0 if done else EXIT_RESUME_ME
     return 0
 
 

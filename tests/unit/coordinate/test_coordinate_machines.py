@@ -9,6 +9,7 @@ from graftwork.coordinate import machines
 from graftwork.coordinate.machines import CALL_FILE, Call, _answer
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
+from graftwork.train import leaving
 from graftwork.train.launch import Machines
 
 ENDS_BY_ITSELF = """
@@ -54,6 +55,12 @@ def answer(tmp_path, monkeypatch):
 
 def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
     assert answer(ENDS_BY_ITSELF) == 0
+
+
+def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
+    """A store that does not answer is tried twice."""
+    goodbye = leaving.DOOR_SECONDS + 2 * leaving.REACHED_WITHIN.total_seconds()
+    assert goodbye < machines.LEAVING_SECONDS
 
 
 def test_a_part_that_goes_on_without_the_first_machine_is_stopped(answer, monkeypatch):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graftwork.model.step_memory import count_by_levels
 from graftwork.model.step_walk import walk_of
-from graftwork.plan import tuning_search
+from graftwork.plan import tuning_room
 from graftwork.plan.memory_card import card_peak, count, reserved_within
 from graftwork.plan.time import card_seconds_a_token
 from graftwork.plan.tuning import _settings, choose_tuning, default_rates
@@ -135,13 +135,14 @@ def test_more_memory_never_makes_any_method_slower(limit, more, method, eight, h
 
 
 @pytest.mark.parametrize("limit", [0.9, 0.93, 0.96, 1.0, 1.1, 1.3])
-def test_few_replays_are_enough(limit, monkeypatch):
+def test_few_settings_are_replayed_and_few_limits_of_each(limit, monkeypatch):
     replays = []
 
-    def counted(*given, **named):
-        replays.append(given)
-        return reserved_within(*given, **named)
+    def counted(shape, tuning, **named):
+        replays.append(tuning.model_copy(update={"limit_gib": 0.0}))
+        return reserved_within(shape, tuning, **named)
 
-    monkeypatch.setattr(tuning_search, "reserved_within", counted)
+    monkeypatch.setattr(tuning_room, "reserved_within", counted)
     fastest(SMALL, ways("eight", limit), ADAPTED[6])
-    assert len(replays) <= 12
+    assert len({one.to_json() for one in replays}) <= 12
+    assert len(replays) <= 24

@@ -1,6 +1,7 @@
 """Of the machines of one run the first leaves last, and nobody waits for who failed."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 from torch.distributed import DistStoreError
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from graftwork.train import leaving
-from graftwork.train.launch import Machines
+from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.records.errors import EXIT_RESUME_ME
+from graftwork.train import leaving, torchrun
+from graftwork.train.launch import Machines, torchrun_arguments
 from graftwork.train.leaving import leaving_in_order
 
 CHILD = Path(__file__).with_name("leaving_child.py")
@@ -65,9 +69,9 @@ def test_the_first_waits_until_every_other_has_left(monkeypatch):
 
     monkeypatch.setattr(leaving, "_say_goodbye", say)
     others = [threading.Thread(target=work, args=(rank,)) for rank in (1, 2)]
-    for thread in others:
-        thread.start()
-    work(0)
+    with leaving_in_order(Machines(count=3, port=port)):
+        for thread in others:
+            thread.start()
     assert said == [1, 2]
     for thread in others:
         thread.join(timeout=30)
@@ -77,14 +81,51 @@ def test_nobody_waits_for_ever_for_one_who_never_says_goodbye(monkeypatch):
     asked = []
 
     class Deserted:
-        def wait(self, keys, _):
+        def check(self, keys):
             asked.append(keys)
-            raise DistStoreError("nobody")
+            return False
 
     monkeypatch.setattr(leaving, "PATIENCE", 0.02)
+    monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.001)
     leaving._wait_for_the_others(Deserted(), 3)
     assert len(asked) > 1
     assert len(set(asked[0])) == 2
+
+
+def test_a_store_that_is_gone_is_not_waited_for():
+    class Gone:
+        def check(self, _):
+            raise DistStoreError("gone")
+
+    leaving._wait_for_the_others(Gone(), 2)
+
+
+def test_waiting_for_the_others_writes_nothing(monkeypatch, capfd):
+    monkeypatch.setattr(leaving, "PATIENCE", 1.2)
+    with leaving_in_order(Machines(count=2, port=free_port())):
+        capfd.readouterr()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_to_a_first_machine_that_is_gone_nobody_says_goodbye(monkeypatch, capfd):
+    monkeypatch.setattr(leaving, "_store", lambda *_, **__: pytest.fail("it looked for the store"))
+    with leaving_in_order(Machines(count=2, rank=1, port=free_port())):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("in_the_work", "code"), [(False, 0), (True, EXIT_RESUME_ME)])
+def test_a_signal_after_the_work_is_a_good_end_and_one_within_it_is_not(monkeypatch, in_the_work, code):
+    def signalled(*_):
+        raise SignalException("asked to stop", signal.SIGTERM)
+
+    monkeypatch.setattr(torchrun, "stop_with_parent", lambda: None)
+    monkeypatch.setenv(PARENT_VARIABLE, "")
+    monkeypatch.setattr("torch.distributed.run.run", signalled if in_the_work else lambda _: None)
+    monkeypatch.setattr(leaving, "_wait_for_the_others", signalled)
+    machines = Machines(count=2, port=free_port())
+    arguments = torchrun_arguments(processes=1, machines=machines, module="__future__", job_file="none")
+    assert torchrun.main([*arguments]) == code
 
 
 def test_what_fails_leaves_at_once_and_as_it_failed(monkeypatch):

@@ -34,7 +34,7 @@ def graft_sections(answer: FitAnswer) -> dict[str, Any]:
     limit = tuning.limit_gib if tuning is not None else answer.question.memory_limit_gib
     if limit is not None:
         # Without one, the trainer takes 94 % of the card.
-        sections["plan"] = {"memory_limit_gib": math.floor(100 * limit) / 100}
+        sections["plan"] = {"memory_limit_gib": math.floor(100 * limit + 1e-6) / 100}
     return sections
 
 
