@@ -32,7 +32,7 @@ def compare_replayed(
     """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
     first, second = find_pair(work, a, b)
     name = choose_metric(work, metric)
-    cases = draw_cases(read_case_file(cases_file), most=None)
+    cases = draw_cases(read_case_file(cases_file, named=work.settings.evaluate.checks), most=None)
     grading = open_grading(work, cases)
     remarks = note_trial(work, first, second, metric=name, traffic=hash_cases(cases))
     work.looks.log(hash_cases(cases), subject=second.adapter_hash, when=now())
@@ -64,8 +64,8 @@ def compare_replayed(
 
 
 def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
-    """Both releases, proven byte by byte, to be asked with the same engine."""
-    asking = Asking(put_cases(work, tuple(cases)))
+    """Both releases, proven byte by byte, to be asked with the same engine. How fast is not the question."""
+    asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subjects = []
     for release in pair:
         open_store(work).verify(release.id)

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.coordinate.evaluate_context import open_grading
+from graftwork.coordinate.evaluate_log import remark_on_log
 from graftwork.coordinate.evaluate_run import (
     Evaluated,
     Lineup,
-    ask_subject,
+    ask_everybody,
     forget_subjects,
     measure_subjects,
     report_on,
-    with_one_engine,
 )
 from graftwork.coordinate.evaluate_subjects import Asking, resolve_subject
 from graftwork.coordinate.evaluation_page import put_page
@@ -67,7 +67,8 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
         return put_page(work, run_pipeline(work, upto=STEP.name).get(STEP.name, Evaluated))
     named = parse_subjects(asked.subjects)
     # Read first: a mistake in the file shall not cost a training.
-    given = read_case_file(asked.cases) if asked.cases is not None else None
+    checks = work.settings.evaluate.checks
+    given = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
     trained = not named or any(subject.name == ADAPTER for subject in named)
     made = run_pipeline(work, upto="train" if trained else "prepare")
     prepared = made.get("prepare", Prepared)
@@ -80,10 +81,14 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     looks = work.looks.log(hash_cases(cases), subject=lineup.candidate.identity, when=now())
+    # The answers of a user's own file are nobody's log.
+    remarks = remark_on_log(scored, prepared=prepared if given is None else None)
     evaluated = Evaluated(
         cases_file=str(asking.cases_file),
         folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report_on(work, lineup, cases=cases, scored=scored, grading=grading, looks=looks),
+        report=report_on(
+            work, lineup, cases=cases, scored=scored, grading=grading, looks=looks, remarks=remarks
+        ),
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_whole(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
@@ -103,8 +108,7 @@ def _ask_beforehand(work: Workplace, asked: Asked) -> None:
             STEP.name if work.model == work.settings.main_model else f"{STEP.name}@{work.model}"
         )
         forget_subjects(lineup, cases)
-    for subject in with_one_engine(lineup).all:
-        ask_subject(work, subject, cases)
+    ask_everybody(work, lineup, cases)
 
 
 def _asking(work: Workplace, prepared: Prepared, cases: tuple[Case, ...], asked: Asked) -> Asking:

@@ -112,12 +112,17 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
     )
 
 
+def ask_everybody(work: Workplace, lineup: Lineup, cases: Sequence[Case]) -> None:
+    """Endpoints first: a wrong address or key shows at once, and not after the models have answered."""
+    for subject in sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint):
+        ask_subject(work, subject, cases)
+
+
 def measure_subjects(
     work: Workplace, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
     """Ask everybody, then grade what they said: a judge that fails costs no answer."""
-    for subject in with_one_engine(lineup).all:
-        ask_subject(work, subject, cases)
+    ask_everybody(work, lineup, cases)
     scored = {}
     for subject in lineup.all:
         answers = read_answers(subject.folder)
@@ -141,8 +146,9 @@ def report_on(
     scored: Mapping[str, SubjectReport],
     grading: Grading,
     looks: int,
+    remarks: Sequence[str] = (),
 ) -> Report:
-    """Everybody compared on the same cases, in pairs."""
+    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is."""
     settings = work.settings.evaluate
     candidate = scored[lineup.candidate.name]
     report = make_report(
@@ -172,6 +178,7 @@ def report_on(
             "comparisons": (*report.comparisons, *against),
             "slices": sliced.figures,
             "cuts": sliced.cuts,
+            "remarks": tuple(remarks),
             "wear": wear_of(report, candidates=work.looks.candidates(report.cases_hash)),
         }
     )

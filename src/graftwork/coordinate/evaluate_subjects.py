@@ -34,6 +34,8 @@ class Asking:
     example: tuple[Message, ...] = ()
     """Shown to whoever was not trained on these tasks."""
     shards: int = 1
+    timed: bool = True
+    """Whether some of the requests are timed alone, too."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Subject:
     job: EvalJob | None = None
     identity: str = ""
     release: str | None = None
+
+    @property
+    def is_endpoint(self) -> bool:
+        return self.job is not None and self.job.endpoint is not None
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,7 @@ def _job(work: Workplace, name: str, asking: Asking, **fields: Any) -> EvalJob:
         max_new_tokens=settings.max_new_tokens,
         batch_size=settings.batch_size or rows_at_once(fields["device"]),
         threads=work.settings.train.threads,
-        latency_cases=settings.latency_cases,
+        latency_cases=settings.latency_cases if asking.timed else 0,
         reasoning=work.settings.data.reasoning == "keep",
         answers_folder=str(work.project.state / ANSWERS_FOLDER),
         temperature=settings.sampling.temperature,

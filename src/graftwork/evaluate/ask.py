@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from graftwork.evaluate.cases import cases_to_time, insert_example
+from graftwork.evaluate.pace import Pace
 from graftwork.evaluate.subjects.book import (
     ANSWERS_FILE,
     BATCHES_FILE,
@@ -98,6 +99,8 @@ class Asker:
         self._described = described or {}
         self._peaks: list[float] = []
         self._warm = False
+        self._pace: Pace | None = None
+        self._book: AnswerBook | None = None
 
     def ask_all(self, cases: Sequence[Case]) -> None:
         """Answer every case that has no answer yet."""
@@ -105,28 +108,47 @@ class Asker:
         by_id = {case.id: case for case in cases}
         book = AnswerBook(self._job, cases)
         planned = book.plan({case_id: len(prompt) for case_id, prompt in prompts.items()})
-        began, asked_before = time.monotonic(), book.answered
+        pace = Pace(left=book.total - book.answered, longest=self._job.max_new_tokens)
+        self._pace, self._book = pace, book
         self._tell("answering", book.answered, book.total)
         for batch in book.open_batches(planned):
             self._stop_if_asked(f"{book.answered} of {book.total} cases are answered")
+            pace.begin(len(batch.cases))
             for answer in self._ask(batch, [by_id[case_id] for case_id in batch.cases], prompts):
                 book.write(answer)
             book.close_batch(batch, peak_memory_gib=self._peak_memory_gib())
-            pace = (time.monotonic() - began) / max(book.answered - asked_before, 1)
-            self._tell("answering", book.answered, book.total, left=pace * (book.total - book.answered))
+            pace.end()
+            self._tell("answering", book.answered, book.total, left=pace.seconds_left())
         self._peaks = book.peaks()
+
+    def hear(self, row: int, _token: int) -> bool:
+        """A token of the batch that is being written: tells now and then how it goes, and lets it go on."""
+        if self._pace is not None and self._book is not None and self._pace.hear(row):
+            self._progress.beat(
+                "answering",
+                self._book.answered,
+                self._book.total,
+                seconds_left=self._pace.seconds_left(),
+                subject=self._job.subject,
+                tokens_per_second=self._pace.tokens_per_second(),
+            )
+        return True
 
     def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
         """One request at a time, as a user would wait for it: of as many sessions as there are."""
         timings: list[Timing] = []
         chosen = [self._prompt(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
+        if chosen:
+            self._tell("timing single requests", 0, len(chosen))
         if chosen and not self._warm:
             # The first pass of a process pays for lazy initialisation; no user's request does.
             self._generate([chosen[0]])
         for prompt in chosen:
             self._stop_if_asked("all cases are answered, single requests are being timed")
             timings.append(self._time_one(prompt))
-            self._tell("timing single requests", len(timings), len(chosen))
+            mean = sum(timing.total for timing in timings) / len(timings)
+            left = mean * (len(chosen) - len(timings))
+            self._tell("timing single requests", len(timings), len(chosen), left=left)
         return tuple(timings)
 
     def summarise(

@@ -19,12 +19,14 @@ from graftwork.evaluate.metrics import (
     Check,
     FailedGrade,
     GradeContext,
+    against_reference,
     grade,
 )
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import clopper_pearson, clustered_mean, clustered_rate
 from graftwork.evaluate.statistics.scores import score_mean
+from graftwork.evaluate.subjects.log import LOG
 from graftwork.evaluate.wording import plural
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
@@ -58,20 +60,26 @@ def score(
     """Grade every answer by every metric and check of the settings.
 
     Several answers to a case are averaged: they make its grade steadier, and never count as cases.
-    `context` holds what some graders need: a sandbox, a judge, the project's folder.
+    `context` holds what some graders need: a sandbox, a judge, the project's folder. The log's answers are
+    the references: what would hold them against themselves is left out.
     """
     said = _answers_of_each(cases, answers, subject=generation.subject)
-    context = _complete(context, settings)
+    context = replace(_complete(context, settings), is_reference=generation.subject == LOG)
     confidence, sessions = settings.confidence, sessions_of(cases)
     metrics: dict[str, Metric] = {}
     for name in settings.graded_on(cases):
+        if context.is_reference and against_reference(name, context):
+            # Perfect by construction. Left out, so that nobody is compared with it by this.
+            continue
         scores = {case.id: _grade_case(name, case, said[case.id], context) for case in cases}
         # A case of which one repeat could not be graded has no grade: the others might be the lucky ones.
         scores |= dict.fromkeys({lost.case_id for lost in context.failed if lost.metric == name}, None)
         metric = make_metric(
             name, scores=scores, confidence=confidence, sessions=sessions, scored=_is_scored(name, context)
         )
-        metrics[name] = _note_failures(metric, context.failed)
+        metric = _note_failures(metric, context.failed)
+        if metric.n or metric.failed or not context.is_reference:
+            metrics[name] = metric
     cut = {case.id: average([float(a.finish_reason == "length") for a in said[case.id]]) for case in cases}
     metrics[TRUNCATED] = make_metric(TRUNCATED, scores=cut, confidence=confidence, sessions=sessions)
     metrics |= measure(said, generation=generation, confidence=confidence, sessions=sessions)

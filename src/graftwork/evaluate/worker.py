@@ -39,9 +39,9 @@ def evaluate(job: EvalJob) -> None:
     folder = Path(job.folder)
     job = settle(job)
     drop_answers_of_another_job(job)
-    if (folder / GENERATION_FILE).exists():
-        return
     cases = read_cases(Path(job.cases_file))
+    if _all_is_there(job, cases):
+        return
     with Heart(folder) as heart:
         if job.endpoint is not None:
             generation = _ask_endpoint(job, cases, heart)
@@ -49,6 +49,18 @@ def evaluate(job: EvalJob) -> None:
             generation = _ask_model(job, cases, heart)
         write_whole(folder / GENERATION_FILE, generation.to_json())
         heart.beat("done", len(cases), len(cases), subject=job.subject)
+
+
+def _all_is_there(job: EvalJob, cases: Sequence[Case]) -> bool:
+    """Whether an evaluation before this one answered, and timed as many requests as this one wants."""
+    path = Path(job.folder) / GENERATION_FILE
+    if not path.exists():
+        return False
+    if job.endpoint is not None:
+        # What it has answered is not paid for twice.
+        return True
+    timed = Generation.from_json(path.read_bytes()).single_latency_seconds
+    return len(timed) >= min(job.latency_cases, len(cases))
 
 
 def drop_answers_of_another_job(job: EvalJob) -> None:
@@ -117,7 +129,7 @@ def _make_asker(job: EvalJob, heart: Heart, *, shards: int) -> Asker:
     from graftwork.evaluate.subjects.vllm_engine import VllmModel
 
     model = VllmModel(job) if is_vllm(job) else OwnModel(job)
-    return Asker(
+    asker = Asker(
         job,
         turns=model.template,
         generate=model.generate,
@@ -129,6 +141,9 @@ def _make_asker(job: EvalJob, heart: Heart, *, shards: int) -> Asker:
         stop_asked=stop_asked.is_set,
         described={**model.described, "processes": shards},
     )
+    if isinstance(model, OwnModel):
+        model.on_token = asker.hear
+    return asker
 
 
 def _ask_endpoint(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:

@@ -279,5 +279,7 @@ class Report(Record):
     """By what, then case by case, the part that each belongs to."""
     wear: Wear | None = None
     """How far these cases can still be trusted; None in records older than the field."""
+    remarks: tuple[str, ...] = ()
+    """What one should know of the subjects before comparing them: which of its rows the log shows."""
     source: str = ""
     """The tool that measured, where the report was imported; empty for our own."""

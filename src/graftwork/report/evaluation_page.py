@@ -48,7 +48,7 @@ def render_evaluation(page: EvaluationPage) -> str:
         open_templates(**wording.FILTERS)
         .get_template("evaluation_page.html.jinja")
         .render(
-            page=page,
+            page=page.model_copy(update={"notes": (*page.notes, *report.remarks)}),
             report=report,
             subjects=[{"name": one.subject, "kind": kind_of(report, one)} for one in subjects_of(report)],
             figure=_draw(report),

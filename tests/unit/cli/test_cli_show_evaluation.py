@@ -243,3 +243,11 @@ def test_a_worn_test_set_is_said_to_be_so_and_a_fresh_one_is_not(report):
 def test_what_a_name_says_to_a_terminal_is_not_obeyed(report):
     text = report.to_json().replace('"planner"', '"\\u001b[31mred[bold]"')
     assert "\x1b" not in shown(type(report).from_json(text))
+
+
+def test_what_one_should_know_of_a_subject_is_told_under_the_table_and_on_the_page(report):
+    from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+
+    remarked = report.model_copy(update={"remarks": ("The log is flattered.",)})
+    assert "The log is flattered." in shown(remarked)
+    assert "The log is flattered." in render_evaluation(EvaluationPage(project="p", report=remarked))

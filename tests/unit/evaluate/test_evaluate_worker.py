@@ -308,3 +308,23 @@ def test_single_requests_are_timed_in_as_many_sessions_as_there_are():
     assert cases_to_time(cases, most=3) == found[:3]
     assert [case.session for case in found] == ["a", "b", None, None, "a", "b", "a"]
     assert sorted(case.id for case in found) == sorted(case.id for case in cases)
+
+
+@pytest.mark.parametrize(("timed", "asked_anew"), [(0, True), (2, False), (3, False)])
+def test_answers_that_were_not_timed_are_timed_when_somebody_wants_to_know(tmp_path, timed, asked_anew):
+    from graftwork.evaluate import worker
+
+    cases = make_cases(2)
+    job = make_job(tmp_path, latency_cases=3)
+    made = Generation(
+        subject="adapter",
+        answers=2,
+        seconds=1,
+        tokens_per_second=1,
+        single_latency_seconds=(0.1,) * timed,
+        peak_memory_gib=0,
+        settings={},
+    )
+    (tmp_path / GENERATION_FILE).write_text(made.to_json())
+    assert worker._all_is_there(job, cases) is not asked_anew
+    assert worker._all_is_there(job.model_copy(update={"latency_cases": 0}), cases)

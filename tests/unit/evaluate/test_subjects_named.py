@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.evaluate.metrics import Check
 from graftwork.evaluate.subjects.case_file import read_case_file
 from graftwork.evaluate.subjects.named import parse_subject, parse_subjects
 from graftwork.records.errors import UserMistake
@@ -88,7 +89,7 @@ def test_cases_are_read_with_all_their_fields(tmp_path):
         {
             "id": 7,
             "messages": [{"role": "user", "content": "x"}],
-            "checks": [{"kind": "exact"}],
+            "checks": [{"exact": "4"}],
             "duration_ms": 12,
         },
     )
@@ -122,6 +123,35 @@ def test_a_wrong_line_is_named_by_file_and_line(tmp_path, line, said):
     with pytest.raises(UserMistake, match=said) as refused:
         read_case_file(path)
     assert refused.value.where == "cases.jsonl:2"
+
+
+@pytest.mark.parametrize(
+    ("checks", "said"),
+    [
+        (
+            [{"contans": "x"}],
+            "checks.0 of the case: a check names one rule as its metric; did you mean contains",
+        ),
+        ([{"exact": "y"}, {"regex": "("}], "checks.1 of the case: regex: "),
+        ([{"json_schema": {"unevaluatedProperties": False}}], "unevaluatedProperties is not known"),
+        ([{"exact": "y", "ignore_cas": True}], "did you mean ignore_case"),
+        ([{}], "a check names one rule"),
+        ([{"metric": "rules.py:polite"}], "graft.yaml does not name it"),
+    ],
+)
+def test_a_check_that_makes_no_sense_is_refused_before_anybody_is_asked(tmp_path, checks, said):
+    path = write(tmp_path, {"prompt": "good", "reference": "y"}, {"prompt": "x", "checks": checks})
+    with pytest.raises(UserMistake, match="makes no sense") as refused:
+        read_case_file(path, named=())
+    assert said in refused.value.why
+    assert refused.value.where == "cases.jsonl:2"
+    assert refused.value.fix
+
+
+def test_an_own_function_that_graft_yaml_names_may_be_asked_for(tmp_path):
+    path = write(tmp_path, {"prompt": "x", "checks": [{"metric": "rules.py:polite"}]})
+    named = (Check(name="polite", metric="rules.py:polite"),)
+    assert len(read_case_file(path, named=named)) == 1
 
 
 @given(st.binary(max_size=80))

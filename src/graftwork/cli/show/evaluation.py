@@ -67,8 +67,9 @@ def _told_beside(report: Report) -> list[str]:
 
 
 def _told_at_the_end(report: Report) -> list[str]:
-    """What the judge said, what so many cases can show, and how worn they are."""
-    lines = [
+    """What to know of the subjects, what the judge said, what so many cases can show, how worn they are."""
+    lines = [quote(remark) for remark in report.remarks]
+    lines += [
         f"{quote(tally.model)} preferred {quote(tally.candidate)} in {tally.wins} of "
         f"{plural(tally.pairs, 'pair')}, {quote(tally.baseline)} in {tally.losses}; "
         f"both orders agreed in {percent(tally.agreement)} "

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.coordinate.evaluate_context import open_grading
+from graftwork.coordinate.evaluate_log import remark_on_log
 from graftwork.coordinate.evaluate_run import Evaluated, Lineup, measure_subjects, report_on
 from graftwork.coordinate.evaluate_subjects import Asking, Subject, find_champion, resolve_subject
 from graftwork.coordinate.gate_rules import note_rules
@@ -91,10 +92,13 @@ def _do(work: Workplace, made: Made) -> Evaluated:
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
     looks = work.looks.log(hash_cases(cases), subject=outcome.adapter_hash, when=now())
+    remarks = remark_on_log(scored, prepared=prepared)
     return Evaluated(
         cases_file=str(asking.cases_file),
         folders={subject.name: str(subject.folder) for subject in lineup.all},
-        report=report_on(work, lineup, cases=cases, scored=scored, grading=grading, looks=looks),
+        report=report_on(
+            work, lineup, cases=cases, scored=scored, grading=grading, looks=looks, remarks=remarks
+        ),
         champion=_champion_of(work, outcome.adapter_hash),
         adapter_hash=outcome.adapter_hash,
     )

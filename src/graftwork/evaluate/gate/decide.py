@@ -106,6 +106,8 @@ def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[
     if "champion" in settings.subjects_needed() and around.no_champion and report.champion is None:
         unserved = "Nothing is served yet: what is said of the champion was held against the base."
         notes.append(around.instead or unserved)
+    if "log" in settings.subjects_needed():
+        notes += report.remarks
     for rule in settings.rules:
         if rule.bound == "value":
             notes.append(f"{rule.metric} counts by its value, as graft.yaml says: luck is not ruled out.")

@@ -18,8 +18,9 @@ from graftwork.evaluate.metrics.context import (
     GradeFunction,
     Rater,
 )
-from graftwork.evaluate.metrics.grading import grade, require_gradable, right_or_wrong
+from graftwork.evaluate.metrics.grading import against_reference, grade, require_gradable, right_or_wrong
 from graftwork.evaluate.metrics.table import (
+    AGAINST_REFERENCE,
     ALWAYS_MEASURED,
     CHECKS_PASSED,
     CONTEXT_GRADERS,
@@ -44,6 +45,7 @@ from graftwork.evaluate.metrics.table import (
 from graftwork.evaluate.metrics.words import shared_words, words_of
 
 __all__ = [
+    "AGAINST_REFERENCE",
     "ALWAYS_MEASURED",
     "CHECKS_PASSED",
     "CONTEXT_GRADERS",
@@ -74,6 +76,7 @@ __all__ = [
     "GradeFunction",
     "Rater",
     "Where",
+    "against_reference",
     "grade",
     "read_case_checks",
     "require_gradable",

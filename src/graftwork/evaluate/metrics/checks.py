@@ -27,7 +27,7 @@ from graftwork.evaluate.metrics.rules import (
     grade_numeric,
     grade_regex,
 )
-from graftwork.evaluate.metrics.table import CONTEXT_GRADERS, GRADERS, SCORED
+from graftwork.evaluate.metrics.table import AGAINST_REFERENCE, CONTEXT_GRADERS, GRADERS, SCORED
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 
@@ -123,6 +123,13 @@ class Check(Record):
     def scored(self) -> bool:
         """Whether its grades lie between 0 and 1 instead of being one of them."""
         return self.at_least is None and (self.metric in SCORED or is_own(self.metric))
+
+    @property
+    def against_reference(self) -> bool:
+        """Whether it holds an answer against the reference: by its metric, or for want of a value."""
+        if isinstance(self._parameters, Exact | Numeric):
+            return self._parameters.value is None
+        return self.metric in AGAINST_REFERENCE
 
     def grade(self, case: Case, text: str, context: GradeContext) -> Grade:
         """None where it is not about this case."""

@@ -49,6 +49,8 @@ class GradeContext:
     sandbox: Any = None
     """What generated code runs in; without one, such checks cannot be graded."""
     judge: Rater | None = None
+    is_reference: bool = False
+    """Whether the answers are the references themselves, as the log's are: then comparing tells nothing."""
     failed: list[FailedGrade] = field(default_factory=list)
     """Grows with every grade that could not be given; the evaluation goes on."""
 

@@ -10,6 +10,7 @@ from graftwork.evaluate.metrics.checks import Check, read_case_checks
 from graftwork.evaluate.metrics.context import CannotGrade, FailedGrade, Grade, GradeContext
 from graftwork.evaluate.metrics.own import is_own, load_own, require_named
 from graftwork.evaluate.metrics.table import (
+    AGAINST_REFERENCE,
     CHECKS_PASSED,
     CONTEXT_GRADERS,
     GRADERS,
@@ -32,6 +33,12 @@ def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -
         return None
 
 
+def against_reference(name: str, context: GradeContext) -> bool:
+    """Whether this metric or check holds every answer against the reference."""
+    check: Check | None = context.checks.get(name)
+    return name in AGAINST_REFERENCE if check is None else check.against_reference
+
+
 def require_gradable(context: GradeContext) -> None:
     """Load every own metric now: a mistake in one is told before a model has answered for an hour."""
     for check in context.checks.values():
@@ -40,6 +47,8 @@ def require_gradable(context: GradeContext) -> None:
 
 
 def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
+    if context.is_reference and against_reference(name, context):
+        return None
     check: Check | None = context.checks.get(name)
     if check is not None:
         return check.grade(case, text, context)
@@ -62,7 +71,11 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
     checks = read_case_checks(case)
     for check in checks:
         require_named(check.metric, context)
-    grades = [check.grade(case, text, context) for check in checks or right_or_wrong(context.checks.values())]
+    set_here = checks or right_or_wrong(context.checks.values())
+    if context.is_reference and any(one.against_reference and one.where.holds(case) for one in set_here):
+        # Held against itself it would pass that one whatever it says.
+        return None
+    grades = [check.grade(case, text, context) for check in set_here]
     asked = [grade for grade in grades if grade is not None]
     return sum(grade >= 1.0 for grade in asked) / len(asked) if asked else None
 

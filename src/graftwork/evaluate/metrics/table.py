@@ -67,6 +67,21 @@ CONTEXT_GRADERS: dict[str, ContextGrader] = {
 SCORED = frozenset({"groundedness", "token_f1", "edit_similarity", "chrf", "reviewer_score"})
 """Of these the mean counts; the others are right or wrong."""
 
+AGAINST_REFERENCE = frozenset(
+    {
+        "citation_correct",
+        "refusal_correct",
+        "refused_where_due",
+        "answered_where_due",
+        "answer_match",
+        "nearer_to_preferred",
+        "token_f1",
+        "edit_similarity",
+        "chrf",
+    }
+)
+"""These hold an answer against the reference: of the reference itself they say nothing."""
+
 TASK_SUCCESS = "task_success"
 """All checks of a case hold: those that it brings along, else those of graft.yaml that are about it."""
 CHECKS_PASSED = "checks_passed"

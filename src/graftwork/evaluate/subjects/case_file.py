@@ -6,9 +6,12 @@ In: a file. Out: cases, or what is wrong with which line. A line holds `messages
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from graftwork.evaluate.metrics import CannotGrade, Check, GradeContext, read_case_checks
+from graftwork.evaluate.metrics.own import require_named
 from graftwork.files.whole import explain_os_error
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
@@ -34,8 +37,11 @@ KNOWN = frozenset(
 )
 
 
-def read_case_file(path: Path) -> tuple[Case, ...]:
-    """Every case of the file, in its order; nothing where a single line is wrong."""
+def read_case_file(path: Path, *, named: Sequence[Check] | None = None) -> tuple[Case, ...]:
+    """Every case of the file, in its order; nothing where a single line is wrong.
+
+    `named` are the checks of graft.yaml, where they are known: a case may ask for no other own function.
+    """
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -46,6 +52,7 @@ def read_case_file(path: Path) -> tuple[Case, ...]:
             continue
         where = Origin(file=path.name, line=number)
         case = _read_case(_read_object(line, where), where)
+        _require_checks(case, named)
         if case.id in cases:
             first = cases[case.id].origin
             raise _wrong(f"the case {case.id!r} is there twice", f"it stands in line {first.line} too", where)
@@ -98,6 +105,16 @@ def _read_case(value: dict[str, Any], where: Origin) -> Case:
         duration_ms=_number(value, "duration_ms", where),
         checks=tuple(checks),
     )
+
+
+def _require_checks(case: Case, named: Sequence[Check] | None) -> None:
+    """Refused here: found out while grading, every model would have answered first."""
+    try:
+        for check in read_case_checks(case):
+            if named is not None:
+                require_named(check.metric, GradeContext(checks={one.name: one for one in named}))
+    except CannotGrade as error:
+        raise _wrong("a check of the case makes no sense", str(error), case.origin) from error
 
 
 def _read_messages(value: dict[str, Any], where: Origin) -> tuple[Message, ...]:

@@ -1,7 +1,7 @@
 """The log itself as a subject: what the team's agents answered, and how long that took.
 
 In: cases. Out: their recorded replies as answers, and how they were made as far as the log says. Costs
-nothing. A grade that compares with the recorded reply is perfect here by definition.
+nothing. A grade that compares with the recorded reply would be perfect by definition: `score` gives none.
 """
 
 from collections.abc import Sequence

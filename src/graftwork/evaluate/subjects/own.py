@@ -18,7 +18,7 @@ from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob
 
 if TYPE_CHECKING:
-    from graftwork.model.generate import Generated, Sampling
+    from graftwork.model.generate import Generated, OnToken, Sampling
 
 WEIGHED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
@@ -49,6 +49,8 @@ class OwnModel:
         # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
         self._single = Generator(self._model, stop_tokens=stop)
         self._peak_of_one = 0
+        self.on_token: OnToken | None = None
+        """Hears every token of a batch while it is written; single requests are timed without it."""
         self.described: dict[str, Any] = {
             "engine": OWN,
             "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
@@ -150,7 +152,7 @@ class OwnModel:
     def _fitted(self, prompts: list[list[int]], sampling: "Sampling") -> "Sequence[Generated]":
         """On a card, no more rows at once than it has room for."""
         if self._device == "cpu":
-            return self._generator.generate(prompts, sampling)
+            return self._generator.generate(prompts, sampling, self.on_token)
         import torch
 
         from graftwork.model.batch_room import rows_with_room
@@ -172,7 +174,7 @@ class OwnModel:
         import torch
 
         try:
-            return self._generator.generate(prompts, sampling)
+            return self._generator.generate(prompts, sampling, self._hearing(from_row=sampling.first_row))
         except torch.cuda.OutOfMemoryError:
             if len(prompts) == 1:
                 raise
@@ -181,6 +183,11 @@ class OwnModel:
         middle = len(prompts) // 2
         behind = replace(sampling, first_row=sampling.first_row + middle)
         return [*self._halved(prompts[:middle], sampling), *self._halved(prompts[middle:], behind)]
+
+    def _hearing(self, *, from_row: int) -> "OnToken | None":
+        """Rows of a part of a batch, told by their place in the whole."""
+        told = self.on_token
+        return None if told is None else lambda row, token: told(from_row + row, token)
 
     def _sampling(self, *, seed: int, temperature: float) -> "Sampling":
         from graftwork.model.generate import Sampling

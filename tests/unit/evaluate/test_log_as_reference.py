@@ -1,0 +1,119 @@
+"""The log's answers are the references: nobody is compared with it by what holds answers against them."""
+
+import pytest
+
+from graftwork.evaluate.compare import compare
+from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.metrics import AGAINST_REFERENCE, GRADERS
+from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.slices import slice_report
+from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case
+
+REFERENCE = '{"answer": "The ship came in 1901 [1].", "citations": [1], "refused": false}'
+REFUSAL = '{"answer": "", "citations": [], "refused": true}'
+
+
+def make_case(n, **more):
+    values = {"reference": REFERENCE, **more}
+    return Case(
+        id=f"c{n}",
+        origin=Origin(file="f", line=n + 1),
+        messages=(Message(role="user", content="[1] The ship came in 1901.\nWhen?"),),
+        **values,
+    )
+
+
+def log_report(cases, settings):
+    generation = generation_of_log(cases, latency_cases=0)
+    return score(cases, answers=answers_of_log(cases), generation=generation, settings=settings)
+
+
+def model_report(cases, settings, text=REFERENCE):
+    answers = [one.model_copy(update={"text": text}) for one in answers_of_log(cases)]
+    generation = generation_of_log(cases, latency_cases=0).model_copy(update={"subject": "base"})
+    return score(cases, answers=answers, generation=generation, settings=settings)
+
+
+@pytest.mark.parametrize("name", sorted(AGAINST_REFERENCE))
+def test_what_holds_an_answer_against_the_reference_is_not_asked_of_the_log(name):
+    settings = EvaluateSettings(metrics=(name, "json_valid"))
+    cases = [make_case(0, rejected="no"), make_case(1, reference=REFUSAL, rejected="no")]
+    log, base = log_report(cases, settings), model_report(cases, settings)
+    assert name in base.metrics
+    assert name not in log.metrics
+    compared = {one.metric for one in compare(log, candidate=base)}
+    assert "json_valid" in compared
+    assert name not in compared
+
+
+def test_the_table_of_such_metrics_is_whole():
+    """One text, several references: whatever grades it now so, now so, compares it with them."""
+    fields = EvaluateSettings().fields
+    other = '{"answer": "Nobody counted 17 boats [2].", "citations": [2], "refused": false}'
+    texts = (REFERENCE, other, REFUSAL)
+    cases = [make_case(n, reference=reference, rejected=REFERENCE) for n, reference in enumerate(texts)]
+    seen = set()
+    for name, grader in GRADERS.items():
+        for text in texts:
+            grades = {grader(case, text, fields) for case in cases} - {None}
+            seen |= {name} if len(grades) > 1 else set()
+    # Asked only where the reference refuses, or only where it answers, these two are still told by it.
+    assert seen | {"refused_where_due", "answered_where_due"} == AGAINST_REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("check", "asked"),
+    [
+        ({"name": "same", "metric": "exact"}, False),
+        ({"name": "same", "metric": "numeric"}, False),
+        ({"name": "same", "metric": "chrf", "at_least": 0.5}, False),
+        ({"name": "same", "metric": "exact", "value": "x"}, True),
+        ({"name": "same", "metric": "numeric", "value": 1901}, True),
+        ({"name": "same", "metric": "contains", "value": "ship"}, True),
+    ],
+)
+def test_a_rule_without_a_value_is_one_of_them(check, asked):
+    settings = EvaluateSettings(metrics=("task_success",), checks=(check,))
+    log = log_report([make_case(0)], settings)
+    assert ("same" in log.metrics, "task_success" in log.metrics) == (asked, asked)
+
+
+def test_the_task_of_a_case_is_graded_where_no_rule_of_it_compares():
+    cases = [
+        make_case(0, checks=({"exact": None}, {"contains": "ship"})),
+        make_case(1, checks=({"contains": "ship"},)),
+    ]
+    log = log_report(cases, EvaluateSettings(metrics=("task_success",)))
+    assert log.metrics["task_success"].scores == {"c0": None, "c1": 1.0}
+
+
+def test_slices_against_the_log_leave_them_out():
+    settings = EvaluateSettings(metrics=("answer_match", "json_valid"), slices=("domain",))
+    cases = [make_case(n, domain="ab"[n % 2]) for n in range(4)]
+    log, base = log_report(cases, settings), model_report(cases, settings)
+    report = make_report(cases, baseline=log, candidate=base, settings=settings)
+    sliced = slice_report(cases, report=report, by=settings.slices)
+    assert {figure.metric for figure in sliced.figures} >= {"json_valid"}
+    assert "answer_match" not in {figure.metric for figure in sliced.figures}
+
+
+def test_a_gate_rule_against_the_log_on_such_a_metric_proves_nothing_and_says_what_is_known_of_the_log():
+    settings = EvaluateSettings(metrics=("answer_match", "json_valid"))
+    cases = [make_case(n) for n in range(3)]
+    log, base = log_report(cases, settings), model_report(cases, settings)
+    report = make_report(cases, baseline=base, candidate=base, others=(log,), settings=settings)
+    told = report.model_copy(update={"remarks": ("The log is a flatterer.",)})
+
+    def gate(against):
+        rule = {"metric": "answer_match", "against": against, "margin": 0.1}
+        return decide(told, GateSettings.model_validate({"rules": [rule]}))
+
+    held = gate("log")
+    assert held.rules[0].outcome == "unknown"
+    assert "was not compared on any case" in held.rules[0].sentence
+    assert "The log is a flatterer." in held.notes
+    assert "The log is a flatterer." not in gate("base").notes
