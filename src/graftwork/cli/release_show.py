@@ -68,7 +68,8 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     with opened(project, model) as work:
         full = own_alias(work, alias)
         moves = work.releases.alias_log(full)
+        decisions = {release.id: release.decision for release in work.releases.list()}
     if json:
         print_json({"alias": full, "moves": [move.model_dump(mode="json") for move in moves]})
     else:
-        show_log(stdout, full, moves)
+        show_log(stdout, full, moves, decisions=decisions)

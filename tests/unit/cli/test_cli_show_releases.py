@@ -18,9 +18,9 @@ from graftwork.records.release import AliasMove, ReleaseEntry
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52
 
 
-def printed(show, *args, width=80):
+def printed(show, *args, width=80, **named):
     console = Console(width=width, file=StringIO())
-    show(console, *args)
+    show(console, *args, **named)
     text = console.file.getvalue()
     assert all(len(line) <= width for line in text.splitlines())
     return text
@@ -57,7 +57,7 @@ def test_a_console_that_is_too_narrow_is_not_overrun(width):
     assert ID[:6] in printed(show_entries, (entry(),), width=width)
 
 
-def test_the_log_of_an_alias_names_no_hash_of_a_verdict():
+def test_the_log_of_an_alias_says_the_verdict_in_words_and_not_its_hash():
     move = AliasMove(
         alias="champion",
         release_id=ID,
@@ -68,10 +68,11 @@ def test_the_log_of_an_alias_names_no_hash_of_a_verdict():
         rollback=True,
         verdict_hash="81cb995c" + "0" * 56,
     )
-    text = printed(show_log, "champion", (move,))
+    text = printed(show_log, "champion", (move,), decisions={ID: "not_enough_evidence"})
     assert "81cb995c" not in text
-    assert "verdict" not in text
+    assert "evidence" in text.split()
     assert text.split().count(OTHER[:12]) == 2
+    assert "not known" in " ".join(printed(show_log, "champion", (move,), width=120).split())
 
 
 def run_standing(**fields):

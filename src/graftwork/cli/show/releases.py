@@ -1,5 +1,6 @@
 """Releases and what they answer, as tables."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -70,21 +71,26 @@ def show_move(console: Console, move: AliasMove) -> None:
     print_line(console, f"{quote(move.alias)}: {before} → [bold]{move.release_id[:12]}[/]")
 
 
-def show_log(console: Console, alias: str, moves: tuple[AliasMove, ...]) -> None:
+def show_log(
+    console: Console, alias: str, moves: tuple[AliasMove, ...], *, decisions: Mapping[str, str] | None = None
+) -> None:
+    """`decisions` are the verdicts of the releases, by their ids, as far as they are known."""
+    known = decisions or {}
     if not moves:
         print_line(console, f"{quote(alias)} never pointed at a release")
         return
-    rows = table("when", "to", "from", "who", "why")
+    rows = table("when", "to", "verdict", "from", "who", "why")
     for move in moves:
         how = "rollback: " if move.rollback else "forced: " if move.forced else ""
         rows.add_row(
             quote(move.when[:16].replace("T", " ")),
             f"[bold]{move.release_id[:12]}[/]",
+            known.get(move.release_id, "not known").replace("_", " "),
             (move.previous or "")[:12],
             quote(move.who),
             quote(how + move.why),
         )
-    for column in rows.columns[:3]:
+    for column in rows.columns[:2]:
         column.no_wrap = True
     console.print(fit_words(console, rows))
 
