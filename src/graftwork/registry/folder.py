@@ -106,7 +106,7 @@ def _damaged(what: str, why: str, where: Path) -> Damaged:
     return Damaged(
         what,
         why=why,
-        fix="restore the release from a copy, or move its folder away and make it again (`graft run`); "
-        "`graft release rollback` leaves it",
+        fix="`graft release rollback` leaves it. To mend it, move its folder away, then bring it back from a "
+        "copy (`graft release pull` or `import`) or make it again (`graft run`)",
         where=str(where),
     )
