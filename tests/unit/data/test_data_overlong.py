@@ -12,6 +12,7 @@ from graftwork.records.interaction import Message
 ROLES = ["system", "user", "assistant", "tool"]
 TEXTS = st.text("abc ", max_size=12)
 TALKS = st.lists(st.builds(Message, role=st.sampled_from(ROLES), content=TEXTS), max_size=14)
+LEAST = 8
 RULES = st.sampled_from(["drop", "truncate", "split_by_turn"])
 
 
@@ -26,6 +27,13 @@ def talk(*turns):
 
 def fit_talk(messages, reply, rule, most):
     return fit(messages, reply, count=count, settings=DataSettings(max_tokens=most, overlong=rule))
+
+
+def draw_too_few(data, messages, reply):
+    """A limit that the row goes beyond: drawn below its length, since most drawn blindly would be above it."""
+    length = count(messages, reply)
+    assume(length > LEAST)
+    return data.draw(st.integers(LEAST, length - 1))
 
 
 def is_part_in_order(part, whole):
@@ -50,10 +58,10 @@ def test_every_row_fits_in_order_with_no_text_altered(messages, reply, rule, mos
         assert rule != "drop" or not rows
 
 
-@given(TALKS, TEXTS, st.integers(8, 120))
+@given(TALKS, TEXTS, st.data())
 @settings(max_examples=200, deadline=None)
-def test_truncating_keeps_reply_question_and_system_and_as_much_as_fits(messages, reply, most):
-    assume(count(messages, reply) > most)
+def test_truncating_keeps_reply_question_and_system_and_as_much_as_fits(messages, reply, data):
+    most = draw_too_few(data, messages, reply)
     questions = [at for at, message in enumerate(messages) if message.role == "user"]
 
     def end(begin):
@@ -73,10 +81,10 @@ def test_truncating_keeps_reply_question_and_system_and_as_much_as_fits(messages
                 assert any(before is m for m in kept)
 
 
-@given(TALKS, TEXTS, st.integers(8, 120))
+@given(TALKS, TEXTS, st.data())
 @settings(max_examples=200, deadline=None)
-def test_splitting_makes_a_row_of_every_answer_that_fits_with_its_question(messages, reply, most):
-    assume(count(messages, reply) > most)
+def test_splitting_makes_a_row_of_every_answer_that_fits_with_its_question(messages, reply, data):
+    most = draw_too_few(data, messages, reply)
     turns = [*messages, Message(role="assistant", content=reply)]
     wanted = []
     for at, turn in enumerate(turns):
