@@ -30,7 +30,7 @@ def fit_talk(messages, reply, rule, most):
 
 
 def draw_too_few(data, messages, reply):
-    """A limit that the row goes beyond: drawn below its length, since most drawn blindly would be above it."""
+    """A limit that the row goes beyond: drawn below its length, for most drawn blindly would be above it."""
     length = count(messages, reply)
     assume(length > LEAST)
     return data.draw(st.integers(LEAST, length - 1))
