@@ -107,6 +107,11 @@ class Template:
         return "think>" in self._source or "reasoning_content" in self._source
 
     @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of more than n times that has more than n tokens."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
+    @cached_property
     def eos(self) -> int:
         """The token that ends a turn."""
         if self._end_of_turn not in self._special:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from graftwork.records.capture import Capture
+from graftwork.records.errors import GraftError
 from graftwork.serve.ports import CaptureSink
 from graftwork.serve.split import Lot
 from graftwork.text.redact import Redactor
@@ -99,20 +100,15 @@ class CaptureWriter:
                 self._queue.task_done()
 
     def _keep(self, batch: list[Exchange]) -> None:
-        try:
-            captures = [make_capture(exchange) for exchange in batch]
-        except Exception:
-            # Whatever goes wrong here must not end the thread; and nothing unredacted is kept.
-            log.exception("captures: %d exchanges could not be redacted", len(batch))
-            self.lost += len(batch)
-            return
+        captures = [capture for exchange in batch if (capture := self._redact(exchange)) is not None]
         for pause in (*_TRIES_AFTER_SECONDS, None):
             try:
                 self._sink.add_many(captures)
             except Exception as error:
+                # No traceback: a database names the values of a failed statement in it.
                 if pause is None:
-                    log.exception("captures: %d exchanges are lost", len(batch))
-                    self.lost += len(batch)
+                    log.warning("captures: the sink failed (%s)", type(error).__name__)
+                    self._keep_singly(captures)
                     return
                 log.warning("captures: the sink failed (%s); trying again", type(error).__name__)
                 if not self._closing.is_set():
@@ -120,6 +116,32 @@ class CaptureWriter:
             else:
                 self.kept += len(captures)
                 return
+
+    def _redact(self, exchange: Exchange) -> Capture | None:
+        try:
+            return make_capture(exchange)
+        except Exception as error:
+            # This must neither end the thread nor cost other callers their captures; and nothing
+            # unredacted is kept or logged.
+            log.warning("captures: %s could not be redacted: %s", exchange.id, type(error).__name__)
+            self.lost += 1
+            return None
+
+    def _keep_singly(self, captures: list[Capture]) -> None:
+        """One that the sink never takes must not cost the others of its batch."""
+        lost = 0
+        for i, capture in enumerate(captures):
+            try:
+                self._sink.add_many([capture])
+                self.kept += 1
+            except (GraftError, OSError):
+                lost += len(captures) - i  # the sink is busy, full or gone: the rest would fare the same
+                break
+            except Exception:
+                lost += 1
+        if lost:
+            self.lost += lost
+            log.error("captures: %d exchanges are lost", lost)
 
 
 def make_capture(exchange: Exchange) -> Capture:

@@ -42,10 +42,13 @@ class Client:
                     continue
         return await self._exchange(await self._connect(), data)
 
-    async def fetch(self, method: str, target: str, *, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and whole body of a small reply."""
-        reply = await self.send(method, target, body=body)
-        return reply.status, await reply.read()
+    async def fetch(
+        self, method: str, target: str, *, body: bytes = b"", seconds: float = 10.0
+    ) -> tuple[int, bytes]:
+        """Status and whole body of a small reply. Raises TimeoutError, an OSError, after `seconds`."""
+        async with asyncio.timeout(seconds):
+            reply = await self.send(method, target, body=body)
+            return reply.status, await reply.read()
 
     def close(self) -> None:
         for link in self._idle:
@@ -135,7 +138,7 @@ class _Link(asyncio.Protocol):
         self._error: Exception | None = None
         self._served = 0
         self._closed = False
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -205,12 +208,14 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._closed = True
+        self._parser = None  # it holds our methods: without this, the pair would wait for the cycle collector
         if self._busy and not self._done and self._error is None:
             kind = StaleConnection if self._served and not self._head_done else ConnectionResetError
             self._error = kind(f"the server closed the connection before its answer was whole ({error})")
         self._wake()
 
     def data_received(self, data: bytes) -> None:
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -227,6 +232,7 @@ class _Link(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         self.status = self._parser.get_status_code()
         self._head_done = True
 
@@ -235,5 +241,6 @@ class _Link(asyncio.Protocol):
         self._buffered += len(body)
 
     def on_message_complete(self) -> None:
+        assert self._parser is not None
         self._keep_alive = self._parser.should_keep_alive()
         self._done = True

@@ -17,9 +17,10 @@ from typing import Any
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.interaction import Message
 from graftwork.serve.batch import Batcher, Ticket
 from graftwork.serve.flow import TextFlow
-from graftwork.serve.http import Limits, Server
+from graftwork.serve.http import HttpLimits, Server
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.lifeline import end_with_parent
 from graftwork.serve.messages import ApiError
@@ -27,6 +28,8 @@ from graftwork.serve.protocol import BASE, GenerateRequest, LoadAdapter, Piece, 
 
 _BODY_BYTES = 64 * 1024 * 1024  # the gateway has checked its own, smaller limit
 _BEAT_SECONDS = 2.0
+_LONG_PROMPT = 16 * 1024
+"""Characters from which tokenizing a prompt takes milliseconds."""
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
@@ -85,14 +88,10 @@ class Engine:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
-        try:
-            prompt = self._template.prompt(request.messages)
-        except UserMistake as error:
-            raise ApiError(400, f"{error.what}: {error.fix}", param="messages") from error
+        prompt = await self._render(request.messages)
         room = self._max_positions - len(prompt)
         if room < 1:
-            message = f"the messages take {len(prompt)} tokens; the model has room for {self._max_positions}"
-            raise ApiError(400, message, param="messages", code="context_length_exceeded")
+            raise self._too_long(f"take {len(prompt)} tokens")
         fitted = request.model_copy(update={"max_tokens": min(request.max_tokens, room)})
         # Greedy answers do not depend on their neighbours, and sampled ones may: those with a seed
         # are answered alone, so that the same seed gives the same answer.
@@ -107,6 +106,22 @@ class Engine:
                 yield piece
         finally:
             await pieces.aclose()
+
+    async def _render(self, messages: tuple[Message, ...]) -> list[int]:
+        """The prompt as tokens. A long one is tokenized in a thread, so that other streams go on."""
+        characters = sum(len(message.content) for message in messages)
+        if characters > self._max_positions * self._template.longest_token:
+            raise self._too_long(f"have {characters} characters")
+        try:
+            if characters > _LONG_PROMPT:
+                return await asyncio.to_thread(self._template.prompt, messages)
+            return self._template.prompt(messages)
+        except UserMistake as error:
+            raise ApiError(400, f"{error.what}: {error.fix}", param="messages") from error
+
+    def _too_long(self, size: str) -> ApiError:
+        message = f"the messages {size}; the model has room for {self._max_positions} tokens"
+        return ApiError(400, message, param="messages", code="context_length_exceeded")
 
     def _answer(self, batch: list[Ticket]) -> None:
         from graftwork.model.adapter import acting
@@ -193,7 +208,7 @@ async def _serve(job: EngineJob) -> None:
         heart.beat("loading", 0, 1)
         engine = Engine(job)
         engine.batcher.start()
-        server = Server(make_handler(engine), limits=Limits(max_body_bytes=_BODY_BYTES))
+        server = Server(make_handler(engine), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
         await server.listen_unix(str(job.socket))
         beating = asyncio.create_task(_beat(heart, engine.batcher))
         await stop.wait()

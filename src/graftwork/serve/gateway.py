@@ -18,6 +18,7 @@ from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.client import Client, ClientReply
 from graftwork.serve.exchange import Running, begin
 from graftwork.serve.feedback import FeedbackDesk
+from graftwork.serve.http import HttpLimits, Server
 from graftwork.serve.messages import (
     JSON_TYPE,
     Answer,
@@ -94,13 +95,26 @@ class Gateway:
         self._streaming: set[str] = set()
         """Captures of answers that are still being given, and whose ids are known already."""
 
-    async def handle(self, request: Request) -> Answer:
-        """The one handler of the server."""
-        self._require_host(request)
+    def open_server(self) -> Server:
+        """A server that checks each request before its body arrives, then lets the gateway answer it."""
+        limits = HttpLimits(
+            max_connections=self._settings.max_connections, max_body_bytes=self._settings.max_body_bytes
+        )
+        return Server(self._handle, admit=self._check_head, limits=limits)
+
+    def _check_head(self, head: Request) -> None:
+        """Refuse who may not ask, and bodies where there is nothing to read, at the end of the headers."""
+        self._require_host(head)
+        if head.path == "/health" and head.method in ("GET", "HEAD"):
+            if head.headers.get("content-length", "0") != "0" or "transfer-encoding" in head.headers:
+                raise ApiError(400, "/health takes no body")
+            return
+        self._require_key(head)
+
+    async def _handle(self, request: Request) -> Answer:
         route = (request.method, request.path)
         if route == ("GET", "/health"):
             return self._health(request)
-        self._require_key(request)
         if route == ("POST", "/v1/chat/completions"):
             return await self._chat(request)
         if route == ("GET", "/v1/models"):

@@ -1,13 +1,19 @@
 """A small HTTP/1.1 server on asyncio.Protocol and httptools.
 
-In: a handler, `async (Request) -> Response | StreamResponse`, and limits. Out: whole requests to
-the handler, one at a time a connection and in order; its answers to the client. A client that
-leaves cancels its handler; a slow one holds its stream back. Knows nothing of models or JSON
-beyond the body of its own refusals.
+In: a handler, `async (Request) -> Response | StreamResponse`, a check of each request's head, and
+limits. Out: whole requests to the handler, one at a time per connection and in order; its answers to
+the client. A client that leaves cancels its handler; a slow one holds its stream back, for a while.
+Knows nothing of models or JSON beyond the body of its own refusals.
+
+Every byte that a client sends counts against a limit before it is kept, and `admit` refuses a request
+at the end of its headers, so that nobody without a key can make the server hold a body. Connections
+that break a deadline are aborted: a polite close would wait for a flush that never comes.
+docs/decisions/0020 says why this is not uvicorn, granian or hypercorn.
 """
 
 import asyncio
 import logging
+import resource
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -23,42 +29,85 @@ from graftwork.serve.parser import httptools
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
+Admit = Callable[[Request], None]
+"""Checks a request whose headers have arrived and whose body has not. Raises ApiError to refuse it."""
+
 log = logging.getLogger(__name__)
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
-_WAITING_REQUESTS = 8
+_HEAD_SLICE = 4 * 1024
+_BODY_SLICE = 64 * 1024
+"""Input is parsed in slices: one slice is the most that is read beyond a limit before it is noticed."""
+_PIPELINED = 32
+"""Requests that a client may send ahead of their answers."""
 _LINGER_SECONDS = 2.0
+_TICK_SECONDS = 5.0
+"""How late a deadline may be noticed at most: connections look at the clock this often."""
+_WARN_SECONDS = 10.0
+_SPARE_DESCRIPTORS = 64
+"""Kept free for the engine, the database and log files."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What one connection may ask of the server."""
+class HttpLimits:
+    """What clients may ask of the server."""
 
+    max_connections: int = 1024
+    """At this many, the connection that has waited longest without an admitted request makes room."""
     max_header_bytes: int = 32 * 1024
+    """For the request line, headers, trailers and chunk framing of one request."""
+    max_headers: int = 100
     max_body_bytes: int = 8 * 1024 * 1024
-    idle_seconds: float = 75.0
+    max_buffered_bytes: int = 256 * 1024 * 1024
+    """For the bodies of all connections together."""
+    head_seconds: float = 15.0
     receive_seconds: float = 60.0
+    """How long a body may take to arrive, from the end of its headers."""
+    idle_seconds: float = 75.0
+    write_seconds: float = 30.0
+    """How long a client may leave its answer unread while the server waits to send more."""
+
+    @property
+    def tick_seconds(self) -> float:
+        """How often a connection looks at the clock."""
+        return min(_TICK_SECONDS, self.head_seconds, self.receive_seconds, self.idle_seconds)
 
 
 class Server:
     """Listens, keeps the connections, and ends in good order."""
 
-    def __init__(self, handler: Handler, *, limits: Limits = Limits()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        admit: Admit | None = None,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008
+    ) -> None:
         self.handler = handler
+        self.admit = admit
         self.limits = limits
         self.closing = False
         self.connections: set[Connection] = set()
+        self.evictable: dict[Connection, None] = {}
+        """Connections without an admitted request, the longest waiting first."""
+        self.evicted = 0
+        self.rejected = 0
+        self.buffered = 0
+        """Bytes of request bodies that are held now."""
         self._listener: asyncio.Server | None = None
         self._all_gone = asyncio.Event()
+        self._warned_at = float("-inf")
 
     async def listen(self, *, host: str = "127.0.0.1", port: int = 0) -> int:
         """Listen on TCP; gives the port, which the system chose where `port` is 0."""
         loop = asyncio.get_running_loop()
+        self._max_connections = _fit_descriptors(self.limits.max_connections)
         self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=1024)
         return int(self._listener.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: str) -> None:
         loop = asyncio.get_running_loop()
+        self._max_connections = _fit_descriptors(self.limits.max_connections)
         self._listener = await loop.create_unix_server(lambda: Connection(self), path, backlog=1024)
 
     async def close(self, *, drain_seconds: float = 0.0) -> None:
@@ -82,10 +131,56 @@ class Server:
             except TimeoutError:
                 log.info("%d connections did not end within %s s", len(self.connections), seconds)
 
+    def add(self, connection: "Connection") -> bool:
+        """Register a new connection. False where it cannot be served: every other one has a request."""
+        full = len(self.connections) >= self._max_connections
+        oldest = next(iter(self.evictable), None) if full else None
+        if oldest is not None:
+            self.evicted += 1
+            oldest.abort()
+            self.forget(oldest)
+        self.connections.add(connection)
+        if full:
+            self._warn_full()
+            if oldest is None:
+                self.rejected += 1
+                return False
+        self.evictable[connection] = None
+        return True
+
     def forget(self, connection: "Connection") -> None:
         self.connections.discard(connection)
+        self.evictable.pop(connection, None)
         if not self.connections:
             self._all_gone.set()
+
+    def _warn_full(self) -> None:
+        now = time.monotonic()
+        if now - self._warned_at >= _WARN_SECONDS:
+            self._warned_at = now
+            shown = (self._max_connections, self.evicted, self.rejected)
+            log.warning(
+                "all %d connections are taken: %d idle ones closed, %d new ones refused so far", *shown
+            )
+
+
+def _fit_descriptors(wanted: int) -> int:
+    """How many connections the process can hold open: past that, new ones would vanish without a word."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _SPARE_DESCRIPTORS
+    if soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            soft = raised
+        except (OSError, ValueError):
+            pass
+    fitting = min(wanted, max(8, soft - _SPARE_DESCRIPTORS))
+    if fitting < wanted:
+        log.warning(
+            "%d connections at most instead of %d: the limit on open files is %d", fitting, wanted, soft
+        )
+    return fitting
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +193,36 @@ class _Turn:
     refusal: ApiError | None = None
 
 
+_NO_REQUEST = Request("", "")
+
+
 class Connection(asyncio.Protocol):
     """One client. httptools calls the `on_…` methods while it parses."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._unparsed = b""
+        """What arrived behind a whole request that is not answered yet; reading is paused meanwhile."""
         self._waiting: deque[_Turn] = deque()
-        self._waiting_bytes = 0
+        self._charged = 0
         self._task: asyncio.Task[None] | None = None
         self._refused = False
         self._close_after = False
         self._lost = False
-        self._reading_paused = False
+        self._ending = False
+        self._discarded = 0
         self._drained: asyncio.Future[None] | None = None
         self._writing_paused = False
         self._in_head = False
         self._receiving = False
-        self._head_bytes = 0
+        self._overhead = 0
+        """Bytes of the current request that are not its body."""
         self._url = b""
         self._headers: dict[str, str] = {}
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._header_count = 0
+        self._body: bytes | bytearray = b""
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -128,15 +230,25 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._server.connections.add(self)
-        self._set_deadline(self._server.limits.receive_seconds)
-        self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+        served = self._server.add(self)
+        self._set_deadline(self._server.limits.head_seconds)
+        self._timer = self._loop.call_later(self._server.limits.tick_seconds, self._check_deadline)
+        if not served:
+            busy = (("retry-after", "1"),)
+            self._refuse(ApiError(503, "the server has no connection left", code="full", headers=busy))
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._lost = True
         if self._timer is not None:
             self._timer.cancel()
         self._release_writer()
+        # The parser holds our methods and we hold the parser: cut here, or what this connection received
+        # would stay in memory until the collector of cycles comes by.
+        self._parser = self._timer = None
+        self._unparsed = self._body = b""
+        self._headers = {}
+        self._waiting.clear()
+        self._release(self._charged)
         if self._task is not None:
             self._task.cancel()
         else:
@@ -144,6 +256,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writing_paused = True
+        self._end_within(self._server.limits.write_seconds)
 
     def resume_writing(self) -> None:
         self._writing_paused = False
@@ -151,28 +264,52 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
-            return  # the tail of a request that was refused; read so that the client can read us
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._server.limits.max_header_bytes:
-                self._refuse(ApiError(431, "the request's headers are too large"))
-                return
+            # The tail of a refused request. It is read so that the client gets to read our answer.
+            self._discarded += len(data)
+            if self._discarded > self._server.limits.max_body_bytes:
+                self._transport.abort()
+        elif self._task is not None or self._unparsed:
+            self._unparsed += data
+            self._transport.pause_reading()
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse up to the end of a request; what comes behind it waits until that one is answered."""
+        if len(data) <= _HEAD_SLICE:
+            self._feed(data)
+        else:
+            view, start = memoryview(data), 0
+            while start < len(data) and not self._refused:
+                if self._waiting:
+                    self._unparsed = bytes(view[start:])
+                    break
+                size = _BODY_SLICE if self._receiving and not self._in_head else _HEAD_SLICE
+                self._feed(view[start : start + size])
+                start += size
+        self._start_next()
+        if self._unparsed and not self._lost:
+            self._transport.pause_reading()
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        self._overhead += len(data)
         try:
+            assert self._parser is not None
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # Answered as plain HTTP/1.1; what follows would be in another protocol.
-            self._refused = True
-            self._close_after = True
+            self._refused = self._close_after = True
             if self._receiving:
                 self._receiving = self._in_head = False
-                self._queue(_Turn(Request("", ""), False, False, ApiError(501, "upgrades are not offered")))
+                error = ApiError(501, "upgrades are not offered")
+                self._waiting.append(_Turn(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error))
         except httptools.HttpParserError as error:
             self._refuse(ApiError(400, f"this is not a valid HTTP/1.1 request: {error}"))
-        self._start_next()
-        too_many = len(self._waiting) >= _WAITING_REQUESTS
-        if (too_many or self._waiting_bytes > self._server.limits.max_body_bytes) and not self._lost:
-            self._reading_paused = True
-            self._transport.pause_reading()
+        # Headers, trailers, chunk sizes and their extensions; chunks of few bytes cost more than they carry.
+        allowed = self._server.limits.max_header_bytes + 2 * len(self._body)
+        if self._receiving and self._overhead > allowed and not self._refused:
+            part = "headers are" if self._in_head else "trailers or chunk headers are"
+            self._refuse(ApiError(431, f"the request's {part} too large"))
 
     # -- the parser's side ---------------------------------------------------------------------
 
@@ -180,18 +317,24 @@ class Connection(asyncio.Protocol):
         if self._refused:
             return
         self._in_head = self._receiving = True
-        self._head_bytes = 0
         self._url = b""
         self._headers = {}
-        self._body = []
-        self._body_bytes = 0
-        self._set_deadline(self._server.limits.receive_seconds)
+        self._header_count = 0
+        self._body = b""
+        self._set_deadline(self._server.limits.head_seconds)
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._refused or not self._in_head:
+        if self._refused:
+            return
+        self._header_count += 1
+        if self._header_count > self._server.limits.max_headers:
+            most = self._server.limits.max_headers
+            self._refuse(ApiError(431, f"the request has more than {most} headers"))
+            return
+        if not self._in_head:
             return  # trailers carry nothing that is needed here
         key = name.decode("latin-1").lower()
         text = value.decode("latin-1")
@@ -201,40 +344,64 @@ class Connection(asyncio.Protocol):
         self._in_head = False
         if self._refused:
             return
-        size = sum(len(k) + len(v) for k, v in self._headers.items()) + len(self._url)
-        if size > self._server.limits.max_header_bytes:
-            self._refuse(ApiError(431, "the request's headers are too large"))
+        try:
+            self._check_head()
+        except ApiError as error:
+            self._refuse(error)
             return
-        length = self._headers.get("content-length", "")
-        if length.isdigit() and int(length) > self._server.limits.max_body_bytes:
-            self._refuse(self._too_large())
-        elif self._headers.get("expect", "").lower() == "100-continue" and self._task is None:
+        # From here on the connection belongs to a known client.
+        self._server.evictable.pop(self, None)
+        self._set_deadline(self._server.limits.receive_seconds)
+        if self._headers.get("expect", "").lower() == "100-continue" and not self._waiting:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _check_head(self) -> None:
+        assert self._parser is not None
+        if self._parser.get_http_version() not in ("1.1", "1.0"):
+            raise ApiError(505, "only HTTP/1.1 and HTTP/1.0 are spoken here")
+        if self._server.admit is not None:
+            self._server.admit(self._make_request(b""))
+        length = self._headers.get("content-length", "")
+        if length.isdecimal() and int(length[:20]) > self._server.limits.max_body_bytes:
+            raise self._too_large()
 
     def on_body(self, body: bytes) -> None:
         if self._refused:
             return
-        self._body_bytes += len(body)
-        if self._body_bytes > self._server.limits.max_body_bytes:
+        size = len(body)
+        self._overhead -= size
+        self._charged += size
+        self._server.buffered += size
+        if not self._body:
+            self._body = body
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)
+            self._body += body
+        if len(self._body) > self._server.limits.max_body_bytes:
             self._refuse(self._too_large())
-            return
-        self._body.append(body)
+        elif self._server.buffered > self._server.limits.max_buffered_bytes:
+            busy = (("retry-after", "1"),)
+            self._refuse(ApiError(503, "the server holds too many requests", code="full", headers=busy))
 
     def on_message_complete(self) -> None:
         self._receiving = False
+        self._overhead = 0
         if self._refused:
             return
-        path, _, query = self._url.decode("latin-1").partition("?")
-        request = Request(
-            method=self._parser.get_method().decode("latin-1"),
-            path=path,
-            query=query,
-            headers=self._headers,
-            body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
-        )
+        assert self._parser is not None
+        request = self._make_request(bytes(self._body))
         keep_alive = self._parser.should_keep_alive()
-        self._queue(_Turn(request, keep_alive, self._parser.get_http_version() != "1.0"))
-        self._body = []
+        self._waiting.append(_Turn(request, keep_alive, self._parser.get_http_version() != "1.0"))
+        self._body = b""
+        if len(self._waiting) > _PIPELINED:
+            self._refuse(ApiError(429, f"more than {_PIPELINED} requests wait for their answers"))
+
+    def _make_request(self, body: bytes) -> Request:
+        assert self._parser is not None
+        path, _, query = self._url.decode("latin-1").partition("?")
+        method = self._parser.get_method().decode("latin-1")
+        return Request(method=method, path=path, query=query, headers=self._headers, body=body)
 
     def _too_large(self) -> ApiError:
         limit = self._server.limits.max_body_bytes
@@ -246,26 +413,25 @@ class Connection(asyncio.Protocol):
         """Answer with an error in its turn, then close: the rest of the input cannot be trusted."""
         self._refused = True
         self._in_head = self._receiving = False
-        self._queue(_Turn(Request("", ""), keep_alive=False, chunked=False, refusal=error))
+        self._body = self._unparsed = b""
+        self._waiting.append(_Turn(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error))
         self._start_next()
 
-    def _queue(self, turn: _Turn) -> None:
-        self._waiting.append(turn)
-        self._waiting_bytes += len(turn.request.body)
-
     def _start_next(self) -> None:
-        if self._task is not None or self._lost:
-            return
-        if self._waiting:
-            turn = self._waiting.popleft()
-            self._waiting_bytes -= len(turn.request.body)
-            self._task = self._loop.create_task(self._answer(turn))
-            return
-        if self._reading_paused:
-            self._reading_paused = False
-            self._transport.resume_reading()
-        if self._server.closing and not self._receiving:
-            self._transport.close()
+        """Answer the next whole request; parse on where there is none."""
+        while self._task is None and not self._lost and not self._ending:
+            if self._waiting:
+                self._task = self._loop.create_task(self._answer(self._waiting.popleft()))
+            elif self._unparsed:
+                data, self._unparsed = self._unparsed, b""
+                self._parse(data)
+                if not self._unparsed:
+                    self._transport.resume_reading()
+                return
+            else:
+                if self._server.closing and not self._receiving:
+                    self._transport.close()
+                return
 
     async def _answer(self, turn: _Turn) -> None:
         close = True
@@ -277,6 +443,8 @@ class Connection(asyncio.Protocol):
             else:
                 close = close or not turn.chunked  # HTTP/1.0 knows the end only by the close
                 await self._send_stream(turn, answer, close=close)
+            if self._writing_paused:
+                await self._drain()  # no further request is taken from a client that does not read
         except asyncio.CancelledError:
             if not self._lost:
                 self._transport.abort()
@@ -286,13 +454,15 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         finally:
             self._task = None
+            self._release(len(turn.request.body))
             if self._lost:
                 self._server.forget(self)
             elif close:
-                self._waiting.clear()
-                self._linger()
+                self._end()
             else:
                 self._set_deadline(self._server.limits.idle_seconds)
+                if not self._receiving:
+                    self._server.evictable[self] = None
                 self._start_next()
 
     async def _ask(self, turn: _Turn) -> Answer:
@@ -320,12 +490,13 @@ class Connection(asyncio.Protocol):
             async for chunk in chunks:
                 if chunk:
                     self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if turn.chunked else chunk)
-                    await self._drain()
+                    if self._writing_paused:
+                        await self._drain()
         if turn.chunked:
             self._transport.write(b"0\r\n\r\n")
 
     async def _drain(self) -> None:
-        """Wait until the client has read enough for more to be sent."""
+        """Wait until the client has read enough for more to be sent; the timer ends it otherwise."""
         if self._writing_paused and not self._lost:
             self._drained = self._loop.create_future()
             await self._drained
@@ -333,6 +504,12 @@ class Connection(asyncio.Protocol):
     def _release_writer(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
+
+    def _release(self, size: int) -> None:
+        """Give back what the bodies of this connection took of the server's room."""
+        size = min(size, self._charged)
+        self._charged -= size
+        self._server.buffered -= size
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -344,26 +521,44 @@ class Connection(asyncio.Protocol):
         """Cut the connection; its loss cancels the handler."""
         self._transport.abort()
 
-    def _linger(self) -> None:
-        """Close without a reset: a client that still sends must be able to read the answer first."""
+    def _end(self) -> None:
+        """Close once the answer is read, at the latest at the deadline.
+
+        Behind a refusal the connection lingers: a reset would reach a client that still sends before
+        it could read the answer.
+        """
+        self._ending = True
+        self._waiting.clear()
+        self._unparsed = b""
+        self._release(self._charged)
         if self._refused and self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
-            self._loop.call_later(_LINGER_SECONDS, self._transport.close)
+            self._transport.resume_reading()
+            self._end_within(_LINGER_SECONDS)
         else:
             self._transport.close()
+            self._end_within(self._server.limits.write_seconds)
 
     def _set_deadline(self, seconds: float) -> None:
         self._deadline = self._loop.time() + seconds
 
+    def _end_within(self, seconds: float) -> None:
+        """Set a deadline that may lie before the one that the timer waits for."""
+        self._set_deadline(seconds)
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._deadline, self._check_deadline)
+
     def _check_deadline(self) -> None:
         """One timer a connection, moved only when it rings: cheaper than one a request."""
         now = self._loop.time()
-        if self._task is not None:
-            self._set_deadline(self._server.limits.idle_seconds)
-        elif now >= self._deadline:
-            self._transport.close()
+        if self._task is not None and not self._writing_paused:
+            self._set_deadline(self._server.limits.idle_seconds)  # the handler has deadlines of its own
+        if now >= self._deadline:
+            self._transport.abort()
             return
-        self._timer = self._loop.call_at(max(self._deadline, now + 0.1), self._check_deadline)
+        at = min(max(self._deadline, now + 0.05), now + self._server.limits.tick_seconds)
+        self._timer = self._loop.call_at(at, self._check_deadline)
 
 
 def _encode_head(answer: Answer, framing: str, *, close: bool) -> bytes:

@@ -100,6 +100,8 @@ def parse_chat(data: bytes, limits: ChatLimits) -> ChatCall:
     options = _take(body, "stream_options", dict, {})
     if options.keys() - {"include_usage", "include_obfuscation"}:
         raise ApiError(400, "only stream_options.include_usage is supported", param="stream_options")
+    if not all(isinstance(value, bool) for value in options.values()):
+        raise ApiError(400, "stream_options must map names to true or false", param="stream_options")
     metadata = _take(body, "metadata", dict, {})
     if not all(isinstance(value, str) for value in metadata.values()):
         raise ApiError(400, "metadata must map names to strings", param="metadata")
@@ -160,7 +162,8 @@ def _parse_content(content: Any, where: str) -> str:
         raise ApiError(400, f"{where} must be a string or a list of text parts", param=where)
     texts: list[str] = []
     for i, part in enumerate(content):
-        text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+        known = isinstance(part, dict) and part.get("type") == "text" and part.keys() == {"type", "text"}
+        text = part["text"] if known else None
         if not isinstance(text, str):
             message = f'{where}[{i}] is not supported: only parts {{"type": "text", "text": …}} are'
             raise ApiError(400, message, param=f"{where}[{i}]", code="unsupported_parameter")

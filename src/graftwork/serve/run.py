@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Limits, Server
+from graftwork.serve.http import Server
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.ports import CaptureSink, FeedbackBook
 from graftwork.serve.protocol import BASE
@@ -63,7 +63,7 @@ async def serve(
         api_key=api_key,
         feedback=feedback,
     )
-    server = Server(gateway.handle, limits=Limits(max_body_bytes=settings.max_body_bytes))
+    server = gateway.open_server()
     with _stopping_on_signals(stop):
         try:
             port = await _listen(server, settings)

@@ -51,6 +51,10 @@ class ServeSettings(Record):
     capture_queue: int = Field(default=1024, ge=1)
     """Exchanges that may wait to be kept; beyond it the newest are dropped and counted."""
 
+    max_connections: int = Field(default=1024, ge=8)
+    """Connections that may be open at once. Beyond it the one that has waited longest without a request is
+    closed to make room; where every connection has a request, a new one is refused with 503."""
+
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     """A larger request is refused with 413."""
 

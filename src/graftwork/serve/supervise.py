@@ -2,8 +2,9 @@
 
 In: the engine's job. Out: a client for it while it is ready, and its state in words. The first
 start must succeed; after that a crash is an event: it is started again, each time a little later,
-and ready again as soon as it answers. The engine cannot outlive us: it ends when its standard
-input does.
+and ready again as soon as it answers. One that lives and does not answer is frozen: it gets no more
+requests, and is killed and started again if it stays so. The engine cannot outlive us: it ends when
+its standard input does.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
@@ -32,13 +33,23 @@ JOB_FILE = "engine.json"
 LOG_FILE = "engine.log"
 _ASK_EVERY_SECONDS = 0.03
 _STEADY_SECONDS = 60.0
+_LOAD_SECONDS = 300.0
+"""How long loading one more adapter may take."""
 
 # What the engine says of itself keeps its kind, and with it the exit code.
 _SAID_AS: dict[str, type[GraftError]] = {
     k.__name__: k for k in (Busy, Damaged, EnvironmentLacks, UserMistake)
 }
 
-State = Literal["starting", "ready", "down", "stopped"]
+State = Literal["starting", "ready", "frozen", "down", "stopped"]
+
+
+class ProbeTimes(NamedTuple):
+    """When an engine that does not answer counts as frozen, and when it is killed."""
+
+    every: float = 2.0
+    frozen_after: float = 5.0
+    killed_after: float = 20.0
 
 
 class Supervisor:
@@ -51,11 +62,13 @@ class Supervisor:
         module: str = "graftwork.serve.engine",
         first_pause: float = 0.25,
         longest_pause: float = 30.0,
+        probe: ProbeTimes = ProbeTimes(),  # noqa: B008
         on_change: Callable[[State], None] = lambda _state: None,
     ) -> None:
         self._module = module
         self._folder = Path(job.folder)
         self._pauses = (first_pause, longest_pause)
+        self._probe = probe
         self._on_change = on_change
         # Not in the job's folder: a unix socket's path may hold about 100 characters only.
         self._socket_folder = tempfile.TemporaryDirectory(prefix="graft-")
@@ -88,7 +101,7 @@ class Supervisor:
         if self._client is None:
             raise WorkerFailed("the engine is not ready", why=self.reason, fix="wait for it")
         body = LoadAdapter(name=name, folder=folder).to_json().encode()
-        status, answer = await self._client.fetch("POST", "/adapters", body=body)
+        status, answer = await self._client.fetch("POST", "/adapters", body=body, seconds=_LOAD_SECONDS)
         if status != 200:
             message = orjson.loads(answer)["error"]["message"]
             raise WorkerFailed(f"the release {name} could not be loaded", why=message, where=folder)
@@ -148,7 +161,11 @@ class Supervisor:
         while True:
             assert self._process is not None
             began = asyncio.get_running_loop().time()
-            code = await self._process.wait()
+            probing = asyncio.create_task(self._kill_if_frozen(self._process))
+            try:
+                code = await self._process.wait()
+            finally:
+                probing.cancel()
             if asyncio.get_running_loop().time() - began > _STEADY_SECONDS:
                 pause = self._pauses[0]
             self._set_state("down", self._explain_end(code).what)
@@ -162,6 +179,30 @@ class Supervisor:
             except (GraftError, OSError) as error:
                 # It failed again, or no process could be made; the loop goes on, the state says why.
                 log.warning("engine: %s", error)
+
+    async def _kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
+        """Ask the engine for its state now and then; one that stays silent is killed."""
+        clock = asyncio.get_running_loop().time
+        probe = Client(path=self.job.socket, keep=0)
+        answered = clock()
+        while True:
+            await asyncio.sleep(self._probe.every)
+            try:
+                await probe.fetch("GET", "/state", seconds=self._probe.frozen_after)
+            except OSError:
+                silent = clock() - answered
+                if silent >= self._probe.killed_after:
+                    log.warning("engine: it has not answered for %.0f s and is killed", silent)
+                    process.kill()
+                    return
+                if silent >= self._probe.frozen_after and self.state == "ready":
+                    log.warning("engine: it has not answered for %.0f s", silent)
+                    self._set_state("frozen", f"it has not answered for {silent:.0f} s")
+            else:
+                answered = clock()
+                if self.state == "frozen":
+                    self._client = Client(path=self.job.socket)
+                    self._set_state("ready", "")
 
     def _set_state(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason

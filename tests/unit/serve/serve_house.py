@@ -10,7 +10,7 @@ from pathlib import Path
 from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.client import Client
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Limits, Server
+from graftwork.serve.http import Server
 from graftwork.serve.protocol import make_handler
 from graftwork.serve.routes import Routes
 from graftwork.serve.settings import ServeSettings
@@ -91,7 +91,7 @@ async def open_house(sink=None, *, settings=None, api_key=None, routes=None, que
             api_key=api_key,
             feedback=feedback,
         )
-        server = Server(gateway.handle, limits=Limits(max_body_bytes=settings.max_body_bytes))
+        server = gateway.open_server()
         port = await server.listen()
         try:
             yield House(

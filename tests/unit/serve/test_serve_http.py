@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from serve_house import DEADLINE, raw
 
 from graftwork.serve.client import Client
-from graftwork.serve.http import Limits, Server
+from graftwork.serve.http import HttpLimits, Server
 from graftwork.serve.messages import Request, Response, StreamResponse
 
 
@@ -52,7 +52,7 @@ def test_a_chunked_body_arrives_whole(run):
 
 def test_a_body_that_is_announced_as_too_large_is_refused_before_it_is_sent(run):
     async def main():
-        server = Server(echo, limits=Limits(max_body_bytes=10))
+        server = Server(echo, limits=HttpLimits(max_body_bytes=10))
         port = await server.listen()
         answer = await raw(port, b"POST / HTTP/1.1\r\ncontent-length: 11\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413 ")
@@ -64,7 +64,7 @@ def test_a_body_that_is_announced_as_too_large_is_refused_before_it_is_sent(run)
 
 def test_a_chunked_body_that_grows_too_large_is_refused_and_the_refusal_can_be_read(run):
     async def main():
-        server = Server(echo, limits=Limits(max_body_bytes=1000))
+        server = Server(echo, limits=HttpLimits(max_body_bytes=1000))
         port = await server.listen()
         chunks = b"".join(b"400\r\n" + b"x" * 1024 + b"\r\n" for _ in range(2000))
         answer = await raw(port, b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n" + chunks)
@@ -76,7 +76,7 @@ def test_a_chunked_body_that_grows_too_large_is_refused_and_the_refusal_can_be_r
 
 def test_headers_without_end_are_refused(run):
     async def main():
-        server = Server(echo, limits=Limits(max_header_bytes=2000))
+        server = Server(echo, limits=HttpLimits(max_header_bytes=2000))
         port = await server.listen()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET / HTTP/1.1\r\n")
@@ -93,7 +93,7 @@ def test_headers_without_end_are_refused(run):
 
 def test_a_request_that_never_ends_is_given_up(run):
     async def main():
-        server = Server(echo, limits=Limits(receive_seconds=0.05))
+        server = Server(echo, limits=HttpLimits(receive_seconds=0.05))
         port = await server.listen()
         assert await raw(port, b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nab") == b""
         await server.close()
@@ -300,7 +300,9 @@ def test_no_bytes_break_the_server(inputs):
     async def main():
         failures = []
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
-        server = Server(echo, limits=Limits(max_header_bytes=500, max_body_bytes=500, receive_seconds=0.02))
+        server = Server(
+            echo, limits=HttpLimits(max_header_bytes=500, max_body_bytes=500, receive_seconds=0.02)
+        )
         port = await server.listen()
         for data in inputs:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -313,7 +315,9 @@ def test_no_bytes_break_the_server(inputs):
                 answer = b""
             assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
             writer.close()
-        server.limits = Limits()  # on a busy machine, a good request may take longer than 20 ms to come in
+        server.limits = (
+            HttpLimits()
+        )  # on a busy machine, a good request may take longer than 20 ms to come in
         assert (await raw(port, b"GET /ok HTTP/1.1\r\nconnection: close\r\n\r\n")).endswith(b"GET /ok ")
         assert failures == []
         await server.close()
