@@ -617,7 +617,8 @@ def test_a_long_prompt_is_tokenized_without_holding_other_streams_up(engine):
         with pytest.raises(ApiError, match="tokens") as refusal:
             await ask_engine(engine[0], "a word and " * 8000)
         assert refusal.value.code == "context_length_exceeded"
-        assert engine[1] and engine[1][0] is not threading.main_thread()
+        assert engine[1]
+        assert engine[1][0] is not threading.main_thread()
 
     go(main)
 
