@@ -16,7 +16,7 @@ from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.verdict import Verdict
-from graftwork.registry.adapter import ADAPTER_FILES, CONFIG, WEIGHTS, require_safetensors
+from graftwork.registry.adapter import ADAPTER_FILES, CONFIG, WEIGHTS, read_header
 from graftwork.registry.release import FORMAT, name_by_content
 
 IMPORTED = "imported"
@@ -148,14 +148,13 @@ def _require_weights(folder: Path, names: list[str]) -> None:
             where=str(folder),
         )
     path = folder / WEIGHTS
-    require_safetensors(path)
+    header = read_header(path)
     with path.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
-        header = json.loads(handle.read(length))
     tensors = [entry for name, entry in header.items() if name != "__metadata__"]
     try:
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         end = -1
     if not tensors or 8 + length + end != path.stat().st_size:
         raise Damaged(
