@@ -47,7 +47,11 @@ class Good:
         return Good({**manifest, "id": name_by_content(manifest)}, files)
 
     def archive(self) -> bytes:
-        return pack([(f"{self.id}/manifest.json", json.dumps(self.manifest).encode()), *self.members()])
+        return self.archive_with(json.dumps(self.manifest).encode())
+
+    def archive_with(self, manifest: bytes) -> bytes:
+        """An archive with this text as its manifest."""
+        return pack([(f"{self.id}/manifest.json", manifest), *self.members()])
 
     def members(self) -> list[tuple[str, bytes]]:
         return [(f"{self.id}/{name}", data) for name, data in sorted(self.files.items())]
@@ -122,8 +126,7 @@ def _manifest_text(change: Callable[[Good], str | bytes]) -> Callable[[Good], by
 
     def make(good: Good) -> bytes:
         text = change(good)
-        data = text.encode() if isinstance(text, str) else text
-        return pack([(f"{good.id}/manifest.json", data), *good.members()])
+        return good.archive_with(text.encode() if isinstance(text, str) else text)
 
     return make
 

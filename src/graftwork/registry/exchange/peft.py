@@ -125,6 +125,8 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         wrong = "it has no peft_type"
     elif not wrong and not isinstance(config.get("base_model_name_or_path"), str | None):
         wrong = "base_model_name_or_path is not a text"
+    elif not wrong and not _can_be_written(config["peft_type"], config.get("base_model_name_or_path") or ""):
+        wrong = "a text in it is not Unicode: it holds half a surrogate pair"
     if wrong:
         raise Damaged(
             f"{CONFIG} does not describe a PEFT adapter",
@@ -134,6 +136,15 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         )
     found: dict[str, Any] = config
     return found
+
+
+def _can_be_written(*texts: str) -> bool:
+    """JSON can spell what no encoding of Unicode can hold."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require_weights(folder: Path, names: list[str]) -> None:
