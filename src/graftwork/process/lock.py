@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.files.private import file_mode, make_folder
 from graftwork.records.errors import Busy
 
 LOCK_FILE = "lock"
@@ -17,9 +18,9 @@ _ASKED_SECONDS, _PAUSE_SECONDS = 10.0, 0.001
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Hold the folder, or say at once who does."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / LOCK_FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, file_mode(folder))
     try:
         if not _take(descriptor):
             holder = path.read_text().strip() or "unknown"

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from graftwork.files.private import read_only_mode
 from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import guard
 from graftwork.registry.adapter import choose_learned, require_safetensors
 from graftwork.registry.beside import SIGNATURES, add_missing, half_signatures, put_beside
-from graftwork.registry.blobs import BLOBS, PART, READ_ONLY, Blob, BlobStore
+from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
 from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.folder import (
     BESIDE,
@@ -239,9 +240,9 @@ class ReleaseStore:
         for name in SIGNATURES:
             if name in signatures:
                 write_whole(folder / name, signatures[name])
-                (folder / name).chmod(READ_ONLY)
+                (folder / name).chmod(read_only_mode(folder))
         write_whole(folder / MANIFEST, write_manifest(release))
-        (folder / MANIFEST).chmod(READ_ONLY)
+        (folder / MANIFEST).chmod(read_only_mode(folder))
 
     def _held_by(self, kept: Collection[str], closed: Collection[str]) -> tuple[set[str], tuple[str, ...]]:
         """The hashes that these releases name; and those whose manifests cannot tell, with the closed."""

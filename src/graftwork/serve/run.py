@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from graftwork.files.private import make_folder
 from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.gateway import Gateway
@@ -57,7 +58,7 @@ async def serve(
     """Serve until `stop` is set, or SIGTERM or SIGINT comes. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
-    Path(engine_job.folder).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(engine_job.folder))
     engine = Supervisor(_fit_job(engine_job, settings), module=engine_module)
     book = AliasBook(engine, resolve_alias=resolve_alias, find_adapter=find_adapter, split=settings.split)
     captures = _open_captures(sink, settings)

@@ -5,6 +5,8 @@ two kinds of transaction: `read`, and `write`, of which there is one at a time. 
 the tables mean, nor where the URL came from.
 """
 
+import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
+from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.store.explain import explain_driver_error, is_busy, leave_values_unsaid
@@ -132,7 +135,8 @@ def _unreadable(why: str) -> UserMistake:
 def _open_sqlite(url: URL, wait_seconds: float) -> Database:
     path = Path(str(url.database))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        _make_private(path)
     except OSError as error:
         raise explain_os_error(error, path) from error
     _turn_on_wal(path, wait_seconds)
@@ -165,6 +169,12 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return Database(engine=engine, name=str(path))
+
+
+def _make_private(path: Path) -> None:
+    """Make the file where it is missing, for its owner alone. SQLite's log files get the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

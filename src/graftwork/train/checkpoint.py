@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graftwork.files import private
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged
@@ -183,7 +184,7 @@ def sweep(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make the folder so that it, too, survives a power cut."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    private.make_folder(folder)
     for one in missing:
         sync_folder(one.parent)
 
