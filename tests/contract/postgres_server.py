@@ -10,6 +10,7 @@ import platform
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -38,9 +39,50 @@ def is_supported() -> bool:
     return system == "Darwin" or (system == "Linux" and platform.libc_ver()[0] == "glibc")
 
 
+class Server:
+    """A server that can go away and come back with all that it holds."""
+
+    def __init__(self, binaries: Path, folder: Path, how: dict[str, object]) -> None:
+        self.url = f"postgresql+psycopg://graft@/postgres?host={folder}"
+        self._binaries, self._folder, self._how = binaries, folder, how
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        options = [part for name, value in OPTIONS.items() for part in ("-c", f"{name}={value}")]
+        log = self._folder / "log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [self._binaries / "postgres", "-D", self._folder / "data", "-k", self._folder, *options],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                **self._how,
+            )
+        _wait_until_ready(self._binaries, self._folder, self._process, log, self._how)
+
+    def stop(self) -> None:
+        """At once, without waiting for those who are connected."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+
 @contextmanager
 def running_postgres() -> Iterator[str]:
     """Give the URL of a running server; stop it and remove all it wrote."""
+    with restartable_postgres() as server:
+        yield server.url
+
+
+@contextmanager
+def restartable_postgres() -> Iterator[Server]:
+    """A running server that the test may stop and start."""
     folder = Path(tempfile.mkdtemp(prefix="graft-pg-"))
     try:
         user = _user_for_server(folder)
@@ -56,26 +98,12 @@ def running_postgres() -> Iterator[str]:
             **how,
         )
         assert made.returncode == 0, f"initdb failed:\n{made.stdout}\n{made.stderr}"
-        options = [part for name, value in OPTIONS.items() for part in ("-c", f"{name}={value}")]
-        log = folder / "log"
-        with log.open("wb") as output:
-            server = subprocess.Popen(
-                [binaries / "postgres", "-D", data, "-k", folder, *options],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                **how,
-            )
+        server = Server(binaries, folder, how)
         try:
-            _wait_until_ready(binaries, folder, server, log, how)
-            yield f"postgresql+psycopg://graft@/postgres?host={folder}"
+            server.start()
+            yield server
         finally:
-            server.terminate()
-            try:
-                server.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            server.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

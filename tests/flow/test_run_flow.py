@@ -66,6 +66,8 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(small_pro
     for one in made.get("try", TryOut).tried:
         assert one.captured_reply == one.release_answer
     assert (small_project / "report.html").stat().st_size > 10_000
+    for path in [small_project / ".graft", *(small_project / ".graft").rglob("*")]:
+        assert not path.stat().st_mode & 0o077, path
     with opened(small_project, listener) as work:
         assert work.releases.aliases() == {"champion": release.id}
         assert work.captures.count() == 2 * len(made.get("try", TryOut).tried)

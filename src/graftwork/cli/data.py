@@ -148,7 +148,7 @@ def captures(
     project: Folder = None,
     json: Json = False,
 ) -> None:
-    """Write what the endpoint captured as a log file, which closes the loop.
+    """Write what the endpoint captured as a log file, which closes the loop. Only you can read it.
 
     Example:  graft data captures --out logs/captured.jsonl
     """
@@ -161,7 +161,7 @@ def captures(
 
     with open_workplace(open_project(project), Silent()) as work:
         lines = [capture.model_dump_json() + "\n" for capture in work.captures.export()]
-    write_whole(out, "".join(lines))
+    write_whole(out, "".join(lines), private=True)
     if json:
         print_json({"file": str(out), "captures": len(lines)})
     else:

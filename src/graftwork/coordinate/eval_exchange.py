@@ -74,7 +74,6 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
         notes=imported.notes,
         page=str(path),
     )
-    work.project.evaluations.mkdir(parents=True, exist_ok=True)
     kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
     write_whole(kept, evaluation.to_json())
     return evaluation

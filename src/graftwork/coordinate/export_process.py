@@ -100,4 +100,4 @@ def _require(found: Agreement) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker(ExportJob, lambda job: Path(job.folder), export))
+    sys.exit(run_worker(ExportJob, lambda job: Path(job.folder), export, writes_elsewhere=True))

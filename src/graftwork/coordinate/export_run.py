@@ -14,6 +14,7 @@ from graftwork.coordinate.export_process import MERGED_FILE
 from graftwork.coordinate.supervise import JOB_FILE, run_job
 from graftwork.coordinate.workplace import Workplace
 from graftwork.files.digest import file_digest, folder_digest
+from graftwork.files.private import make_folder
 from graftwork.files.whole import folder_made_whole, write_whole
 from graftwork.model.base import Base, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
@@ -104,7 +105,9 @@ def _require_whole(outcome: TrainOutcome) -> None:
 def _copy_adapter(source: _Source, to: Path) -> Exported:
     adapter = Path(source.outcome.adapter_folder)
     with folder_made_whole(to) as folder:
-        shutil.copytree(adapter, folder, dirs_exist_ok=True)
+        # The bytes, not the modes: the run's are for its owner alone.
+        for path in adapter.iterdir():
+            shutil.copyfile(path, folder / path.name)
         if folder_digest(folder) != source.outcome.adapter_hash:
             raise Damaged("the copy is not what was copied", fix="try another disk", where=str(to))
     return _exported(source, "adapter", to)
@@ -143,7 +146,7 @@ def _merged(source: _Source, to: Path, merged: Merged) -> Exported:
 def _to_gguf(work: Workplace, source: _Source, to: Path) -> Exported:
     converter = find_converter(work.project.root)
     scratch = work.project.state / "exports"
-    scratch.mkdir(parents=True, exist_ok=True)
+    make_folder(scratch)
     name = f"{work.settings.project}-{source.outcome.run_id}.gguf"
     with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, folder_made_whole(to) as folder:
         merged = _merge(work, source, Path(temporary) / "model")

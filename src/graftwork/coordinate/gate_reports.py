@@ -14,7 +14,6 @@ from graftwork.records.report import Report
 
 def keep_report(work: Workplace, adapter_hash: str, report: Report) -> None:
     path = _place(work, adapter_hash)
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, report.to_json())
 
 

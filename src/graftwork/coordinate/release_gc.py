@@ -2,16 +2,16 @@
 
 In: an open workplace and how much to keep. Out: what was taken away, or would be. What an alias points at or
 can be rolled back to, what a running server holds and what is being written stays; so does what the index
-does not know: that is entered instead, for an index can be lost.
+does not know. Of that, what verifies is entered in the index, for an index can be lost.
 """
 
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.workplace import Workplace, now
 from graftwork.records.errors import GraftError
-from graftwork.records.release import Garbage
-from graftwork.registry.folder import read_manifest
+from graftwork.records.release import Garbage, Release
 from graftwork.registry.keeping import choose_kept
 from graftwork.registry.promote import needed
 from graftwork.registry.store import Stock
@@ -29,9 +29,15 @@ def collect_garbage(
     young_since = (datetime.now(UTC) - timedelta(days=days)).isoformat(timespec="seconds")
     reasons: dict[str, str] = {}
     adopted: list[str] = []
+    refused: list[str] = []
 
     def in_use(stock: Stock) -> set[str]:
-        adopted.extend(_adopt(work, stock, dry_run=dry_run))
+        found = _find_unknown(work, stock)
+        adopted.extend(release.id for release in found.whole)
+        refused.extend(found.refused)
+        if not dry_run:
+            for release in found.whole:
+                work.releases.add(release)
         entries = work.releases.entries()
         reasons.update(
             choose_kept(
@@ -58,23 +64,33 @@ def collect_garbage(
                 reasons.setdefault(entry.id, HELD_LATE)
 
     found = open_store(work).collect_garbage(in_use, dry_run=dry_run, stays=stays)
-    return found.model_copy(update={"adopted": tuple(adopted), "why_kept": reasons})
+    return found.model_copy(
+        update={"adopted": tuple(adopted), "refused": tuple(refused), "why_kept": reasons}
+    )
 
 
-def _adopt(work: Workplace, stock: Stock, *, dry_run: bool) -> list[str]:
-    """Enter the releases of this project that the index does not know: a killed writer left them, or the
-    index is a new one."""
+class _Unknown(NamedTuple):
+    """What lies in the store and is not in the index: whole releases, and the ids of what does not verify."""
+
+    whole: list[Release]
+    refused: list[str]
+
+
+def _find_unknown(work: Workplace, stock: Stock) -> _Unknown:
+    """The index is a new one, or a killed writer left a release; what is not whole was never let in.
+
+    Every byte is read: one that counts among the newest may cost an older one its place.
+    """
+    store, found = open_store(work), _Unknown([], [])
     known = {entry.id for entry in work.releases.entries()}
-    found = []
     for one in stock.ids:
         if one in known:
             continue
         try:
-            release = read_manifest(work.project.releases / one)
+            release = store.verify_unsigned(one)
         except GraftError:
-            continue
-        if release.project == work.settings.project and release.id == one:
-            found.append(one)
-            if not dry_run:
-                work.releases.add(release)
+            found.refused.append(one)
+        else:
+            if release.project == work.settings.project:
+                found.whole.append(release)
     return found

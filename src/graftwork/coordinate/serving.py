@@ -5,7 +5,6 @@ a child process of the serve stage; this side stays free of torch.
 """
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from graftwork.serve.split import NoDeal, set_up_deal
 from graftwork.store.feedback import FeedbackStore
 
 READY_SECONDS = 120.0
-log = logging.getLogger(__name__)
 
 
 class StoreSink:
@@ -156,27 +154,25 @@ def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
 
 
 class _AdapterFinder:
-    """The folders of releases that aliases move to: leased first, then checked byte by byte."""
+    """The folders of releases that aliases move to: leased first, then checked byte by byte.
+
+    None for a release that needs another base, now and always. What cannot be leased, read or verified is an
+    error: a busy store is free again, and a damaged release can be mended, so the caller tries again later.
+    """
 
     def __init__(self, work: Workplace, held: Lease, template: str | None) -> None:
         self._work, self._held, self._template = work, held, template
-        self._refused: set[str] = set()
+        self._elsewhere: set[str] = set()
 
     def __call__(self, release_id: str) -> str | None:
-        if release_id in self._refused:
+        if release_id in self._elsewhere:
             return None
         release = self._work.releases.get(release_id)
         if not _is_on_same_ground(self._work, release, self._template):
-            self._refused.add(release_id)
+            self._elsewhere.add(release_id)
             return None
-        try:
-            self._held.add(release_id)
-            return str(open_store(self._work).get(release_id))
-        except GraftError as error:
-            # The other aliases must not wait for it, and it would be refused again the next second.
-            log.warning("release %s is not loaded: %s (%s)", release_id[:12], error.what, error.why)
-            self._refused.add(release_id)
-            return None
+        self._held.add(release_id)
+        return str(open_store(self._work).get(release_id))
 
 
 def _is_on_same_ground(work: Workplace, release: Release, template: str | None) -> bool:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from graftwork.coordinate.narrator import Narrator
+from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.model.base import Base, find_base, is_ready
 from graftwork.project.folder import Project
@@ -83,7 +84,7 @@ class Workplace:
 @contextmanager
 def open_workplace(project: Project, narrator: Narrator, *, model: str | None = None) -> Iterator[Workplace]:
     try:
-        project.state.mkdir(parents=True, exist_ok=True)
+        make_folder(project.state)
     except OSError as error:
         raise explain_os_error(error, project.state) from error
     database = open_database(project.database_url)

@@ -26,6 +26,7 @@ from graftwork.files.dataset_folder import (
     write_table,
 )
 from graftwork.files.digest import file_digest, require_digest
+from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
 from graftwork.records.dataset import SPLITS, Dataset, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError
@@ -149,7 +150,7 @@ def _pack(shards: Sequence[ShardMade], *, length: int) -> tuple["pa.Table", Pack
 
 def _link(source: Path, target: Path) -> None:
     """The same file under a second name; a copy where the disk knows no links."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     try:
         os.link(source, target)
     except OSError:

@@ -21,6 +21,7 @@ from graftwork.data.sight import BlockNow, Keys, arrange
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.find import find_sources
 from graftwork.files.digest import file_digest
+from graftwork.files.private import make_folder
 from graftwork.files.whole import write_whole
 from graftwork.process.pool import work_in_order
 from graftwork.records.dataset import InputFile
@@ -48,7 +49,7 @@ def gather(
 ) -> Corpus:
     """Sift what is new and put all rows into their order of sight."""
     names = find_sources(sight.settings.logs, root=root)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     reading = _Reading(names, root=root, folder=folder, sight=sight, report=on_progress)
     for size in work_in_order(reading.new_tasks(), sift_block, processes=processes):
         reading.done(size)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from graftwork.files.private import append_to, make_folder
 from graftwork.files.whole import explain_os_error
 
 
@@ -21,8 +22,8 @@ class Journal:
         """Add one line. `durable` waits until it is on the disk."""
         line = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as handle:
+            make_folder(self.path.parent)
+            with append_to(self.path) as handle:
                 if handle.tell() and not self._ends_whole():
                     handle.write(b"\n")
                 handle.write(line)

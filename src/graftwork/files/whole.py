@@ -12,19 +12,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.files.private import close_to_others, create_file, is_private, make_folder
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 
 
-def write_whole(path: Path, content: str | bytes, *, durable: bool = True) -> None:
+def write_whole(path: Path, content: str | bytes, *, durable: bool = True, private: bool = False) -> None:
     """Write beside the target, sync, then rename: a reader sees the old file or the new one.
 
-    `durable=False` leaves out the sync, for what is of no use after a power cut anyway.
+    `durable=False` leaves out the sync, for what is of no use after a power cut anyway. `private` is for its
+    owner alone wherever it lies; other files are as private as their folder.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as handle:
+        make_folder(path.parent)
+        with create_file(temporary, private=private) as handle:
             handle.write(data)
             handle.flush()
             if durable:
@@ -45,8 +47,11 @@ def folder_made_whole(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
-        temporary.mkdir(parents=True)
+        make_folder(temporary)
         yield temporary
+        # Before it has its name: other libraries wrote in it, too.
+        if is_private(path.parent):
+            close_to_others(temporary)
         for entry in (*sorted(temporary.rglob("*")), temporary):
             if entry.is_dir():
                 sync_folder(entry)  # the names in it, too

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from graftwork.files.private import append_to, make_folder
 from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
 from graftwork.process.parent import PARENT_VARIABLE
 from graftwork.records.job import Job, Place
@@ -22,7 +23,7 @@ LOG_FILE = "worker.log"
 def start(job: Job) -> subprocess.Popen[bytes]:
     """Start the job's module with its arguments: the job's file, where it names no others."""
     folder = Path(job.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     environment = {
         **WORKER_ENVIRONMENT,
         **compiled_cache(),
@@ -31,7 +32,7 @@ def start(job: Job) -> subprocess.Popen[bytes]:
         "PYTHONUNBUFFERED": "1",
         PARENT_VARIABLE: str(os.getpid()),
     }
-    with (folder / LOG_FILE).open("ab") as log:
+    with append_to(folder / LOG_FILE) as log:
         return subprocess.Popen(
             [sys.executable, "-m", job.module, *(job.arguments or (job.job_file,))],
             stdin=subprocess.DEVNULL,

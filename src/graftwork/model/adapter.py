@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.model.adapter_shape import AdapterShape, from_peft, require_names, to_peft
+from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
+from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, require_names, to_peft
 from graftwork.model.full_weights import act, holds_full_weights, load_full
 from graftwork.model.lora import LoraLinear
 from graftwork.model.parts import block_linears, is_transposed, parts_of
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import Damaged, UserMistake
 
 __all__ = [
     "AdapterShape",
@@ -32,6 +33,7 @@ __all__ = [
     "attach",
     "load_adapter",
     "read_adapter_shape",
+    "read_config",
     "save_adapter",
 ]
 
@@ -97,9 +99,18 @@ def save_adapter(model: Any, folder: Path, *, shape: AdapterShape, base: str, na
         write_whole(temporary / CONFIG_FILE, json.dumps(config, indent=2))
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the adapter_config.json of a PEFT folder says."""
+    try:
+        text = (folder / CONFIG_FILE).read_bytes()
+    except OSError as error:
+        raise explain_os_error(error, folder / CONFIG_FILE) from error
+    return parse_peft(text, where=str(folder))
+
+
 def read_adapter_shape(model: Any, folder: Path, tensors: dict[str, Tensor]) -> AdapterShape:
     """The shape that a PEFT folder states, for this model."""
-    config = json.loads((folder / CONFIG_FILE).read_text())
+    config = read_config(folder)
     paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in tensors}
     return from_peft(config, layers=len(parts_of(model).blocks), paths=paths, where=str(folder))
 
@@ -113,7 +124,15 @@ def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterS
         load_full(model, folder, name=name)
         activate(model, name)
         return None
-    tensors = load_file(folder / WEIGHTS_FILE)
+    try:
+        tensors = load_file(folder / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise Damaged(
+            f"{WEIGHTS_FILE} cannot be read",
+            why=str(error)[:200],
+            fix="get the adapter again from where it was made",
+            where=str(folder),
+        ) from error
     shape = read_adapter_shape(model, folder, tensors)
     fitting = []
     for path, layer in _targets(model, shape, where=str(folder)):

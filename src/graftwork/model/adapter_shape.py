@@ -5,15 +5,18 @@ strongly. Patterns mean what they mean in PEFT: the end of a layer's path.
 """
 
 import difflib
+import json
 import math
 import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from graftwork.records.base import Record
-from graftwork.records.errors import UserMistake
+from graftwork.records.errors import Damaged, UserMistake
 
 Kind = Literal["lora", "dora", "full"]
+_LARGEST_RANK = 2**20
+_REPETITION, _REPEATED_GROUP = re.compile(r"[*+{]|(?<!\()\?"), re.compile(r"\)[*+{?]")
 
 
 class AdapterShape(Record):
@@ -83,6 +86,17 @@ def to_peft(shape: AdapterShape, base: str, *, transposed: bool = False) -> dict
     }
 
 
+def parse_peft(text: bytes, *, where: str) -> dict[str, Any]:
+    """What an adapter_config.json says, whoever wrote it."""
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _no_shape(str(error), where) from error
+    if not isinstance(config, dict):
+        raise _no_shape("it is not an object", where)
+    return config
+
+
 def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], where: str) -> AdapterShape:
     """The shape that a PEFT folder has. `paths` are the layers that its weights name."""
     if config.get("peft_type") != "LORA":
@@ -93,19 +107,54 @@ def from_peft(config: dict[str, Any], *, layers: int, paths: Iterable[str], wher
             where=where,
         )
     chosen = config.get("layers_to_transform")
-    targets = config["target_modules"]
-    if isinstance(targets, str) or config.get("exclude_modules"):
-        # A pattern of any kind: the weights say which layers it met.
-        targets = sorted(paths)
-    return AdapterShape(
-        rank=config["r"],
-        alpha=config["lora_alpha"],
-        targets=tuple(targets),
-        layers=tuple(range(layers) if chosen is None else [chosen] if isinstance(chosen, int) else chosen),
-        ranks=config.get("rank_pattern") or {},
-        alphas=config.get("alpha_pattern") or {},
-        stabilised=bool(config.get("use_rslora")),
-        kind="dora" if config.get("use_dora") else "lora",
+    try:
+        targets = config["target_modules"]
+        if isinstance(targets, str) or config.get("exclude_modules"):
+            # A pattern of any kind: the weights say which layers it met.
+            targets = sorted(paths)
+        shape = AdapterShape(
+            rank=config["r"],
+            alpha=config["lora_alpha"],
+            targets=tuple(targets),
+            layers=tuple(
+                range(layers) if chosen is None else [chosen] if isinstance(chosen, int) else chosen
+            ),
+            ranks=config.get("rank_pattern") or {},
+            alphas=config.get("alpha_pattern") or {},
+            stabilised=bool(config.get("use_rslora")),
+            kind="dora" if config.get("use_dora") else "lora",
+        )
+    except KeyError as missing:
+        raise _no_shape(f"it has no {missing.args[0]}", where) from missing
+    except (TypeError, ValueError) as error:
+        raise _no_shape(str(error).splitlines()[0], where) from error
+    _require_usable(shape, where)
+    return shape
+
+
+def _require_usable(shape: AdapterShape, where: str) -> None:
+    """Numbers that can be calculated with, and patterns that come to an end."""
+    ranks, alphas = (shape.rank, *shape.ranks.values()), (shape.alpha, *shape.alphas.values())
+    if not all(0 < rank <= _LARGEST_RANK for rank in ranks):
+        raise _no_shape(f"a rank is not between 1 and {_LARGEST_RANK:,}", where)
+    if not all(math.isfinite(alpha) for alpha in alphas):
+        raise _no_shape("an alpha is not a finite number", where)
+    for name in (*shape.ranks, *shape.alphas):
+        try:
+            re.compile(name)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise _no_shape(f"{name[:80]!r} is not a pattern", where) from error
+        # A repeated group, or many repetitions, can take longer than anybody waits.
+        if _REPEATED_GROUP.search(name) or len(_REPETITION.findall(name)) > 3 or len(name) > 500:
+            raise _no_shape(f"the pattern {name[:80]!r} repeats too much", where)
+
+
+def _no_shape(why: str, where: str) -> Damaged:
+    return Damaged(
+        "adapter_config.json does not describe an adapter that can be used",
+        why=why,
+        fix="write the adapter again with `save_pretrained`",
+        where=where,
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from graftwork.model.adapter import CONFIG_FILE, PREFIX, WEIGHTS_FILE
+from graftwork.model.adapter import CONFIG_FILE, PREFIX, WEIGHTS_FILE, read_config
 from graftwork.model.adapter_shape import AdapterShape, from_peft
 from graftwork.model.base import FINGERPRINT_FILE
 from graftwork.model.full_weights import WEIGHTS_FILE as FULL_WEIGHTS_FILE
@@ -70,7 +70,7 @@ def _changes(base: Path, adapter: Path) -> tuple[Change, set[str]]:
     """What becomes of each weight, and the names of those that it concerns."""
     if not (adapter / CONFIG_FILE).exists() and holds_full_weights(adapter):
         return _replaced(adapter / FULL_WEIGHTS_FILE)
-    config = json.loads((adapter / CONFIG_FILE).read_text())
+    config = read_config(adapter)
     handle = _opened(adapter / WEIGHTS_FILE)
     paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in _names(handle)}
     shape = from_peft(config, layers=_count_layers(base), paths=paths, where=str(adapter))

@@ -8,14 +8,15 @@ import os
 import subprocess
 from pathlib import Path
 
+from graftwork.files.private import append_to, make_folder
 from graftwork.files.whole import explain_os_error
 
 
 def start_detached(words: list[str], *, log: Path, folder: Path) -> subprocess.Popen[bytes]:
     """Start it in `folder`; what it says goes to the end of `log`."""
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        make_folder(log.parent)
+        with append_to(log) as output:
             return subprocess.Popen(
                 words,
                 stdin=subprocess.DEVNULL,

@@ -2,32 +2,34 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.files.private import file_mode, make_folder
 from graftwork.records.errors import Busy
 
 LOCK_FILE = "lock"
+_ASKED_SECONDS, _PAUSE_SECONDS = 10.0, 0.001
+"""Whoever asks who holds a folder shares the lock for a moment: how long a start waits for that at most."""
 
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Hold the folder, or say at once who does."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / LOCK_FILE
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, file_mode(folder))
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _take(descriptor):
             holder = path.read_text().strip() or "unknown"
             raise Busy(
                 f"another worker (process {holder}) works in this folder",
                 why="two workers on one run would overwrite each other",
                 fix="wait for it (`graft status`), or stop it first",
                 where=str(folder),
-            ) from error
+            )
         os.ftruncate(descriptor, 0)
         os.write(descriptor, str(os.getpid()).encode())
         yield
@@ -36,16 +38,40 @@ def hold(folder: Path) -> Iterator[None]:
 
 
 def holder_of(folder: Path) -> int | None:
-    """The process that holds the folder now, or None."""
+    """The process that holds the folder now, or None. Asking disturbs nobody who is about to hold it."""
     path = folder / LOCK_FILE
-    if not path.exists():
-        return None
-    descriptor = os.open(path, os.O_RDWR)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        if not _is_held(descriptor):
+            return None
         text = path.read_text().strip()
         return int(text) if text.isdigit() else -1
     finally:
         os.close(descriptor)
-    return None
+
+
+def _take(descriptor: int) -> bool:
+    """Take the lock unless another worker has it; one that is only asked about is free in a moment."""
+    deadline = time.monotonic() + _ASKED_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if _is_held(descriptor) or time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return True
+
+
+def _is_held(descriptor: int) -> bool:
+    """Whether a worker has the lock. Those who ask share it, so they do not take each other for one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False

@@ -5,6 +5,7 @@ in the job's folder, so that the parent can say what happened without parsing a 
 """
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
+from graftwork.files.private import PRIVATE_UMASK, is_private
 from graftwork.files.whole import write_whole
 from graftwork.process import lock
 from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
@@ -31,14 +33,22 @@ stop_asked = threading.Event()
 
 
 def run_worker(
-    kind: type[J], folder_of: Callable[[J], Path], work: Callable[[J], None], *, first: bool = True
+    kind: type[J],
+    folder_of: Callable[[J], Path],
+    work: Callable[[J], None],
+    *,
+    first: bool = True,
+    writes_elsewhere: bool = False,
 ) -> int:
     """Read the job, hold its folder, work; turn expected errors into `error.json`.
 
-    Of several processes that do one job together, the `first` holds the folder for all.
+    Of several processes that do one job together, the `first` holds the folder for all. Whatever a worker
+    and its libraries write is as private as its folder, unless it writes for the user elsewhere.
     """
     job = kind.from_json(Path(sys.argv[1]).read_bytes())
     folder = folder_of(job)
+    if is_private(folder) and not writes_elsewhere:
+        os.umask(PRIVATE_UMASK)
     signal.signal(signal.SIGTERM, _ask_to_stop)
     stop_with_parent()
     try:

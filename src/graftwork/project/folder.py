@@ -5,10 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from graftwork.files.private import STATE_FOLDER, close_to_others, is_private
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.settings import ProjectSettings
 
-STATE_FOLDER = ".graft"
 log = logging.getLogger(__name__)
 
 
@@ -77,8 +77,15 @@ def find_project() -> Path | None:
 
 
 def open_project(root: Path | None = None) -> Project:
-    """The project in `root`, or the one that the working folder belongs to."""
+    """The project in `root`, or the one that the working folder belongs to.
+
+    The state of one that an earlier version made for everybody to read is closed to all but its owner.
+    """
     folder = (root or find_project() or Path()).absolute()
     if root is None and folder != Path().absolute():
         log.info("project: %s", folder / PROJECT_FILE)
-    return Project(root=folder, settings=load_settings(folder / PROJECT_FILE))
+    project = Project(root=folder, settings=load_settings(folder / PROJECT_FILE))
+    # The state folder itself is closed last: once it is private, all below it is.
+    if project.state.is_dir() and not is_private(project.state):
+        close_to_others(project.state)
+    return project

@@ -14,7 +14,13 @@ from pydantic import BaseModel, ConfigDict
 class Record(BaseModel):
     """A frozen noun. Unknown keys are a mistake, not a surprise for later."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        ser_json_inf_nan="constants",
+        # What a record holds may be a capture: an error that is logged does not quote it.
+        hide_input_in_errors=True,
+    )
 
     def to_json(self) -> str:
         """The record as readable JSON, keys in the order of their definition."""

@@ -108,6 +108,8 @@ class Garbage(Record):
     """Releases whose manifests cannot be read: for their sake no blob was taken."""
     adopted: tuple[str, ...] = ()
     """Releases that lay in the store and were not in the index: entered, not taken."""
+    refused: tuple[str, ...] = ()
+    """What lies in the store, is not in the index and does not verify: neither entered nor taken."""
     why_kept: dict[str, str] = {}
     readers_unseen: tuple[str, ...] = ()
     """Releases that stay because it cannot be found out here whether a reader holds them."""

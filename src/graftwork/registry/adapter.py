@@ -5,7 +5,9 @@ weights must be safetensors by their content, not only by their name.
 """
 
 import json
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from graftwork.files.digest import file_digest, folder_digest
 from graftwork.files.whole import explain_os_error
@@ -18,7 +20,8 @@ ADAPTER_FILES = (CONFIG, WEIGHTS)
 FULL_FILES = ("config.json", "model.safetensors")
 """What `method: full` leaves: the weights of the whole model."""
 
-_LARGEST_HEADER = 100_000_000  # the limit of the safetensors format
+_LARGEST_HEADER = 16 * 2**20
+"""The format allows 100 MB. A model of 100,000 tensors needs 12, and JSON grows twentyfold when parsed."""
 
 
 def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, ...]:
@@ -52,33 +55,47 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
 
 
 def learned_files(folder: Path) -> tuple[str, str]:
-    """The names of config and weights, by what training left: an adapter unless it is full weights."""
-    full = all((folder / name).is_file() for name in FULL_FILES)
-    return FULL_FILES if full and not (folder / CONFIG).exists() else ADAPTER_FILES
+    """The names of config and weights in the folder that training left."""
+    return choose_learned({path.name for path in folder.iterdir()})
+
+
+def choose_learned(names: Collection[str]) -> tuple[str, str]:
+    """The names of config and weights among these files: an adapter unless it is full weights."""
+    full = all(name in names for name in FULL_FILES)
+    return FULL_FILES if full and CONFIG not in names else ADAPTER_FILES
 
 
 def require_safetensors(path: Path) -> None:
     """Refuse a file whose header is not that of safetensors; pickles come under any name."""
-    with path.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        header = handle.read(length) if length <= _LARGEST_HEADER else b""
+    read_header(path)
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: what it says of each tensor."""
     try:
-        whole = len(header) == length and isinstance(json.loads(header), dict)
-    except ValueError:
-        whole = False
-    if not whole:
+        with path.open("rb") as handle:
+            length = int.from_bytes(handle.read(8), "little")
+            text = handle.read(length) if length <= _LARGEST_HEADER else b""
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    try:
+        header = json.loads(text) if len(text) == length else None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
         raise Damaged(
             f"{path.name} is not a safetensors file",
             why="its header cannot be read; other formats can run code when they are loaded",
-            fix="train again (`graft train`)",
+            fix="train again (`graft train`), or get the file again from where it was made",
             where=str(path),
         )
+    return header
 
 
 def _require_config(path: Path, *, key: str) -> None:
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(
             f"{path.name} is not JSON", why=str(error), fix="train again (`graft train`)", where=str(path)
         ) from error

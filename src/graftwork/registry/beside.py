@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from graftwork.files.private import create_file, read_only_mode
 from graftwork.files.whole import explain_os_error, sync_folder
-from graftwork.registry.blobs import PART, READ_ONLY
+from graftwork.registry.blobs import PART
 
 MANIFEST = "manifest.json"
 MINISIGN = f"{MANIFEST}.minisig"
@@ -29,11 +30,11 @@ def put_beside(root: Path, folder: Path, name: str, content: bytes) -> Path:
     temporary = root / f".sign.{uuid.uuid4().hex[:8]}{PART}"
     target = folder / name
     try:
-        with temporary.open("xb") as handle:
+        with create_file(temporary) as handle:
             handle.write(content)
             handle.flush()
             os.fsync(handle.fileno())
-        temporary.chmod(READ_ONLY)
+        temporary.chmod(read_only_mode(folder))
         temporary.replace(target)
         sync_folder(folder)
     except OSError as error:

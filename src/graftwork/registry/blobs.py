@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.files.digest import file_digest
+from graftwork.files.private import create_file, make_folder, read_only_mode
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged
 from graftwork.registry.counting import Count, copy_counted, nobody
 
 BLOBS = "blobs"
-READ_ONLY = 0o444
 PART = ".part"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -57,12 +57,12 @@ class BlobStore:
             return target
         temporary = target.with_name(f".{target.name[:12]}.{uuid.uuid4().hex[:8]}{PART}")
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             _write(temporary, source, count or Count(nobody, "", 0))
             found = file_digest(temporary)
             if found != sha256:
                 raise _changed(source, sha256, found)
-            temporary.chmod(READ_ONLY)
+            temporary.chmod(read_only_mode(target.parent))
             temporary.replace(target)
             sync_folder(target.parent)
         except OSError as error:
@@ -97,18 +97,19 @@ def link_or_copy(source: Path, target: Path) -> None:
         if error.errno not in _NO_LINKS:
             raise
         shutil.copyfile(source, target)
-        target.chmod(READ_ONLY)
+        target.chmod(read_only_mode(target.parent))
 
 
 def _write(path: Path, source: Path | bytes, count: Count) -> None:
     if isinstance(source, bytes):
-        path.write_bytes(source)
+        with create_file(path) as handle:
+            handle.write(source)
         count.add(len(source))
     else:
         # A copy, not a link: nothing that is done to the run can reach the release.
         copy_counted(source, path, count)
-    with path.open("rb") as handle:
-        os.fsync(handle.fileno())
+    with path.open("rb") as written:
+        os.fsync(written.fileno())
 
 
 def _changed(source: Path | bytes, expected: str, found: str) -> Damaged:

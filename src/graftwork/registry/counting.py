@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from graftwork.files.private import create_file
+
 Listener = Callable[[str, int, int], None]
 """Is told the phase, the bytes that are done, and all there are."""
 
@@ -76,7 +78,7 @@ def counted_digest(path: Path, count: Count) -> str:
 
 def copy_counted(source: Path, target: Path, count: Count) -> None:
     """A new file with the same bytes, told piece by piece."""
-    with source.open("rb", buffering=0) as original, target.open("xb") as copy:
+    with source.open("rb", buffering=0) as original, create_file(target) as copy:
         while piece := original.read(PIECE):
             copy.write(piece)
             count.add(len(piece))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.files.private import file_mode, make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Busy
 
@@ -53,8 +54,8 @@ def alone(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
 
 
 def _open_to_write(root: Path) -> int:
-    root.mkdir(parents=True, exist_ok=True)
-    return os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    make_folder(root)
+    return os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(root))
 
 
 def _open(root: Path) -> int | None:

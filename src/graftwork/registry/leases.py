@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from graftwork.files.private import file_mode, make_folder
 from graftwork.files.whole import explain_os_error, write_whole
 from graftwork.registry.beside import MANIFEST
 from graftwork.registry.guard import CANNOT_WRITE, HELD, adding
@@ -78,8 +79,9 @@ def lease(root: Path) -> Iterator[Lease]:
         try:
             with adding(root):
                 # Under the store's lock: a lease that is made but not yet held would look like a dead one's.
-                lock.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                make_folder(lock.parent)
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                descriptor = os.open(lock, flags, file_mode(lock.parent))
                 held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:

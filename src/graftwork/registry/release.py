@@ -20,7 +20,7 @@ from graftwork.records.verdict import Verdict
 
 FORMAT = 2
 SINCE_FORMAT_2 = frozenset({"format", "model", "tokenizer_fingerprint", "licence"})
-"""What a manifest of format 1 does not have, and is not named by."""
+"""The fields that a manifest of format 1 does not have."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,25 @@ def make_release(
 
 
 def name_by_content(release: Release) -> str:
-    """The id that a release with this content has: neither the id itself nor the time counts."""
-    later = SINCE_FORMAT_2 if release.format == 1 else frozenset()
-    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at", *later}))
+    """The id that a release with this content has: neither the id itself nor the time counts.
+
+    A manifest of format 1 was named before there were the later fields, so at their defaults they do not
+    count. With any other value they do: no such manifest was ever written, and its id does not fit.
+    """
+    return fingerprint(release.model_dump(mode="json", exclude={"id", "created_at", *_absent(release)}))
+
+
+def write_manifest(release: Release) -> str:
+    """The text of `manifest.json`, the same bytes for the same release: signatures cover them."""
+    return release.model_dump_json(indent=2, exclude=_absent(release))
+
+
+def _absent(release: Release) -> set[str]:
+    """The fields that this manifest does not have in its file."""
+    if release.format != 1:
+        return set()
+    fields = type(release).model_fields
+    return {name for name in SINCE_FORMAT_2 if getattr(release, name) == fields[name].default}
 
 
 def _require_one_story(lineage: Lineage, *, base_fingerprint: str, template_fingerprint: str) -> None:

@@ -28,17 +28,28 @@ def require_signature(folder: Path, *, public_key: str) -> str:
         raise AnswerIsNo(
             f"release {folder.name[:12]} is signed with another key",
             why=f"the signature names key {_show(found.number)}, graft.yaml trusts {_show(key.number)}",
-            fix="have it signed with the trusted key, or change `release.public_key`",
+            fix="sign it with the trusted key, import or pull a copy that is (its signature takes the place "
+            "of this one), or change `release.public_key`",
             where=str(path),
         )
     if not minisign.holds(found, (folder / MANIFEST).read_bytes(), key=key):
         raise Damaged(
             f"the signature of release {folder.name[:12]} does not hold",
             why="the manifest or the signature was changed after signing",
-            fix="restore both from where the release was signed",
+            fix="import or pull the release again from where it was signed: a signature that holds takes the "
+            "place of this one",
             where=str(path),
         )
     return found.trusted_comment
+
+
+def is_signed_by(public_key: str, *, manifest: bytes, signature: bytes) -> bool:
+    """Whether this key made this signature of this manifest; what cannot be read is not a signature."""
+    try:
+        found = minisign.read_signature(signature.decode(errors="replace"), where=MINISIGN)
+    except UserMistake:
+        return False
+    return minisign.holds(found, manifest, key=minisign.read_public_key(public_key))
 
 
 def sign_manifest(folder: Path, *, key: SecretKey, comment: str) -> bytes:

@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from graftwork.files.private import read_only_mode
 from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import guard
+from graftwork.registry.adapter import choose_learned, require_safetensors
 from graftwork.registry.beside import SIGNATURES, add_missing, half_signatures, put_beside
-from graftwork.registry.blobs import BLOBS, PART, READ_ONLY, Blob, BlobStore
+from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
 from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.folder import (
     BESIDE,
@@ -30,8 +32,8 @@ from graftwork.registry.folder import (
 from graftwork.registry.leases import Lease, lease, leased
 from graftwork.registry.names import FILE, NAME
 from graftwork.registry.readers import find_readers, taken_away
-from graftwork.registry.release import name_by_content
-from graftwork.registry.signature import require_signature
+from graftwork.registry.release import name_by_content, write_manifest
+from graftwork.registry.signature import is_signed_by, require_signature
 
 TRASH = ".trash"
 
@@ -84,7 +86,7 @@ class ReleaseStore:
         signatures: Mapping[str, bytes] | None = None,
         tell: Listener = nobody,
     ) -> Release:
-        """Store the release, its manifest last, and check what was stored.
+        """Store the release: its files, then its folder, which is checked before it gets its name.
 
         `sources` gives each file that the manifest names. A release that is there already stays as it is, but
         for signatures that it did not have; it is checked and its manifest comes back. Hold `adding()` around
@@ -101,22 +103,54 @@ class ReleaseStore:
             count.finish()
             with folder_made_whole(target) as folder:
                 self._fill(folder, release, signatures or {})
-            return verify_release(target, tell=tell)
+                # Before it has its name: what is refused here was never a release of this store.
+                stored = verify_release(folder, tell=tell)
+                made = folder.stat().st_ino
+            if target.stat().st_ino == made:
+                return stored
+            # Somebody else stored it meanwhile; the folder made here is gone.
+            return self.complete(release, signatures=signatures or {}, tell=tell)
 
     def complete(
         self, release: Release, *, signatures: Mapping[str, bytes], tell: Listener = nobody
     ) -> Release:
-        """Check a release that is here, and add the signatures that it does not have.
+        """Check a release that is here, and take over the signatures that it lacks.
 
-        A signature signs the manifest to the byte, and two of one id may differ in the time: only those of
-        the same one are taken.
+        A signature covers the manifest to the byte, and two manifests of one id may differ in the time: only
+        signatures of the same one are added. A signature by the trusted key takes the place of one that does
+        not hold, with the manifest that it covers: whatever arrived first, it does not block the true one.
         """
         target = self.folder(release.id)
         with self.adding():
             there = verify_release(target, tell=tell)
-            if there == release:
+            trusted = signatures.get(MINISIGN)
+            if trusted is not None and self._is_better(target, release, trusted):
+                if there == release or self._replace_manifest(target, release):
+                    put_beside(self.root, target, MINISIGN, trusted)
+                    there = release
+            elif there == release:
                 add_missing(self.root, target, signatures)
         return there
+
+    def _is_better(self, folder: Path, release: Release, signature: bytes) -> bool:
+        """Whether the trusted key made this signature, and not the one that is here."""
+        key = self._public_key
+        if key is None or not is_signed_by(
+            key, manifest=write_manifest(release).encode(), signature=signature
+        ):
+            return False
+        try:
+            require_signature(folder, public_key=key)
+        except GraftError:
+            return True
+        return False
+
+    def _replace_manifest(self, folder: Path, release: Release) -> bool:
+        """Put a manifest with another time in the place of this one, unless a reader holds it locked."""
+        with taken_away(folder / MANIFEST) as hold:
+            if hold == "free":
+                put_beside(self.root, folder, MANIFEST, write_manifest(release).encode())
+        return hold == "free"
 
     def verify(self, release_id: str, *, tell: Listener = nobody) -> Release:
         """Check every byte of a release, and its signature where the store has a key."""
@@ -206,9 +240,9 @@ class ReleaseStore:
         for name in SIGNATURES:
             if name in signatures:
                 write_whole(folder / name, signatures[name])
-                (folder / name).chmod(READ_ONLY)
-        write_whole(folder / MANIFEST, release.to_json())
-        (folder / MANIFEST).chmod(READ_ONLY)
+                (folder / name).chmod(read_only_mode(folder))
+        write_whole(folder / MANIFEST, write_manifest(release))
+        (folder / MANIFEST).chmod(read_only_mode(folder))
 
     def _held_by(self, kept: Collection[str], closed: Collection[str]) -> tuple[set[str], tuple[str, ...]]:
         """The hashes that these releases name; and those whose manifests cannot tell, with the closed."""
@@ -285,7 +319,12 @@ def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, whe
         why = "it names a file that no release may have"
     elif missing := sorted(set(names) - set(sources)):
         why = f"{missing[0]} is not given"
+    elif (weights := choose_learned(names)[1]) not in names:
+        why = "it names no weights"
     else:
+        # Looked at before anything is stored: a pickle leaves no trace.
+        if isinstance(source := sources[weights], Path):
+            require_safetensors(source)
         return
     raise Damaged(
         f"the manifest of release {release.id[:12]} cannot be taken",

@@ -9,12 +9,14 @@ import errno
 import logging
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from graftwork.records.errors import GraftError, UserMistake
+from graftwork.files.private import make_folder
+from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http import Server
@@ -33,7 +35,12 @@ ResolveAlias = Callable[[], dict[str, str]]
 """Where each alias points now: alias to release id. Called in a thread; may read a database."""
 
 FindAdapter = Callable[[str], str | None]
-"""The adapter folder of a release that is not loaded yet, or None. Called in a thread."""
+"""The adapter folder of a release that is not loaded yet; None where it is not for this endpoint. Called in a
+thread. A GraftError says that it cannot be had now."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds until a release that could not be loaded is tried again: doubled each time it fails, except while
+the store is busy. Each try reads every byte of it."""
 
 
 async def serve(
@@ -51,7 +58,7 @@ async def serve(
     """Serve until `stop` is set, or SIGTERM or SIGINT comes. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
-    Path(engine_job.folder).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(engine_job.folder))
     engine = Supervisor(_fit_job(engine_job, settings), module=engine_module)
     book = AliasBook(engine, resolve_alias=resolve_alias, find_adapter=find_adapter, split=settings.split)
     captures = _open_captures(sink, settings)
@@ -90,6 +97,13 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+class PutOff(NamedTuple):
+    """When a release that could not be loaded is tried again, and how long that is after the failure."""
+
+    pause: float
+    until: float
+
+
 class AliasBook:
     """Follows the aliases. A release that an alias moves to is loaded before the alias moves here."""
 
@@ -100,18 +114,24 @@ class AliasBook:
         resolve_alias: ResolveAlias,
         find_adapter: FindAdapter,
         split: SplitSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._split = split
         self._resolve = resolve_alias
         self._find = find_adapter
-        self._failed: set[str] = set()
+        self._clock = clock
+        self._put_off: dict[str, PutOff] = {}
         self.routes = Routes()
 
     async def refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)
-        for release in sorted(set(aliases.values()) - set(self._engine.models) - self._failed):
-            await self._load(release)
+        missing = set(aliases.values()) - set(self._engine.models)
+        # A release that no alias points at any more starts afresh when one does again.
+        self._put_off = {release: put for release, put in self._put_off.items() if release in missing}
+        for release in sorted(missing):
+            if release not in self._put_off or self._clock() >= self._put_off[release].until:
+                await self._load(release)
         releases = frozenset(self._engine.models) - {BASE}
         new = move_aliases(self.routes, aliases=aliases, releases=releases, split=self._split)
         if (new.deal, new.no_deal) != (self.routes.deal, self.routes.no_deal):
@@ -128,15 +148,21 @@ class AliasBook:
                 log.exception("aliases: they could not be read; the last known ones stay")
 
     async def _load(self, release: str) -> None:
-        folder = await asyncio.to_thread(self._find, release)
-        if folder is None:
+        """Load it, or try again later: the other aliases do not wait for it."""
+        if self._engine.state != "ready":
             return
         try:
-            await self._engine.load_adapter(release, folder)
+            folder = await asyncio.to_thread(self._find, release)
+            if folder is not None:
+                await self._engine.load_adapter(release, folder)
         except (GraftError, OSError) as error:
-            log.warning("aliases: %s stays unloaded: %s", release, error)
-            if self._engine.state == "ready":
-                self._failed.add(release)  # it would fail again the same way, every second
+            before = self._put_off.get(release)
+            pause = FIRST_PAUSE
+            if before is not None and not isinstance(error, Busy):
+                pause = min(2 * before.pause, LONGEST_PAUSE)
+            self._put_off[release] = PutOff(pause, until=self._clock() + pause)
+            why = f" ({error.why})" if isinstance(error, GraftError) and error.why else ""
+            log.warning("aliases: %s is not loaded: %s%s; next try in %g s", release, error, why, pause)
 
 
 def _tell_split(routes: Routes) -> None:

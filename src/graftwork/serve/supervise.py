@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
+from graftwork.files.private import append_to
 from graftwork.files.whole import write_whole
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.process.worker import ERROR_FILE
@@ -125,7 +126,7 @@ class Supervisor:
         job_file = self._folder / JOB_FILE
         await asyncio.to_thread(write_whole, job_file, self.job.to_json())
         Path(str(self.job.socket)).unlink(missing_ok=True)
-        with (self._folder / LOG_FILE).open("ab") as output:
+        with append_to(self._folder / LOG_FILE) as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",

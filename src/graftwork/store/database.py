@@ -5,20 +5,24 @@ two kinds of transaction: `read`, and `write`, of which there is one at a time. 
 the tables mean, nor where the URL came from.
 """
 
+import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
+from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.store.explain import explain_driver_error, is_busy
+from graftwork.store.explain import explain_driver_error, is_busy, leave_values_unsaid
 from graftwork.store.migrations import migrate
 
 WAIT_SECONDS = 30.0
@@ -34,7 +38,9 @@ class Database:
 
     engine: Engine
     name: str
-    """What errors call it: the path or URL, without the password."""
+    """What errors call it: the path, or the URL without what may be secret in it."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """What no message repeats."""
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -59,6 +65,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
+            leave_values_unsaid(error, self.secrets)
             expected = explain_driver_error(error.orig, where=self.name)
             if expected is None:
                 raise
@@ -80,18 +87,25 @@ def open_database(target: str | Path, *, wait_seconds: float = WAIT_SECONDS) -> 
     return database
 
 
+def find_server(target: str) -> tuple[str, int] | None:
+    """Host and port of the server that a URL names; None for a file, a socket or what cannot be read."""
+    try:
+        url = _url_of(target)
+    except UserMistake:
+        return None
+    return (url.host, url.port or 5432) if url.host else None
+
+
 def _url_of(target: str | Path) -> URL:
     if isinstance(target, Path):
         return URL.create("sqlite", database=str(target))
-    # What a mistyped URL holds may be a password: no message repeats it.
+    # What a mistyped URL holds may be a password: no message repeats it, nor the error that quotes it.
     try:
         url = make_url(target)
-    except (ArgumentError, ValueError) as error:
-        raise UserMistake(
-            "the database URL cannot be read",
-            why="it is not of the form dialect://user:password@host/database",
-            fix="write sqlite:///path/to/state.db or postgresql://user:password@host/database",
-        ) from error
+    except (ArgumentError, ValueError):
+        raise _unreadable("it is not of the form dialect://user:password@host/database") from None
+    if "@" in (url.host or ""):
+        raise _unreadable("there is more than one @ in it: in a password, it is written %40")
     if url.drivername in {"postgres", "postgresql"}:
         url = url.set(drivername="postgresql+psycopg")
     if url.drivername not in {"sqlite", "postgresql+psycopg"}:
@@ -105,22 +119,44 @@ def _url_of(target: str | Path) -> URL:
             "the SQLite URL must name a file and nothing else",
             why="state has to outlive this process",
             fix="write sqlite:///path/to/state.db",
-            where=str(url),
+            where=url.set(query={}).render_as_string(hide_password=True),
         )
     return url
+
+
+def _unreadable(why: str) -> UserMistake:
+    return UserMistake(
+        "the database URL cannot be read",
+        why=why,
+        fix="write sqlite:///path/to/state.db or postgresql://user:password@host/database",
+    )
 
 
 def _open_sqlite(url: URL, wait_seconds: float) -> Database:
     path = Path(str(url.database))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
+        _make_private(path)
     except OSError as error:
         raise explain_os_error(error, path) from error
     _turn_on_wal(path, wait_seconds)
-    engine = create_engine(url, connect_args={"timeout": wait_seconds})
+    # Never made anew here: state that is gone must not come back empty.
+    where = f"file:{quote(str(path))}?mode=rw"
+    engine = create_engine(
+        url,
+        hide_parameters=True,
+        creator=lambda: sqlite3.connect(where, uri=True, timeout=wait_seconds, check_same_thread=False),
+    )
+
+    @event.listens_for(engine, "checkout")
+    def _look(_raw: Any, record: Any, _proxy: Any) -> None:
+        """A file that was removed or replaced takes what is written to it into nowhere: open it anew."""
+        if _identity(path) != record.info["file"]:
+            raise DisconnectionError("the database file is another one")
 
     @event.listens_for(engine, "connect")
-    def _prepare(raw: Any, _record: Any) -> None:
+    def _prepare(raw: Any, record: Any) -> None:
+        record.info["file"] = _identity(path)
         raw.isolation_level = None  # we begin transactions ourselves; sqlite3 would begin them late
         raw.execute("PRAGMA foreign_keys = ON")
         # Under WAL, FULL waits for the disk at each commit: an alias that was moved stays moved.
@@ -133,6 +169,21 @@ def _open_sqlite(url: URL, wait_seconds: float) -> Database:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return Database(engine=engine, name=str(path))
+
+
+def _make_private(path: Path) -> None:
+    """Make the file where it is missing, for its owner alone. SQLite's log files get the same mode."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file it is, whatever its name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _turn_on_wal(path: Path, wait_seconds: float) -> None:
@@ -162,9 +213,24 @@ def _turn_on_wal(path: Path, wait_seconds: float) -> None:
 
 
 def _open_postgresql(url: URL, wait_seconds: float) -> Database:
-    name = url.render_as_string(hide_password=True)
+    # Apart from the URL, which libraries print: the password, and all options, of which any may hold one.
+    plain = url.set(query={key: value for key, value in url.query.items() if key in {"host", "port"}})
+    options: dict[str, Any] = {key: value for key, value in url.query.items() if key not in plain.query}
+    secrets = tuple(value for value in options.values() if isinstance(value, str) and not value.isdigit())
+    if url.password is not None:
+        plain = URL.create(**{**plain._asdict(), "password": None})
+        options.setdefault("password", str(url.password))
+        secrets = (*secrets, str(url.password))
+    name = plain.render_as_string(hide_password=True)
     try:
-        engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        engine = create_engine(
+            plain,
+            pool_pre_ping=True,
+            hide_parameters=True,
+            connect_args={"connect_timeout": 10, **options},
+        )
+    except ArgumentError:
+        raise _unreadable("a port in it is not a number") from None
     except ModuleNotFoundError as error:
         raise EnvironmentLacks(
             "the PostgreSQL driver is not installed",
@@ -181,4 +247,16 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
         raw.execute(f"SET idle_in_transaction_session_timeout = {2 * wait_ms}")
         raw.commit()
 
-    return Database(engine=engine, name=name)
+    database = Database(engine=engine, name=name, secrets=secrets)
+    try:
+        with database.read():
+            pass
+    except ProgrammingError as error:
+        # Of an option in the URL: nothing else was said yet.
+        raise UserMistake(
+            "PostgreSQL cannot be asked with this URL",
+            why=f"the driver says: {error.orig}",
+            fix="mend or remove the option behind the question mark",
+            where=name,
+        ) from error
+    return database

@@ -4,7 +4,13 @@ In: an error of a driver (sqlite3 or psycopg). Out: an expected error of ours, o
 bug of ours and must propagate. Goes by the codes of the drivers, not by their English.
 """
 
+from collections.abc import Collection
+from pathlib import Path
+
+from sqlalchemy.exc import DBAPIError
+
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError
+from graftwork.text.unsaid import hide
 
 # The first word behind SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.
 _SQLITE_BUSY = {"BUSY", "LOCKED"}
@@ -28,6 +34,19 @@ def explain_driver_error(error: BaseException | None, *, where: str) -> GraftErr
     return None
 
 
+def leave_values_unsaid(error: DBAPIError, secrets: Collection[str] = ()) -> None:
+    """Cut what the driver said to its first line, without these secrets: further lines may quote whole rows.
+
+    The error itself is changed, for it is logged with the one that it caused.
+    """
+    said = error.orig
+    if said is None or not said.args or not isinstance(said.args[0], str):
+        return
+    first = hide(next(iter(said.args[0].strip().splitlines()), ""), secrets)
+    said.args = (first, *said.args[1:])
+    error.args = (f"({type(said).__module__}.{type(said).__name__}) {first}",)
+
+
 def is_busy(error: BaseException) -> bool:
     """Whether SQLite says that somebody else has the file."""
     return _sqlite_code(error) in _SQLITE_BUSY
@@ -46,6 +65,13 @@ def _explain_sqlite(code: str, *, detail: str, where: str) -> GraftError | None:
             why=f"SQLite says: {detail}",
             fix="restore the file from a backup, or move it away to start with an empty one "
             "(release folders are whole without it)",
+            where=where,
+        )
+    if code == "CANTOPEN" and not Path(where).exists():
+        return EnvironmentLacks(
+            "the state database is gone",
+            why="the file was removed or moved away; it is not made anew, for that would be an empty one",
+            fix="put it back (mount its disk, restore a backup); what is running goes on then",
             where=where,
         )
     if code in _SQLITE_CLOSED:

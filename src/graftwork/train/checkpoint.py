@@ -5,12 +5,14 @@ manifest of hashes. The last good checkpoint is never removed before the next on
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graftwork.files import private
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged
@@ -24,6 +26,8 @@ TENSORS = "tensors.safetensors"
 STATE = "state.json"
 JOURNAL = "steps.jsonl"
 CONTENT = (TENSORS, STATE, JOURNAL)
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError)
+"""What JSON of any shape can lead to; deep nesting and infinite numbers, too."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,31 @@ class Manifest:
             held = json.loads(text)
             score = held.get("score")
             found = cls(
-                step=int(held["step"]),
-                sha256={name: str(held["sha256"][name]) for name in CONTENT},
-                sizes={name: int(held["sizes"][name]) for name in CONTENT},
+                step=_whole_number(held["step"]),
+                sha256={name: _digest(held["sha256"][name]) for name in CONTENT},
+                sizes={name: _whole_number(held["sizes"][name]) for name in CONTENT},
                 score=None if score is None else float(score),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Damaged("its manifest cannot be read", why=str(error), where=where) from error
+        except _UNREADABLE as error:
+            raise Damaged("its manifest cannot be read", why=str(error)[:200], where=where) from error
         return found
 
     @property
     def saved(self) -> Saved:
         return Saved(self.step, self.score)
+
+
+def _whole_number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("a step or a size is not a whole number")
+    return value
+
+
+def _digest(value: Any) -> str:
+    # Part of a file's name in a mirror: nothing but a hash may stand there.
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError("a hash is not a sha256")
+    return value
 
 
 def step_name(step: int) -> str:
@@ -109,16 +126,20 @@ def first_good(paths: Iterable[Path]) -> tuple[Checkpoint | None, tuple[str, ...
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint, every byte as its manifest says and all of it readable; else Damaged."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     manifest = verify(path)
-    return Checkpoint(
-        step=manifest.step,
-        tensors=load_file(path / TENSORS),
-        state=json.loads((path / STATE).read_text()),
-        score=manifest.score,
-        journal=(path / JOURNAL).read_bytes(),
-    )
+    try:
+        tensors = load_file(path / TENSORS)
+        state = json.loads((path / STATE).read_bytes())
+        journal = (path / JOURNAL).read_bytes()
+    except (SafetensorError, OSError, *_UNREADABLE) as error:
+        raise Damaged("its content cannot be read", why=str(error)[:200], where=str(path)) from error
+    if not isinstance(state, dict):
+        raise Damaged(f"{STATE} does not hold a state", where=str(path))
+    return Checkpoint(step=manifest.step, tensors=tensors, state=state, score=manifest.score, journal=journal)
 
 
 def verify(path: Path) -> Manifest:
@@ -163,7 +184,7 @@ def sweep(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make the folder so that it, too, survives a power cut."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    private.make_folder(folder)
     for one in missing:
         sync_folder(one.parent)
 

@@ -1,11 +1,13 @@
 """One worker a folder, a heartbeat that tells the truth, an end that can be read."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,59 @@ def test_the_lock_is_free_when_its_holder_was_killed(tmp_path):
     assert lock.holder_of(folder) is None
     with lock.hold(folder):
         assert lock.holder_of(folder) == os.getpid()
+
+
+def test_asking_who_holds_a_folder_does_not_make_a_start_fail(tmp_path, monkeypatch):
+    """The one who asks is stopped in the middle of it, until another has tried to start and met it."""
+    real, met, started = fcntl.flock, threading.Event(), []
+
+    def start_beside() -> None:
+        with lock.hold(tmp_path):
+            started.append(lock.holder_of(tmp_path))
+
+    starter = threading.Thread(target=start_beside)
+
+    def flock(descriptor, how):
+        asks = threading.current_thread() is not starter
+        try:
+            real(descriptor, how)
+        except BlockingIOError:
+            met.set()
+            raise
+        if asks and not starter.ident:
+            starter.start()
+            met.wait(10)
+
+    with lock.hold(tmp_path):
+        pass
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert lock.holder_of(tmp_path) is None
+    starter.join()
+    assert met.is_set()
+    assert started == [os.getpid()]
+
+
+def test_many_who_ask_and_start_at_once_leave_one_holder_each_time(tmp_path):
+    asked = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from pathlib import Path; from graftwork.process.lock import holder_of\n"
+            "print(flush=True)\nwhile True: holder_of(Path(sys.argv[1]))",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        asked.stdout.readline()
+        for _ in range(300):
+            with lock.hold(tmp_path):
+                pass
+            with lock.hold(tmp_path), pytest.raises(Busy, match=str(os.getpid())), lock.hold(tmp_path):
+                pass
+    finally:
+        asked.kill()
+        asked.wait()
 
 
 def test_a_worker_stops_in_order_when_its_parent_is_killed(tmp_path):

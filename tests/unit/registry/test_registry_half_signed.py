@@ -50,7 +50,8 @@ def test_a_release_is_whole_at_every_moment_while_it_is_signed(store, release, m
     path = store.sign(release.id, b"signed\n")
     assert seen
     assert path.read_bytes() == b"signed\n"
-    assert path.stat().st_mode & 0o777 == 0o444
+    # As private as the folder that it lies in.
+    assert path.stat().st_mode & 0o777 == 0o400
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -1,17 +1,23 @@
 """Signatures in minisign's format: its own published ones hold, ours hold, changed ones do not."""
 
 import base64
+import fcntl
+import json
 import shutil
 import subprocess
 
 import pytest
 from registry_samples import PROJECT, parts, write_adapter
 
+from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
 from graftwork.registry import ed25519, minisign
+from graftwork.registry.exchange.archive import read_archive, write_archive
+from graftwork.registry.folder import MINISIGN
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.minisign import SecretKey
 from graftwork.registry.publish import publish
+from graftwork.registry.release import SINCE_FORMAT_2
 from graftwork.registry.signature import load_public_key, load_secret_key, sign_manifest, write_keys
 from graftwork.registry.store import ReleaseStore
 
@@ -186,3 +192,75 @@ def test_bytes_are_checked_whoever_signed_them(signed):
     (folder / "plan.json").write_bytes(b"{}")
     with pytest.raises(Damaged, match="other bytes"):
         store.get(release.id)
+
+
+@pytest.fixture
+def carried(signed, tmp_path):
+    """A signed release, and how copies of it with other signatures arrive in a store that trusts the key."""
+    store, release, key = signed
+    folder = store.folder(release.id)
+    sources = {file.path: folder / file.path for file in release.files}
+    there = ReleaseStore.open(tmp_path / "there", public_key=store._public_key)
+
+    def arrive(signature: bytes, *, manifest=release) -> None:
+        there.put(manifest, sources=sources, signatures={MINISIGN: signature})
+
+    return there, release, sign_manifest(folder, key=key, comment="ours"), arrive
+
+
+BOGUS = {
+    "by another key": lambda true: minisign.sign(b"manifest", key=SECRET, trusted_comment="x").encode(),
+    "that claims the trusted key": lambda true: true[:60] + bytes([true[60] ^ 1]) + true[61:],
+    "of another comment": lambda true: true.replace(b"ours", b"owns"),
+    "that is noise": lambda true: b"\xff\x00noise",
+    "that is empty": lambda true: b"",
+}
+
+
+@pytest.mark.parametrize("kind", BOGUS)
+def test_a_bogus_signature_neither_blocks_nor_replaces_the_true_one(carried, kind):
+    store, release, true, arrive = carried
+    arrive(BOGUS[kind](true))
+    with pytest.raises(GraftError):
+        store.get(release.id)
+    arrive(true)
+    assert store.verify(release.id) == release
+    arrive(BOGUS[kind](true))
+    assert store.verify(release.id) == release
+    assert (store.folder(release.id) / MINISIGN).read_bytes() == true
+
+
+def test_a_copy_with_another_time_does_not_block_the_signed_one(carried):
+    store, release, true, arrive = carried
+    altered = release.model_copy(update={"created_at": "2999-01-01T00:00:00+00:00"})
+    arrive(b"", manifest=altered)
+    with (store.folder(release.id) / "manifest.json").open("rb") as served:
+        # A server that cannot write the store holds this very file: it stays in its place.
+        fcntl.flock(served, fcntl.LOCK_SH)
+        arrive(true)
+        assert ReleaseStore.open(store.root).verify(release.id) == altered
+    arrive(true)
+    assert store.verify(release.id) == release
+    arrive(b"", manifest=altered)
+    assert store.verify(release.id) == release
+
+
+def test_the_signature_of_a_release_of_format_1_survives_the_way_out_and_in(tmp_path):
+    pair = write_keys(tmp_path / "keys")
+    store = ReleaseStore.open(tmp_path / "here", public_key=pair.text)
+    adapter = write_adapter(tmp_path / "adapter")
+    made = publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    # As the first version wrote it: without the later fields, and named without them.
+    fields = json.loads((store.folder(made.id) / "manifest.json").read_bytes())
+    old = {key: value for key, value in fields.items() if key not in {"id", "created_at", *SINCE_FORMAT_2}}
+    old = {"id": fingerprint(old), **old, "created_at": made.created_at}
+    order = [name for name in fields if name in old]
+    folder = store.folder(made.id).rename(store.folder(old["id"]))
+    (folder / "manifest.json").chmod(0o644)
+    (folder / "manifest.json").write_text(json.dumps({name: old[name] for name in order}, indent=2))
+    store.sign(folder.name, sign_manifest(folder, key=load_secret_key(pair.secret), comment="signed later"))
+    write_archive(store, folder.name, target=tmp_path / "old.tar")
+    there = ReleaseStore.open(tmp_path / "there", public_key=pair.text)
+    with there.adding(), read_archive(tmp_path / "old.tar", store=there) as unpacked:
+        unpacked.put_into(there)
+    assert there.verify(folder.name).format == 1

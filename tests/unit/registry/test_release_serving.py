@@ -1,5 +1,9 @@
 """What an endpoint serves: leased before it is loaded, only what stands on its base, never damaged bytes."""
 
+import asyncio
+import functools
+from pathlib import Path
+
 import pytest
 import yaml
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outcome, parts, plan, write_adapter
@@ -12,7 +16,9 @@ from graftwork.coordinate.workplace import open_workplace
 from graftwork.model.base import Base
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
+from graftwork.registry import guard, leases
 from graftwork.registry.publish import publish
+from graftwork.serve.run import FIRST_PAUSE, LONGEST_PAUSE, AliasBook
 
 OTHER = "o" * 64
 
@@ -85,13 +91,62 @@ def test_what_is_served_stays_after_a_rollback_until_the_server_ends(work, make)
     assert collect_garbage(work).releases == (second,)
 
 
-def test_a_damaged_release_is_not_loaded_and_does_not_stop_the_rest(work, make, caplog):
-    release = make("main")
-    path = open_store(work).folder(release) / "plan.json"
+class Engine:
+    """An engine that loads whatever it is given."""
+
+    def __init__(self) -> None:
+        self.state, self.models = "ready", ["base"]
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        assert Path(folder).name == name
+        self.models.append(name)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def book(work):
+    """The aliases as a running endpoint follows them."""
+    with open_store(work).lease() as held:
+        yield AliasBook(
+            Engine(),
+            resolve_alias=work.releases.aliases,
+            find_adapter=serving._AdapterFinder(work, held, TEMPLATE_PRINT),
+            clock=Clock(),
+        )
+
+
+def test_a_damaged_release_does_not_stop_the_rest_and_is_loaded_once_it_is_whole(work, make, book, caplog):
+    damaged, whole = make("main"), make("same", model="tagger")
+    path = open_store(work).folder(damaged) / "adapter_model.safetensors"
+    content = path.read_bytes()
     path.chmod(0o644)
     path.write_bytes(b"{}")
-    with open_store(work).lease() as held:
-        finder = serving._AdapterFinder(work, held, TEMPLATE_PRINT)
-        assert finder(release) is None
-        assert finder(release) is None
-    assert sum("is not loaded" in record.getMessage() for record in caplog.records) == 1
+    for _ in range(5):
+        asyncio.run(book.refresh())
+    assert book.routes.aliases == {"tagger/champion": whole}
+    # Reading every byte again each second would be a burden: it is put off.
+    assert sum("other bytes" in record.getMessage() for record in caplog.records) == 1
+    path.write_bytes(content)
+    book._clock.now = LONGEST_PAUSE
+    asyncio.run(book.refresh())
+    assert book.routes.aliases == {"champion": damaged, "tagger/champion": whole}
+
+
+def test_a_busy_store_while_an_alias_moves_does_not_refuse_the_release(work, make, book, monkeypatch):
+    monkeypatch.setattr(leases, "adding", functools.partial(guard.adding, wait_seconds=0.01))
+    old = make("old")
+    asyncio.run(book.refresh())
+    new = make("new")
+    with guard.alone(open_store(work).root):
+        asyncio.run(book.refresh())
+        assert (book.routes.aliases, book.routes.pending) == ({"champion": old}, {"champion": new})
+    book._clock.now = FIRST_PAUSE
+    asyncio.run(book.refresh())
+    assert book.routes.aliases == {"champion": new}

@@ -1,13 +1,14 @@
 import sqlite3
+import traceback
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, StatementError
 
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.store.database import open_database
-from graftwork.store.schema import json_text
+from graftwork.store.schema import captures, json_text
 
 
 def test_a_path_and_a_url_open_the_same_file(tmp_path: Path):
@@ -60,6 +61,57 @@ def test_a_server_that_is_not_there_is_said_without_the_password(tmp_path: Path)
     with pytest.raises(EnvironmentLacks, match="cannot be reached") as refused:
         open_database(f"postgresql://ada:secret@/graft?host={tmp_path}")
     assert "secret" not in str(refused.value.as_json())
+
+
+SECRET = "hush-hush-42"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://ada@/graft?host={folder}&password={secret}",
+        "postgresql://ada:{secret}@/graft?host={folder}&sslpassword={secret}&passfile=/{secret}",
+        "postgresql://ada@/graft?host={folder}&options=-c%20my.key%3D{secret}",
+        "postgresql://ada@/graft?host={folder}&keepalives={secret}",
+        "postgresql://ada@/graft?host={folder}&no_such_option={secret}",
+        "postgresql://ada@/graft?host={folder}&port={secret}",
+        # A password that should have been quoted: parts of it land elsewhere.
+        "postgresql://ada:x@{secret}@127.0.0.1:1/graft",
+        "postgresql://ada:x/{secret}@127.0.0.1:1/graft",
+        "postgresql://ada:{secret}@127.0.0.1:{secret}/graft",
+        "sqlite:///x.db?password={secret}",
+    ],
+)
+def test_no_error_repeats_a_secret_of_the_url_wherever_it_stands_there(tmp_path: Path, url: str):
+    with pytest.raises(GraftError) as refused:
+        open_database(url.format(folder=tmp_path, secret=SECRET))
+    assert SECRET not in str(refused.value.as_json())
+    shown = "".join(traceback.format_exception(refused.value))
+    assert SECRET not in shown
+    assert refused.value.fix
+
+
+@pytest.mark.parametrize("way", [IntegrityError, StatementError, EnvironmentLacks])
+def test_no_failure_shows_the_values_of_a_statement(tmp_path: Path, way: type[Exception]):
+    database = open_database(tmp_path / "state.db")
+    add = text("INSERT INTO looks VALUES (:c, :n, :s, 't', 'w')")
+    values = {"c": SECRET, "n": 1, "s": "s"}
+
+    def fail() -> None:
+        with database.write() as connection:
+            if way is IntegrityError:
+                connection.execute(add, [values, values])
+            elif way is StatementError:
+                connection.execute(captures.insert(), {"id": SECRET, "body": {SECRET: object()}})
+            else:
+                pages = connection.execute(text("PRAGMA page_count")).scalar()
+                connection.execute(text(f"PRAGMA max_page_count = {pages}"))
+                connection.execute(add, [{**values, "n": n, "s": "x" * 4000} for n in range(100)])
+
+    with pytest.raises(way) as failed:
+        fail()
+    assert SECRET not in "".join(traceback.format_exception(failed.value))
+    database.close()
 
 
 def test_a_full_disk_undoes_the_change_and_says_so(tmp_path: Path):

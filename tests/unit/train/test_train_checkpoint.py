@@ -1,6 +1,8 @@
 """A checkpoint is whole or is passed over; the last good one is never lost."""
 
+import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -65,6 +67,59 @@ def test_a_damaged_one_is_passed_over_with_a_word(tmp_path, name, damage):
     assert found.step == 10
     assert len(complaints) == 1
     assert "step-000020" in complaints[0]
+
+
+HOSTILE_MANIFESTS = {
+    "nested deeply": lambda text: "[" * 100_000,
+    "nested deeply in a field": lambda text: text.replace('"step": 2', '"step": ' + "[" * 100_000),
+    "an infinite step": lambda text: text.replace('"step": 2', '"step": 1e999'),
+    "a step that is no number": lambda text: text.replace('"step": 2', '"step": NaN'),
+    "a step of 5,000 digits": lambda text: text.replace('"step": 2', '"step": ' + "9" * 5000),
+    "an infinite size": lambda text: text.replace('"sizes": {', '"sizes": {"state.json": 1e999}, "x": {'),
+    "a size that is infinite": lambda text: re.sub(r'\d+, "steps', '1e999, "steps', text),
+    "a score that is a list": lambda text: text.replace('"score": null', '"score": [1]'),
+    "a score of 400 digits": lambda text: text.replace('"score": null', '"score": ' + "9" * 400),
+    "a hash that leads elsewhere": lambda text: re.sub('"[0-9a-f]{64}"', '"/../../x"', text, count=1),
+    "a list": lambda text: "[]",
+    "a number": lambda text: "7",
+    "not UTF-8": lambda text: b"\xff" + text.encode(),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE_MANIFESTS)
+def test_a_hostile_manifest_is_passed_over_with_a_word(tmp_path, kind):
+    write_checkpoint(tmp_path, checkpoint(1), keep=5)
+    path = write_checkpoint(tmp_path, checkpoint(2), keep=5) / "manifest.json"
+    text = HOSTILE_MANIFESTS[kind](path.read_text())
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    found, words = latest_good(tmp_path)
+    assert found.step == 1
+    assert len(words) == 1
+    assert "step-000002 is passed over" in words[0]
+    assert best_good(tmp_path)[0] is None
+    assert [saved.step for saved in checkpoints.saved_in(tmp_path)] in ([1], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("state.json", b"[" * 100_000),
+        ("state.json", b"[]"),
+        ("state.json", b"\xff"),
+        ("tensors.safetensors", b"\x80\x04cos\nsystem\n."),
+        ("tensors.safetensors", (2**63).to_bytes(8, "little") + b"{}"),
+        ("tensors.safetensors", b""),
+    ],
+)
+def test_content_that_fits_its_hash_but_cannot_be_read_is_passed_over(tmp_path, name, content):
+    write_checkpoint(tmp_path, checkpoint(1), keep=5)
+    path = write_checkpoint(tmp_path, checkpoint(2), keep=5)
+    (path / name).write_bytes(content)
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["sha256"][name] = file_digest(path / name)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    found, words = latest_good(tmp_path)
+    assert (found.step, len(words)) == (1, 1)
 
 
 def test_a_good_one_of_the_same_step_is_left_as_it_is(tmp_path):

@@ -17,6 +17,7 @@ from graftwork.coordinate.narrator import Narrator
 from graftwork.coordinate.pipeline import run_pipeline
 from graftwork.coordinate.workplace import open_workplace
 from graftwork.data.settings import DataSettings
+from graftwork.files.private import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
@@ -42,7 +43,7 @@ class _Aside(Project):
 
 
 def look_at_dry_run(project: Project, narrator: Narrator) -> Iterator[Check]:
-    project.state.mkdir(parents=True, exist_ok=True)
+    make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
         aside = _set_aside(project, Path(folder))

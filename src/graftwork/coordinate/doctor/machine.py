@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graftwork.coordinate.doctor.check import Check, decide
+from graftwork.files.private import make_folder
 from graftwork.model.probe import describe_device
 from graftwork.process.memory import machine_memory
 
@@ -74,7 +75,7 @@ def _disk(folder: Path, *, needed: float | None) -> Check:
 def _writable(folder: Path) -> Check:
     made = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with tempfile.NamedTemporaryFile(dir=folder) as handle:
             handle.write(b"x")
             handle.flush()

@@ -32,6 +32,8 @@ class Host(NamedTuple):
 
 def hosts_needed(project: Project | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
     """By the settings first; then by the accounts that are present."""
+    from graftwork.store.database import find_server
+
     found: dict[tuple[str, int], Host] = {}
 
     def need(name: str | None, port: int | None, purpose: str) -> None:
@@ -51,8 +53,8 @@ def hosts_needed(project: Project | None, environment: Mapping[str, str]) -> tup
         tracking = urlsplit(environment.get("MLFLOW_TRACKING_URI", ""))
         if "mlflow" in run.trackers and tracking.scheme in ("http", "https"):
             need(tracking.hostname, tracking.port, "tracking")
-        database = urlsplit(project.database_url)
-        need(database.hostname, database.port or 5432, "the database")
+        database, port = find_server(project.database_url) or (None, None)
+        need(database, port, "the database")
     for variable, host in OF_ACCOUNT.items():
         if environment.get(variable):
             need(host, 443, f"the account in {variable}")

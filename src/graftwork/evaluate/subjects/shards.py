@@ -83,11 +83,12 @@ def _wait_for_orphans(shards: Sequence[EvalJob], stop_asked: Callable[[], bool])
 
 
 def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
+    from graftwork.files.private import append_to
     from graftwork.files.whole import write_whole
 
     folder = Path(shard.folder)
     write_whole(folder / "job.json", shard.to_json())
-    with (folder / LOG_FILE).open("ab") as log:
+    with append_to(folder / LOG_FILE) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "graftwork.evaluate.worker", str(folder / "job.json")],
             stdin=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from typing import IO, NamedTuple
 
 from pydantic import ValidationError
 
+from graftwork.files.private import create_file
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
@@ -181,7 +182,7 @@ def _take(
     """Files go by numbers until the store has checked their names."""
     if member.size != file.size:
         raise _refuse(f"{file.path} has another size", f"{member.size:,} bytes, not {file.size:,}", where)
-    with target.open("xb") as out:
+    with create_file(target) as out:
         digest = _copy(handle, out, member.size, count)
     if digest != file.sha256:
         raise _refuse(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.registry import guard
 from graftwork.registry.blobs import PART
@@ -21,7 +22,7 @@ def incoming_folder(root: Path) -> Iterator[Path]:
     with guard.adding(root):
         folder = root / f".incoming.{uuid.uuid4().hex[:8]}{PART}"
         try:
-            folder.mkdir(parents=True)
+            make_folder(folder)
         except OSError as error:
             raise explain_os_error(error, folder) from error
         try:

@@ -16,7 +16,7 @@ from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.verdict import Verdict
-from graftwork.registry.adapter import ADAPTER_FILES, CONFIG, WEIGHTS, require_safetensors
+from graftwork.registry.adapter import ADAPTER_FILES, CONFIG, WEIGHTS, read_header
 from graftwork.registry.release import FORMAT, name_by_content
 
 IMPORTED = "imported"
@@ -125,6 +125,8 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         wrong = "it has no peft_type"
     elif not wrong and not isinstance(config.get("base_model_name_or_path"), str | None):
         wrong = "base_model_name_or_path is not a text"
+    elif not wrong and not _can_be_written(config["peft_type"], config.get("base_model_name_or_path") or ""):
+        wrong = "a text in it is not Unicode: it holds half a surrogate pair"
     if wrong:
         raise Damaged(
             f"{CONFIG} does not describe a PEFT adapter",
@@ -134,6 +136,15 @@ def _read_config(path: Path, names: list[str]) -> dict[str, Any]:
         )
     found: dict[str, Any] = config
     return found
+
+
+def _can_be_written(*texts: str) -> bool:
+    """JSON can spell what no encoding of Unicode can hold."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require_weights(folder: Path, names: list[str]) -> None:
@@ -148,14 +159,13 @@ def _require_weights(folder: Path, names: list[str]) -> None:
             where=str(folder),
         )
     path = folder / WEIGHTS
-    require_safetensors(path)
+    header = read_header(path)
     with path.open("rb") as handle:
         length = int.from_bytes(handle.read(8), "little")
-        header = json.loads(handle.read(length))
     tensors = [entry for name, entry in header.items() if name != "__metadata__"]
     try:
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
-    except (TypeError, KeyError, IndexError, ValueError):
+    except (TypeError, KeyError, IndexError, ValueError, OverflowError):
         end = -1
     if not tensors or 8 + length + end != path.stat().st_size:
         raise Damaged(

@@ -13,6 +13,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from graftwork.files.private import make_folder
+
 MEMORY_BYTES_A_SECOND = 2e9
 FILE_BYTES_A_SECOND = 2e8
 """Cautious: what a slow disk gives. Behind a fast one the file is only better than expected."""
@@ -92,7 +94,7 @@ class InFile:
     """A mapped file that has no name any more: whatever ends the process also frees the disk."""
 
     def __init__(self, folder: Path, *, lengths: tuple[int, ...], width: int, dtype: torch.dtype) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
         self._spans = list(pairwise(ends))
         self._held = [False] * len(lengths)
