@@ -28,6 +28,7 @@ from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.train.files import ATTEMPTS, WORDS
 from graftwork.train.grouping import choose_groups
+from graftwork.train.safety import pass_mirrors
 from graftwork.train.settled import failure_of, is_settled
 
 MODULE = "graftwork.coordinate.training_batch"
@@ -64,12 +65,18 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
                 on_poll=round_.follow,
                 vigil=round_,
                 at_work=lambda: [Path(job.folder) for job in round_.at_work()],
+                environment=_secrets_of(work, names),
             )
         except (StoppedInOrder, Interrupted) as stopped:
             round_.stopped(stopped)
             raise
         except GraftError as failure:
             round_.failed(failure)
+
+
+def _secrets_of(work: Workplace, names: Mapping[str, str]) -> dict[str, str]:
+    own = {run: work.project.settings.of_model(name) for run, name in names.items()}
+    return pass_mirrors({run: settings.train.run.mirror for run, settings in own.items()})
 
 
 class _Round:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,15 +75,22 @@ def run_job(
     arguments: tuple[str, ...] = (),
     on_start: Callable[[], None] = lambda: None,
     at_work: Callable[[], Sequence[Path]] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run the worker until it is done; how often it had to be restarted.
 
     `on_out_of_memory` gives the job to go on with instead, or None where there is no smaller one.
     `at_work` names the folders whose heartbeats say how far the worker is, where not its own does.
+    `environment` is what the worker needs and no file may hold: secrets.
     """
     watcher = _Watcher(name, folder, narrator, on_poll, vigil, at_work or (lambda: (folder,)))
     order = Job(
-        name=name, module=module, job_file=str(folder / JOB_FILE), folder=str(folder), arguments=arguments
+        name=name,
+        module=module,
+        job_file=str(folder / JOB_FILE),
+        folder=str(folder),
+        arguments=arguments,
+        environment=dict(environment or {}),
     )
     restarts = Restarts(most=max_restarts)
     write_whole(folder / JOB_FILE, job.to_json())

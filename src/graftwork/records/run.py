@@ -18,7 +18,7 @@ class TrainJob(Record):
     dataset_folder: str
     plan: Plan
     run: dict[str, Any] = {}
-    """How the run is watched and kept: the `run` of the training settings."""
+    """How the run is watched and kept: the `run` of the training settings, without secrets."""
     crew: dict[str, Any] = {}
     """Who shares the work: strategy, processes, offload."""
     keeping: dict[str, Any] = {}

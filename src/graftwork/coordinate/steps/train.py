@@ -27,7 +27,9 @@ from graftwork.process.judge import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.text.publish import publishable
 from graftwork.train.files import OUTCOME, WAITED, WORDS
+from graftwork.train.safety import pass_mirrors
 
 
 def _do(work: Workplace, made: Made) -> TrainOutcome:
@@ -80,7 +82,7 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
         base_folder=work.base.folder,
         dataset_folder=made.get("prepare", Prepared).folder,
         plan=plan,
-        run=work.settings.train.run.model_dump(mode="json"),
+        run=publishable(work.settings.train.run),
         crew=work.settings.train.crew(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
@@ -139,6 +141,7 @@ def _train(work: Workplace, job: TrainJob) -> float:
                 on_poll=listen,
                 vigil=vigil,
                 on_out_of_memory=take_less,
+                environment=pass_mirrors({job.run_id: work.settings.train.run.mirror}),
             )
     finally:
         launch.over()
