@@ -20,7 +20,8 @@ _QUERY = re.compile(r"\?[^\s'\"]+")
 
 def leave_unsaid(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
     """The message on one line without these. Cut to length last: the beginning of a secret is some of it."""
-    joined = " ".join(hide(said, secrets).split())
+    # Whatever is no character to be printed could move the cursor of a terminal.
+    joined = " ".join("".join(c if c.isprintable() else " " for c in hide(said, secrets)).split())
     joined = _QUERY.sub("?…", _LOGIN.sub("…@", joined))
     return joined if len(joined) <= longest else f"{joined[:longest]}…"
 
