@@ -25,6 +25,9 @@ from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
+from graftwork.registry.counting import Count, nobody
+from graftwork.registry.exchange import hub
+from graftwork.registry.exchange.hub_client import TooLong, bar_of
 
 SECONDS = 0.5
 """The time of a request in these tests."""
@@ -461,6 +464,24 @@ def test_what_may_pass():
     passing = {status for status in range(100, 600) if may_pass(status)}
     assert {408, 409, 425, 429, 500, 502, 503, 504, 529} <= passing
     assert not passing & {200, 301, 400, 401, 403, 404, 422, 501, 505}
+
+
+@pytest.mark.parametrize(
+    "script", [drip_the_head, drip_the_body, silence], ids=lambda script: script.__name__
+)
+def test_a_hub_that_never_finishes_is_left(serve, tmp_path, monkeypatch, script):
+    """Its library counts the time anew with every byte."""
+    monkeypatch.setattr(hub, "ANSWER_SECONDS", SECONDS)
+    server = serve(script)
+    with pytest.raises(EnvironmentLacks, match="no answer within"):
+        hub.Hub("owner/name", endpoint=server.address).read("main", tmp_path)
+
+
+def test_a_download_that_is_longer_than_its_file_is_ended():
+    bar = bar_of(Count(nobody, "fetch", 10), largest=10)()
+    bar.update(10)
+    with pytest.raises(TooLong):
+        bar.update(1)
 
 
 class Quiet:
