@@ -5,10 +5,10 @@ In: a job and its settings. Out: the parts that the loop is given. Builds them a
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from graftwork.process import clock
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
 from graftwork.records.secret import HIDDEN, hide_login
@@ -25,10 +25,12 @@ MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
 
 
 def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
-    """When the place is gone: as the job says, or so many minutes from now."""
-    if job.deadline is not None or settings.run.deadline_minutes is None:
-        return job.deadline
-    return time.time() + settings.run.deadline_minutes * 60
+    """When the place is gone, by the steady clock: as the job says, or so many minutes from now."""
+    if job.deadline is not None:
+        said = job.deadline_from or clock.now()
+        return clock.steady() - clock.seconds_since(said) + (job.deadline - said.at)
+    minutes = settings.run.deadline_minutes
+    return clock.steady() + minutes * 60 if minutes is not None else None
 
 
 def open_vault(job: TrainJob, settings: TrainSettings, *, deadline: float | None) -> Vault:
@@ -40,7 +42,7 @@ def open_vault(job: TrainJob, settings: TrainSettings, *, deadline: float | None
         mirror = Mirror(address, run_id=job.run_id, keep=settings.keep_checkpoints)
 
     def patience() -> float:
-        return MIRROR_PATIENCE if deadline is None else max(deadline - time.time() - 1, 0.0)
+        return MIRROR_PATIENCE if deadline is None else max(deadline - clock.steady() - 1, 0.0)
 
     return Vault(
         Path(job.folder) / CHECKPOINTS, keep=settings.keep_checkpoints, mirror=mirror, patience=patience

@@ -22,6 +22,7 @@ from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
 from graftwork.plan import residuals
+from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.judge import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
@@ -76,6 +77,7 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
     """All that the worker is told about this model's run."""
     plan, start = made.get("plan", Plan), start_of(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
+    begun = clock.now()
     return TrainJob(
         run_id=run_id,
         folder=str(work.project.runs / run_id),
@@ -87,7 +89,8 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
-        deadline=time.time() + minutes * 60 if minutes else None,
+        deadline=begun.at + minutes * 60 if minutes else None,
+        deadline_from=begun if minutes else None,
     )
 
 
