@@ -57,8 +57,20 @@ def run_folder(folder: Path) -> Path:
     return found
 
 
-def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(small_project, listener):
+def files_with(secret: bytes, folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
+    small_project, listener, change_settings
+):
+    alerts = {"webhook": "http://127.0.0.1:9/hooks/ZbQx7PpLw2", "command": "true --token Xk29fjDk20"}
+    mirror = "memory://me:hunter2hunter2@copies/runs"
+    train = {"rank": 2, "epochs": 2, "batch_rows": 4, "checkpoint_every": 4, "threads": 1}
+    change_settings(small_project, train={**train, "run": {"mirror": mirror, "alerts": alerts}})
     made = run(small_project, listener)
+    for secret in (b"ZbQx7PpLw2", b"Xk29fjDk20", b"hunter2hunter2"):
+        assert files_with(secret, small_project) == [small_project / "graft.yaml"]
     assert listener.done == ALL
     release = made.get("release", Release)
     assert made.get("gate", Verdict).decision == "deploy"

@@ -5,7 +5,6 @@ reason. What is told and entered on the way follows from those folders alone.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +18,7 @@ from graftwork.coordinate.workplace import Workplace, now
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
-from graftwork.process import lock
+from graftwork.process import clock, lock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.alert import AlertKind
@@ -28,6 +27,7 @@ from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.train.files import ATTEMPTS, WORDS
 from graftwork.train.grouping import choose_groups
+from graftwork.train.safety import pass_mirrors
 from graftwork.train.settled import failure_of, is_settled
 
 MODULE = "graftwork.coordinate.training_batch"
@@ -40,7 +40,7 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
     """Train them all in one process. `names` gives the model of each run's id."""
     folder = work.project.state / BATCHES / fingerprint([job.run_id for job in jobs])[:12]
     groups = choose_groups(jobs)
-    batch = TrainBatch(folder=str(folder), begun=time.time(), jobs=tuple(jobs), side_by_side=groups)
+    batch = TrainBatch(folder=str(folder), begun=clock.now(), jobs=tuple(jobs), side_by_side=groups)
     many = f"{len(jobs)} run" + ("s" if len(jobs) > 1 else "")
     for job in jobs:
         # Whoever looks into a run's folder finds there what a run of its own would have been told.
@@ -64,12 +64,18 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
                 on_poll=round_.follow,
                 vigil=round_,
                 at_work=lambda: [Path(job.folder) for job in round_.at_work()],
+                environment=_secrets_of(work, names),
             )
         except (StoppedInOrder, Interrupted) as stopped:
             round_.stopped(stopped)
             raise
         except GraftError as failure:
             round_.failed(failure)
+
+
+def _secrets_of(work: Workplace, names: Mapping[str, str]) -> dict[str, str]:
+    own = {run: work.project.settings.of_model(name) for run, name in names.items()}
+    return pass_mirrors({run: settings.train.run.mirror for run, settings in own.items()})
 
 
 class _Round:
@@ -137,7 +143,8 @@ class _Round:
         if job.run_id in self._entered:
             return True
         lines = Journal(Path(job.folder) / ATTEMPTS).read()
-        return bool(lines) and float(lines[-1]["at"]) >= self._batch.begun
+        latest = clock.read_moment(lines[-1]) if lines else None
+        return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
 
     def _pass_beat_on(self, job: TrainJob, narrator: Narrator) -> None:
         beat = read_beat(Path(job.folder))

@@ -3,12 +3,11 @@
 In: an open workplace. Out: a Standing. Changes nothing.
 """
 
-import time
 from pathlib import Path
 
 from graftwork.coordinate.pipeline import STEPS
 from graftwork.coordinate.workplace import Workplace
-from graftwork.process import lock
+from graftwork.process import clock, lock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.judge import Judgement, Patience, judge
 from graftwork.process.state import process_state
@@ -79,7 +78,7 @@ def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Jud
     judgement = judge(
         beat,
         alive=holder is not None,
-        now=time.time(),
+        age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
         expected_seconds=expected,
         process_state=process_state(holder) if holder else "",
         patience=patience,

@@ -45,11 +45,18 @@ def divide(
 def between_steps(steps: Sequence[TrainStep]) -> float:
     """Seconds that passed between the end of a step and the beginning of the next; not over a restart."""
     gaps = [
-        later.at - later.seconds - earlier.at
+        _apart(earlier, later) - later.seconds
         for earlier, later in pairwise(steps)
         if later.step == earlier.step + 1 and earlier.at and later.at
     ]
     return sum(gap for gap in gaps if gap > 0)
+
+
+def _apart(earlier: TrainStep, later: TrainStep) -> float:
+    """By the steady clock; journals of earlier versions have the other one alone."""
+    if earlier.steady and later.steady:
+        return later.steady - earlier.steady
+    return later.at - earlier.at
 
 
 def _data_share(vitals: Sequence[Vitals]) -> float:

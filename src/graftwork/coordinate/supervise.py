@@ -10,7 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from graftwork.coordinate.narrator import Narrator
 from graftwork.coordinate.restarts import Restarts
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
+from graftwork.process import clock
 from graftwork.process.exhausted import killed_for_memory
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.memory import kernel_kills
@@ -75,15 +76,22 @@ def run_job(
     arguments: tuple[str, ...] = (),
     on_start: Callable[[], None] = lambda: None,
     at_work: Callable[[], Sequence[Path]] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> int:
     """Run the worker until it is done; how often it had to be restarted.
 
     `on_out_of_memory` gives the job to go on with instead, or None where there is no smaller one.
     `at_work` names the folders whose heartbeats say how far the worker is, where not its own does.
+    `environment` is what the worker needs and no file may hold: secrets.
     """
     watcher = _Watcher(name, folder, narrator, on_poll, vigil, at_work or (lambda: (folder,)))
     order = Job(
-        name=name, module=module, job_file=str(folder / JOB_FILE), folder=str(folder), arguments=arguments
+        name=name,
+        module=module,
+        job_file=str(folder / JOB_FILE),
+        folder=str(folder),
+        arguments=arguments,
+        environment=dict(environment or {}),
     )
     restarts = Restarts(most=max_restarts)
     write_whole(folder / JOB_FILE, job.to_json())
@@ -122,7 +130,6 @@ class _Watcher:
     ) -> None:
         self._name, self._folder, self._narrator = name, folder, narrator
         self._on_poll, self._vigil, self._at_work = on_poll, vigil, at_work
-        self._begun = 0.0
         self._kills = 0
         self._done: dict[Path, float] = {}
 
@@ -133,7 +140,7 @@ class _Watcher:
 
     def attempt(self, order: Job, on_start: Callable[[], None]) -> int:
         """Start the worker and watch it to its end; its exit code."""
-        self._begun, self._kills = time.time(), kernel_kills()
+        self.begin()
         (self._folder / ERROR_FILE).unlink(missing_ok=True)
         on_start()
         code = self._watch(local.start(order))
@@ -141,6 +148,10 @@ class _Watcher:
         if self._vigil is not None:
             self._vigil.ended()
         return code
+
+    def begin(self) -> None:
+        """From here on a heartbeat is the next worker's."""
+        self._begun, self._kills = clock.now(), kernel_kills()
 
     def exhaustion(self, code: int) -> OutOfMemory | None:
         """Whether the worker that ended so ran out of memory: by its own words, or by the evidence."""
@@ -241,7 +252,8 @@ class _Watcher:
     def _beat_in(self, folder: Path) -> Beat | None:
         """The heartbeat, if it is not what the worker before this one left."""
         beat = read_beat(folder)
-        return beat if beat is not None and beat.started >= self._begun else None
+        own = beat is not None and clock.seconds_between(self._begun, beat.start) >= 0
+        return beat if own else None
 
     def _patience(self) -> float:
         """A step must find its end, however long it takes."""
@@ -249,8 +261,10 @@ class _Watcher:
         return STOP_SECONDS + 5 * max(steps, default=0.0)
 
     def _is_saving(self) -> bool:
-        now = time.time()
-        return any(beat.doing == SAVING and now - beat.at < FRESH_SECONDS for beat in self._beats())
+        return any(
+            beat.doing == SAVING and clock.seconds_since(beat.moment) < FRESH_SECONDS
+            for beat in self._beats()
+        )
 
 
 def _job_that_fits(

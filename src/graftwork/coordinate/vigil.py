@@ -4,10 +4,9 @@ In: the folder of the worker, what the plan expects, an alarm. Out: alerts. Does
 it: a stalled run may still recover, and whoever is told decides.
 """
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.judge import Patience, judge
@@ -26,26 +25,25 @@ class Vigil:
         *,
         expected_seconds: float,
         patience: Patience,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.alarm = alarm
         self.expected_seconds = expected_seconds
         self._folder = folder
         self._patience = patience
-        self._clock = clock
         self._stalled_at: float | None = None
         self._looked = float("-inf")
 
     def look(self, pid: int) -> None:
         """As often as wanted: it looks every other second, and tells each stall once."""
-        now = self._clock()
+        now = clock.steady()
         if now - self._looked < min(LOOK_SECONDS, self._patience.silent_seconds / 4):
             return
         self._looked = now
+        beat = read_beat(self._folder)
         found = judge(
-            read_beat(self._folder),
+            beat,
             alive=True,
-            now=now,
+            age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
             expected_seconds=self.expected_seconds,
             process_state=process_state(pid),
             patience=self._patience,
@@ -55,7 +53,7 @@ class Vigil:
     def see(self, health: Health, reason: str) -> None:
         """A stall begins when it is stuck, and ends only when it works again: slow is not well."""
         if health == "stuck" and self._stalled_at is None:
-            self._stalled_at = self._clock()
+            self._stalled_at = clock.steady()
             self.alarm.tell(
                 "stalled",
                 "the run is stuck",
@@ -63,7 +61,7 @@ class Vigil:
                 fix="`graft status` says more; `graft stop` ends it",
             )
         elif health == "working" and self._stalled_at is not None:
-            still = self._clock() - self._stalled_at
+            still = clock.steady() - self._stalled_at
             self._stalled_at = None
             self.alarm.tell("recovered", f"the run goes on after {still:.0f} s", why=reason)
 

@@ -33,6 +33,7 @@ from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset_folder import DROPS
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
+from graftwork.text.publish import publishable
 
 SIFTED, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
@@ -165,7 +166,7 @@ def _write(
             dropped=dropped,
             drops=shard,
             redactions=_count_redactions(corpus, passed),
-            settings=sight.settings.model_dump(mode="json"),
+            settings=publishable(sight.settings),
         )
         return [
             _assemble(head, portion, rendering, dealing, models=models, drops=drops, out=out)
@@ -188,7 +189,7 @@ def _assemble(
     placed = [one for block in rendering for one in block.placed(portion.name, dealing)]
     main = portion.name == next(iter(models))
     _require_rows(placed, settings, model=portion.name, after=head.kept_after, main=main)
-    model = models[portion.name].model_dump(mode="json")
+    model = publishable(models[portion.name])
     own = head.model_copy(update={"model": portion.name, "settings": {**head.settings, "model": model}})
     length = settings.pack_tokens or settings.max_tokens
     return assemble(own, placed, drops=drops, scratch=drops.parent, out=out, pack_tokens=length)

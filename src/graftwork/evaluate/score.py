@@ -39,6 +39,7 @@ from graftwork.records.report import (
     Report,
     SubjectReport,
 )
+from graftwork.text.publish import publishable
 
 __all__ = ["compare", "compare_candidates", "make_metric", "make_rate", "make_report", "score", "sessions_of"]
 
@@ -183,7 +184,7 @@ def make_report(
         candidate=candidate,
         comparisons=(*own, *against_champion, *rest),
         looks=looks,
-        settings=settings.model_dump(mode="json"),
+        settings=publishable(settings),
         groups={case.id: case.group for case in cases if case.group is not None},
         others=(champion, *others) if champion is not None else tuple(others),
         champion=champion.subject if champion is not None else None,

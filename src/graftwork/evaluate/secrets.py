@@ -1,11 +1,14 @@
-"""The words of a server without our key in them: some servers repeat what they refuse.
+"""What a server said, made fit to be kept and shown: some servers repeat the key that they refuse.
 
-In: text that a server sent, the key that was sent to it. Out: the text without the key, made short only after
-that: a key that is cut in the middle would no longer be found. Pure.
+In: text and figures that a server sent, the key that was sent to it. Out: the text without the key, made
+short only after that: a key that is cut in the middle would no longer be found; figures that are some. Pure.
 """
+
+from typing import Any
 
 from graftwork.text.unsaid import hide, leave_unsaid
 
+MOST_TOKENS = 10**9
 SHORTEST_IN_ANSWERS = 16
 """A shorter key, such as the word `none` that some servers want, may well be a part of an answer."""
 
@@ -28,3 +31,16 @@ def tell(text: str, *, key: str | None, longest: int) -> str:
 def fits_header(key: str) -> bool:
     """Whether a header can carry it. What cannot would end up in the words of an error instead."""
     return key.isascii() and key.isprintable()
+
+
+def writable(text: str) -> str:
+    """The text as UTF-8 can hold it: JSON may name halves of characters that no file takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def count_tokens(usage: Any, name: str) -> int:
+    """The tokens that a server says it took, 0 where it says nothing; ValueError where that is no number."""
+    count = (usage or {}).get(name) or 0
+    if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
+        raise ValueError(f"{name} is no number of tokens")
+    return int(count)

@@ -14,14 +14,14 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from graftwork.files.journal import Journal
-from graftwork.process.stay_here import open_here
+from graftwork.process.http_client import HttpClient, NoAnswer
+from graftwork.process.retry import may_pass
 from graftwork.records.alert import Alert, AlertKind
 from graftwork.records.errors import UserMistake
 
@@ -30,6 +30,7 @@ COMMAND_SECONDS = 30.0
 WEBHOOK_SECONDS = 10.0
 WEBHOOK_PAUSES = (1.0, 4.0)
 """Between three tries."""
+LONGEST_ANSWER = 64 * 2**10
 CLOSING_SECONDS = 30.0
 
 
@@ -174,14 +175,10 @@ def _post_once(address: str, body: bytes, seconds: float) -> tuple[str, bool]:
     request = urllib.request.Request(
         address, data=body, headers={"Content-Type": "application/json"}, method="POST"
     )
-    opener = open_here()
     try:
-        with opener.open(request, timeout=seconds):
-            return "", False
-    except urllib.error.HTTPError as error:
-        error.close()
-        busy = error.code >= 500 or error.code in (408, 429)
-        return f"answered with status {error.code}", busy
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None)
-        return f"could not be reached: {reason or type(error).__name__}", True
+        with HttpClient(longest=LONGEST_ANSWER).send(request, seconds=seconds) as answer:
+            if answer.status < 300:
+                return "", False
+            return f"answered with status {answer.status}", may_pass(answer.status)
+    except NoAnswer as error:
+        return f"could not be reached: {error}", True

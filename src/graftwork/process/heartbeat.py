@@ -7,13 +7,13 @@ what is being done inside a step, and with `vitals` the thread takes those of th
 
 import os
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from graftwork.files.whole import write_whole
+from graftwork.process import clock
 from graftwork.process.vitals import Sampler
 from graftwork.records.errors import GraftError
 from graftwork.records.job import Beat
@@ -30,18 +30,16 @@ class Heart:
     def __init__(self, folder: Path, *, interval: float = 2.0, vitals: bool = False) -> None:
         self._path = folder / HEARTBEAT_FILE
         self._interval = interval
-        self._started = time.time()
-        self._moved = self._started
-        self._doing, self._doing_since = "", self._started
+        self._started = clock.now()
+        self._moved = self._started.steady
+        self._doing, self._doing_since = "", self._started.steady
         self._spent: dict[str, float] = {}
-        self._written = 0.0
+        self._written = float("-inf")
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._sampler = Sampler(folder) if vitals else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
-        self._beat = Beat(
-            pid=os.getpid(), phase="starting", done=0, total=0, at=self._started, started=self._started
-        )
+        self._beat = self._make("starting", 0, 0)
 
     def __enter__(self) -> Self:
         self._write()
@@ -66,22 +64,14 @@ class Heart:
         **detail: float | str,
     ) -> None:
         """The work moved."""
-        now = time.time()
+        now = clock.steady()
         with self._lock:
             self._enter("", now)
             due = phase != self._beat.phase or done == total or now - self._written >= LEAST_SECONDS
             if self._sampler is not None and phase != self._beat.phase:
                 self._sampler.begin_phase()
-            self._beat = Beat(
-                pid=os.getpid(),
-                phase=phase,
-                done=done,
-                total=total,
-                at=now,
-                started=self._started,
-                seconds_left=seconds_left,
-                detail=detail,
-            )
+            beat = self._make(phase, done, total)
+            self._beat = beat.model_copy(update={"seconds_left": seconds_left, "detail": detail})
         if due:
             # Work that stands on a full disk goes on; it will say so itself where that matters.
             with suppress(GraftError):
@@ -90,7 +80,19 @@ class Heart:
     def move(self, doing: str = "") -> None:
         """The work moves, within what the last beat named: nothing is written, the thread will."""
         with self._lock:
-            self._enter(doing, time.time())
+            self._enter(doing, clock.steady())
+
+    def _make(self, phase: str, done: float, total: float) -> Beat:
+        return Beat(
+            pid=os.getpid(),
+            phase=phase,
+            done=done,
+            total=total,
+            at=self._started.at,
+            started=self._started.at,
+            started_steady=self._started.steady,
+            boot=self._started.boot,
+        )
 
     def _enter(self, doing: str, now: float) -> None:
         """Add what was done until now to its account, and open that of what comes."""
@@ -118,12 +120,14 @@ class Heart:
 
     def _write(self) -> None:
         with self._lock:
-            now = self._written = time.time()
+            now = clock.now()
+            self._written = now.steady
             beat = self._beat.model_copy(
                 update={
-                    "at": now,
+                    "at": now.at,
+                    "steady": now.steady,
                     "doing": self._doing,
-                    "detail": {**self._beat.detail, "seconds_since_move": now - self._moved},
+                    "detail": {**self._beat.detail, "seconds_since_move": now.steady - self._moved},
                     "vitals": self._sampler.latest if self._sampler else None,
                 }
             )

@@ -1,6 +1,6 @@
 """Is it stuck? Working, slow, stuck or gone, with the reason from the evidence. Pure.
 
-In: the last heartbeat with its vitals, the clock, whether the process lives and in which state, and
+In: the last heartbeat with its vitals and its age, whether the process lives and in which state, and
 what the plan expected. Out: a Judgement. The caller brings the clock and the processes.
 """
 
@@ -57,12 +57,15 @@ def judge(
     beat: Beat | None,
     *,
     alive: bool,
-    now: float,
+    age: float,
     expected_seconds: float,
     process_state: str = "",
     patience: Patience | None = None,
 ) -> Judgement:
-    """`process_state` is the letter that the system gives: T stopped, D waiting for disk or driver."""
+    """`age` is how many seconds ago the heartbeat was.
+
+    `process_state` is the letter that the system gives: T stopped, D waiting for disk or driver.
+    """
     patience = patience or Patience()
     if beat is None:
         health: Health = "starting" if alive else "gone"
@@ -72,9 +75,8 @@ def judge(
     if not alive:
         why = f"process {beat.pid} is not running; it last did: {_what(beat)}"
         return Judgement(health="gone", reason=why, **said)
-    silent = now - beat.at
-    if silent > patience.silent_seconds:
-        why = f"no heartbeat for {silent:.0f} s: {_frozen(process_state)}"
+    if age > patience.silent_seconds:
+        why = f"no heartbeat for {age:.0f} s: {_frozen(process_state)}"
         return Judgement(health="stuck", reason=why, **said)
     found = evidence(beat)
     because = "; ".join(found) or "nothing in the machine's figures explains it"

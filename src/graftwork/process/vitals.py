@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graftwork.files.journal import Journal
+from graftwork.process import clock as steady_clock
 from graftwork.process import memory
 from graftwork.process.devices import Probe, find_probe
 from graftwork.process.pool import count_cores
@@ -32,22 +33,23 @@ class Sampler:
         self,
         folder: Path,
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         probe: Probe | None = None,
         sample_seconds: float = SAMPLE_SECONDS,
     ) -> None:
         self._journal = Journal(folder / VITALS_FILE)
-        self._clock = clock
+        self._clock = clock or steady_clock.steady
         self._probe = probe or find_probe()
         self._every = sample_seconds
-        self._begun = clock()
+        self._begun = self._clock()
+        self._taken = float("-inf")
         self._written = float("-inf")
         self._resident: deque[tuple[float, float]] = deque()
         self._last: tuple[float, float, int | None] | None = None
         self.latest: Vitals | None = None
 
     def due(self) -> bool:
-        return self.latest is None or self._clock() - self.latest.at >= self._every
+        return self._clock() - self._taken >= self._every
 
     def begin_phase(self) -> None:
         """Other work takes other memory: growth is counted anew."""
@@ -55,7 +57,7 @@ class Sampler:
 
     def sample(self, *, data_share: float | None = None) -> Vitals:
         """Take them now; keep them in the file if it is time for a line."""
-        now = self._clock()
+        now = self._taken = self._clock()
         machine = memory.machine_memory()
         resident = memory.resident_gib()
         self._resident.append((now, resident))
@@ -63,7 +65,7 @@ class Sampler:
             self._resident.popleft()
         cores, swapped = self._rates(now)
         self.latest = Vitals(
-            at=now,
+            at=time.time(),
             memory_gib=resident,
             memory_growth_gib_per_minute=growth_per_minute(list(self._resident)),
             memory_limit_gib=machine.get("limit"),
@@ -76,7 +78,7 @@ class Sampler:
             data_share=data_share,
             devices=self._probe() if self._probe else (),
         )
-        self._keep(self.latest)
+        self._keep(self.latest, now)
         return self.latest
 
     def _rates(self, now: float) -> tuple[float | None, float | None]:
@@ -91,10 +93,10 @@ class Sampler:
             swapped = (pages - before[2]) * resource.getpagesize() / 2**20 / seconds
         return (used - before[1]) / seconds, swapped
 
-    def _keep(self, vitals: Vitals) -> None:
-        if vitals.at - self._written < seconds_between_lines(vitals.at - self._begun, every=self._every):
+    def _keep(self, vitals: Vitals, now: float) -> None:
+        if now - self._written < seconds_between_lines(now - self._begun, every=self._every):
             return
-        self._written = vitals.at
+        self._written = now
         try:
             self._journal.append(vitals.model_dump(mode="json", exclude_none=True))
         except GraftError:

@@ -16,6 +16,8 @@ from graftwork.files.whole import explain_os_error
 from graftwork.project.lists import list_single_texts
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
+from graftwork.records.secret import marks_of
+from graftwork.text.publish import publish_text
 
 PROJECT_FILE = "graft.yaml"
 
@@ -73,7 +75,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
                 where=where,
             ) from error
         raise UserMistake(
-            f"{name}: {_plain(first['msg'])}, found {_name_value(first['input'])}",
+            f"{name}: {_plain(first['msg'])}, found {_name_value(key, first['input'])}",
             why=why,
             fix=_describe(key) or "`graft schema` lists what each key takes",
             where=where,
@@ -175,14 +177,22 @@ def _plain(message: str) -> str:
     return message.removeprefix("Value error, ")
 
 
-def _name_value(value: object) -> str:
-    """What was found; a whole section would hide the message."""
+def _name_value(key: tuple[str, ...], value: object) -> str:
+    """What was found; a whole section would hide the message, and a secret is not shown."""
+    if _may_be_secret(key):
+        return "a value that is not shown"
     if isinstance(value, dict):
         return "keys and values"
     if isinstance(value, list | tuple):
         return "a list"
-    shown = repr(value)
+    shown = publish_text(repr(value))
     return shown if len(shown) <= 60 else f"{shown[:57]}…"
+
+
+def _may_be_secret(key: tuple[str, ...]) -> bool:
+    owner = _owner(key)
+    # Marked either way: where the name of a variable belongs, somebody may have written the key itself.
+    return owner is not None and key[-1] in marks_of(owner)
 
 
 def _describe(key: tuple[str, ...]) -> str:

@@ -6,9 +6,12 @@ databases, models or clocks.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
+
+from graftwork.records.secret import secret_of
 
 
 class Record(BaseModel):
@@ -29,6 +32,12 @@ class Record(BaseModel):
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
         return cls.model_validate_json(text)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """A record that is printed, in a traceback or a log, shows no field that may hold a secret."""
+        for name, value in super().__repr_args__():
+            secret = secret_of(type(self), name) if name and isinstance(value, str) else None
+            yield name, secret.hide(value) if secret is not None else value
 
     def fingerprint(self) -> str:
         """The same content has the same fingerprint on every machine."""

@@ -27,6 +27,16 @@ class Place(Record):
     kind: Literal["local"]
 
 
+class Moment(Record):
+    """A point in time: by the clock that people read, and by the machine's steady one (`process.clock`)."""
+
+    at: float
+    """Seconds since 1970."""
+    steady: float
+    boot: str
+    """The start of the machine that `steady` counts from; empty where it is not known."""
+
+
 class Beat(Record):
     """The heartbeat: who works, at what, how far, since when."""
 
@@ -41,3 +51,17 @@ class Beat(Record):
     doing: str = ""
     """What is being done inside a step: data, forward, backward, update, checkpoint; empty between."""
     vitals: Vitals | None = None
+    steady: float = 0.0
+    """`at` by the steady clock."""
+    started_steady: float = 0.0
+    boot: str = ""
+
+    @property
+    def moment(self) -> Moment:
+        """When it was beaten."""
+        return Moment(at=self.at, steady=self.steady, boot=self.boot)
+
+    @property
+    def start(self) -> Moment:
+        """When the worker began."""
+        return Moment(at=self.started, steady=self.started_steady, boot=self.boot)

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
+from graftwork.records.job import Moment
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.residual import Drift
 
@@ -18,7 +19,7 @@ class TrainJob(Record):
     dataset_folder: str
     plan: Plan
     run: dict[str, Any] = {}
-    """How the run is watched and kept: the `run` of the training settings."""
+    """How the run is watched and kept: the `run` of the training settings, without secrets."""
     crew: dict[str, Any] = {}
     """Who shares the work: strategy, processes, offload."""
     keeping: dict[str, Any] = {}
@@ -27,14 +28,16 @@ class TrainJob(Record):
     """A PEFT folder that training goes on from."""
     deadline: float | None = None
     """When the place is gone, as seconds since 1970."""
+    deadline_from: Moment | None = None
+    """When that was said: from there the worker counts, whatever becomes of the clock."""
 
 
 class TrainBatch(Record):
     """Several runs for one worker, in order: those on the same base share it once it is loaded."""
 
     folder: str
-    begun: float
-    """Seconds since 1970: attempts at a run before that were another command's."""
+    begun: Moment
+    """Attempts at a run before that were another command's."""
     jobs: tuple[TrainJob, ...]
     side_by_side: tuple[tuple[int, ...], ...] = ()
     """Places in `jobs` of those that are trained in one batch of rows."""
@@ -53,6 +56,8 @@ class TrainStep(Record):
     weights: str = ""
     at: float = 0.0
     """When it was done, as seconds since 1970."""
+    steady: float = 0.0
+    """The same by the machine's steady clock."""
 
 
 class Look(Record):

@@ -1,11 +1,17 @@
 """What a project may decide about its releases."""
 
+import re
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from graftwork.records.base import Record
+from graftwork.records.secret import NotSecret, SecretAddress
 from graftwork.registry.names import NAME, RULE
+
+_KEY_ITSELF = re.compile(r"\n|RW[A-Za-z0-9+/]{100}|-----BEGIN")
+"""A key pasted in the place of its file, as minisign or OpenSSL writes it."""
 
 
 class ReleaseSettings(Record):
@@ -17,17 +23,17 @@ class ReleaseSettings(Record):
         description="Promote only what the verdict clears to deploy, unless forced with a reason.",
     )
 
-    public_key: str | None = Field(
+    public_key: Annotated[str, NotSecret("a public key")] | None = Field(
         default=None,
         description="A minisign public key, or a file with one: only releases signed with it are promoted, "
         "loaded and served.",
     )
-    signing_key: str | None = Field(
+    signing_key: Annotated[str, NotSecret("a path: the key itself is refused")] | None = Field(
         default=None,
         description="A file with a minisign secret key: new releases are signed with it. "
         "Its password, if it has one, stands in GRAFT_SIGNING_PASSWORD.",
     )
-    store: str | None = Field(
+    store: SecretAddress | None = Field(
         default=None,
         description="A store of releases at an fsspec URL: where `push` and `pull` go by default.",
     )
@@ -37,6 +43,13 @@ class ReleaseSettings(Record):
     keep_days: int = Field(
         default=30, ge=0, description="Garbage collection leaves what is younger than this many days."
     )
+
+    @field_validator("signing_key")
+    @classmethod
+    def _signing_key_is_a_file(cls, given: str | None) -> str | None:
+        if given is not None and _KEY_ITSELF.search(given):
+            raise ValueError("this is a key itself: write it to a file that only you can read, and name it")
+        return given
 
     @field_validator("store")
     @classmethod

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+from graftwork.text.publish import VariableName
 
 
 class SplitSettings(Record):
@@ -73,7 +74,7 @@ class ServeSettings(Record):
     batch_wait_ms: float = Field(default=4.0, ge=0)
     """How long the first request of a batch waits for company."""
 
-    api_key_env: str | None = None
+    api_key_env: VariableName | None = None
     """Name of the environment variable that holds the key clients must present as bearer token."""
 
     max_new_tokens: int = Field(default=256, ge=1)

@@ -56,6 +56,15 @@ class Redactor:
                 break
         return Redacted(text, dict(sorted(counts.items())))
 
+    def redact_secrets(self, text: str) -> str:
+        """As `redact`, for secrets alone: names and numbers of people stay."""
+        counts: dict[str, int] = {}
+        self.number_past(text)
+        for pattern in find_likely(text):
+            if pattern.secret:
+                text = self._replace(text, pattern, counts)
+        return text
+
     def redact_under(self, name: str, text: str) -> Redacted:
         """As `redact`, for the value of a field: what stands under `password` is a password."""
         if is_password_under(name, text):

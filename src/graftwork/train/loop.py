@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from graftwork.process import clock
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
@@ -141,6 +142,7 @@ class Loop:
             seconds=time.perf_counter() - started,
             weights=weights,
             at=time.time(),
+            steady=clock.steady(),
         )
 
     def _measure(self, number: int, rows: Sequence[Row]) -> Measured:

@@ -15,10 +15,11 @@ from typing import Any
 
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
-from graftwork.process import lock
+from graftwork.process import clock, lock
 from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
 from graftwork.process.worker import ERROR_FILE, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
+from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.train.files import ATTEMPTS, SAVED, WAITED
 from graftwork.train.held import HeldBase
@@ -64,7 +65,7 @@ def free_memory() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _train_abreast(jobs: list[TrainJob], held: HeldBase, train: Train, *, begun: float) -> None:
+def _train_abreast(jobs: list[TrainJob], held: HeldBase, train: Train, *, begun: Moment) -> None:
     from graftwork.train.side_by_side import Abreast, train_abreast
 
     def work_on(job: TrainJob) -> Callable[[Load, Abreast], None]:
@@ -78,7 +79,7 @@ def _train_one(
     load: Load,
     train: Train,
     *,
-    begun: float,
+    begun: Moment,
     crew: Any = None,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
@@ -123,12 +124,12 @@ def _require_start(job: TrainJob) -> None:
         )
 
 
-def _require_patience(job: TrainJob, *, begun: float) -> None:
+def _require_patience(job: TrainJob, *, begun: Moment) -> None:
     """A run that kills its process again and again must not keep the others from being trained."""
     folder = Path(job.folder)
-    attempts = [float(line["at"]) for line in Journal(folder / ATTEMPTS).read()]
-    saved = [(float(line["at"]), int(line["step"])) for line in Journal(folder / SAVED).read()]
-    crashes = crashes_in_a_row(attempts, saved, begun=begun)
+    attempts = [_when(line, begun) for line in Journal(folder / ATTEMPTS).read()]
+    saved = [(_when(line, begun), int(line["step"])) for line in Journal(folder / SAVED).read()]
+    crashes = crashes_in_a_row(attempts, saved, begun=0.0)
     if crashes > job_settings(job).run.max_restarts:
         raise WorkerFailed(
             f"the training of run {job.run_id} was killed {crashes} time(s) without progress",
@@ -136,6 +137,11 @@ def _require_patience(job: TrainJob, *, begun: float) -> None:
             fix="look at the log; what was done so far is kept, the same command goes on from there",
             where=job.folder,
         )
+
+
+def _when(line: dict[str, Any], begun: Moment) -> float:
+    """When a line was written, in seconds after the command began."""
+    return clock.seconds_between(begun, clock.read_moment(line))
 
 
 def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int]], *, begun: float) -> int:

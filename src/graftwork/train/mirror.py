@@ -16,6 +16,8 @@ from typing import Any
 
 from graftwork.files.whole import folder_made_whole
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.secret import hide_login
+from graftwork.text.unsaid import leave_login_unsaid
 from graftwork.train.checkpoint import (
     CONTENT,
     MANIFEST,
@@ -34,6 +36,7 @@ LAST_TRIES = 3
 
 class Mirror:
     def __init__(self, url: str, *, run_id: str, keep: int, first_pause: float = 2.0) -> None:
+        self._url = url
         self._files, root = open_url(url)
         self._root = f"{root.rstrip('/')}/{run_id}"
         self._keep = keep
@@ -90,12 +93,15 @@ class Mirror:
             try:
                 self._fetch(folder)
             except Exception as error:  # whatever a network library may raise
-                self._words.put(f"the mirror cannot be read: {clean(error)}")
+                self._words.put(f"the mirror cannot be read: {self._say(error)}")
                 if attempt == LAST_TRIES:
-                    raise _unreadable(error) from error
+                    raise _unreadable(error, self._url) from error
                 time.sleep(pause * 2**attempt)
             else:
                 return
+
+    def _say(self, error: Exception) -> str:
+        return leave_login_unsaid(error, self._url)
 
     def _fetch(self, folder: Path) -> None:
         there = self._steps()
@@ -125,7 +131,7 @@ class Mirror:
             for name in CONTENT:
                 self._files.get_file(self._place(step, name, manifest), str(folder / name))
         except FileNotFoundError as missing:
-            raise Damaged("one of its files is missing", why=clean(missing)) from missing
+            raise Damaged("one of its files is missing", why=self._say(missing)) from missing
         (folder / MANIFEST).write_text(manifest.to_json())
         verify(folder)
 
@@ -141,7 +147,7 @@ class Mirror:
                 self._copy(folder)
             except Exception as error:  # whatever a network library may raise
                 failures += 1
-                self._words.put(f"the mirror failed {failures} time(s): {clean(error)}; trying again")
+                self._words.put(f"the mirror failed {failures} time(s): {self._say(error)}; trying again")
                 self._pause(failures)
             else:
                 failures = 0
@@ -251,9 +257,9 @@ class Mirror:
             return None
 
 
-def _unreadable(error: Exception) -> EnvironmentLacks:
+def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
     return EnvironmentLacks(
-        f"the mirror cannot be read: {clean(error)}",
+        f"the mirror cannot be read: {leave_login_unsaid(error, url)}",
         why="there is no checkpoint here; without the mirror's the run would begin anew",
         fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
         where="train.run.mirror",
@@ -274,24 +280,17 @@ def open_url(url: str) -> tuple[Any, str]:
         files, root = url_to_fs(url)
     except ImportError as error:
         raise EnvironmentLacks(
-            f"a package for this kind of mirror is not installed: {clean(error)}",
+            f"a package for this kind of mirror is not installed: {leave_login_unsaid(error, url)}",
             fix="install it beside fsspec: s3fs for s3://, gcsfs for gs://",
-            where=clean(url),
+            where=hide_login(url),
         ) from error
     except (ValueError, OSError) as error:
         raise UserMistake(
-            f"the mirror's address cannot be used: {clean(error)}",
+            f"the mirror's address cannot be used: {leave_login_unsaid(error, url)}",
             fix="give an fsspec URL such as s3://bucket/folder or file:///mnt/backup",
             where="train.run.mirror",
         ) from error
     return files, str(root)
-
-
-def clean(text: object) -> str:
-    """In one line, without what an address may carry: names, passwords, signed queries."""
-    line = " ".join(str(text).split()) or type(text).__name__
-    line = re.sub(r"://[^/\s@]*@", "://…@", line)
-    return re.sub(r"\?[^\s'\"]+", "?…", line)[:300]
 
 
 def _protocols(files: Any) -> set[str]:

@@ -4,11 +4,14 @@ In: a job and its settings. Out: the parts that the loop is given. Builds them a
 """
 
 import json
-import time
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from graftwork.process import clock
+from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
+from graftwork.records.secret import HIDDEN, hide_login
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.attend.deadline import Deadline
 from graftwork.train.attend.watch import Watch
@@ -17,29 +20,53 @@ from graftwork.train.settings import TrainSettings
 from graftwork.train.vault import Vault
 
 MIRROR_PATIENCE = 600.0
+MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
+"""Where a worker finds the addresses of mirrors that hold a login: a job's file is kept, and holds none."""
 
 
 def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
-    """When the place is gone: as the job says, or so many minutes from now."""
-    if job.deadline is not None or settings.run.deadline_minutes is None:
-        return job.deadline
-    return time.time() + settings.run.deadline_minutes * 60
+    """When the place is gone, by the steady clock: as the job says, or so many minutes from now."""
+    if job.deadline is not None:
+        said = job.deadline_from or clock.now()
+        return clock.steady() - clock.seconds_since(said) + (job.deadline - said.at)
+    minutes = settings.run.deadline_minutes
+    return clock.steady() + minutes * 60 if minutes is not None else None
 
 
 def open_vault(job: TrainJob, settings: TrainSettings, *, deadline: float | None) -> Vault:
     """A mirror that cannot work at all is said now, before the hours."""
-    mirror = None
-    if settings.run.mirror:
+    mirror, address = None, find_mirror(job, settings, environment=os.environ)
+    if address is not None:
         from graftwork.train.mirror import Mirror
 
-        mirror = Mirror(settings.run.mirror, run_id=job.run_id, keep=settings.keep_checkpoints)
+        mirror = Mirror(address, run_id=job.run_id, keep=settings.keep_checkpoints)
 
     def patience() -> float:
-        return MIRROR_PATIENCE if deadline is None else max(deadline - time.time() - 1, 0.0)
+        return MIRROR_PATIENCE if deadline is None else max(deadline - clock.steady() - 1, 0.0)
 
     return Vault(
         Path(job.folder) / CHECKPOINTS, keep=settings.keep_checkpoints, mirror=mirror, patience=patience
     )
+
+
+def pass_mirrors(mirrors: Mapping[str, str | None]) -> dict[str, str]:
+    """The environment that gives a worker the addresses of its runs' mirrors, by the run's id."""
+    secret = {run: url for run, url in mirrors.items() if url is not None and hide_login(url) != url}
+    return {MIRRORS_VARIABLE: json.dumps(secret)} if secret else {}
+
+
+def find_mirror(job: TrainJob, settings: TrainSettings, *, environment: Mapping[str, str]) -> str | None:
+    """The mirror's address: from the job, or with its login from the environment."""
+    address: str | None = json.loads(environment.get(MIRRORS_VARIABLE, "{}")).get(job.run_id)
+    address = address or settings.run.mirror
+    if address is not None and HIDDEN in address:
+        raise EnvironmentLacks(
+            "the login of the mirror is not known here",
+            why="a job's file holds no secrets: `graft train` passes them to the process that it starts",
+            fix="start the run with `graft train`",
+            where="train.run.mirror",
+        )
+    return address or None
 
 
 def guards(

@@ -1,10 +1,11 @@
 """The settings of training: what changes the result, and apart from it how a run is watched and kept."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
+from graftwork.records.secret import NotSecret, SecretAddress, SecretLink, SecretText
 
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -55,8 +56,10 @@ class WatchSettings(Record):
 class AlertSettings(Record):
     """Who is told when a run stalls, fails or ends badly. The log is always told."""
 
-    command: str | None = Field(None, description="A command that gets the alert as JSON on its input.")
-    webhook: str | None = Field(None, description="An http(s) address that gets the alert as JSON.")
+    command: SecretText | None = Field(
+        None, description="A command that gets the alert as JSON on its input."
+    )
+    webhook: SecretLink | None = Field(None, description="An http(s) address that gets the alert as JSON.")
     patience_seconds: float = Field(
         60, gt=0, description="A run is not called stuck before it has stood still for so long."
     )
@@ -65,14 +68,14 @@ class AlertSettings(Record):
 class RunSettings(Record):
     """How a run is watched, kept and stopped. Nothing here changes what is learned."""
 
-    mirror: str | None = Field(
+    mirror: SecretAddress | None = Field(
         None, description="Checkpoints are copied there too: any fsspec URL (s3://, gs://, file://)."
     )
     deadline_minutes: float | None = Field(
         None, gt=0, description="The place is gone then: the last checkpoint is made in time."
     )
     nodes: int = Field(1, ge=1, description="Machines that train one run together, `processes` on each.")
-    main_address: str | None = Field(
+    main_address: Annotated[str, NotSecret("a host and a port")] | None = Field(
         None, description="HOST:PORT of the first of several machines, as the others reach it."
     )
     max_restarts: int = Field(3, ge=0, description="How often a crashed worker is started again.")

@@ -16,6 +16,7 @@ from graftwork.files.dataset_folder import read_rows
 from graftwork.files.digest import folder_digest
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
+from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
@@ -82,7 +83,7 @@ def train(
         _train(job, QuietHeart(), lambda _word: None, restarts=0, load=load, examiner=examiner)
         return
     attempts, words = Journal(folder / ATTEMPTS), Journal(folder / WORDS)
-    attempts.append({"pid": os.getpid(), "at": time.time()}, durable=True)
+    attempts.append({"pid": os.getpid(), **clock.now().model_dump()}, durable=True)
 
     def say(word: str) -> None:
         try:

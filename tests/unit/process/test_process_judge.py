@@ -26,7 +26,8 @@ def vitals(**changes):
 
 
 def health(given_beat, *, alive=True, expected=1.0, patience=EAGER, **more):
-    return judge(given_beat, alive=alive, now=NOW, expected_seconds=expected, patience=patience, **more)
+    age = NOW - given_beat.at if given_beat else 0.0
+    return judge(given_beat, alive=alive, age=age, expected_seconds=expected, patience=patience, **more)
 
 
 @pytest.mark.parametrize(

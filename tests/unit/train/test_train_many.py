@@ -9,6 +9,7 @@ import torch
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.records.errors import WorkerFailed
+from graftwork.records.job import Moment
 from graftwork.train import many
 from graftwork.train.files import ATTEMPTS, OUTCOME, SAVED
 from graftwork.train.many import _require_patience, crashes_in_a_row, train_many
@@ -51,13 +52,13 @@ def make_job(folder, *, max_restarts=1):
 def test_a_run_that_comes_further_each_time_is_never_given_up(tmp_path):
     job, clock = make_job(tmp_path), iter(range(10, 1000))
     for step in range(20):
-        _require_patience(job, begun=5)
+        _require_patience(job, begun=Moment(at=5, steady=0, boot=""))
         Journal(tmp_path / ATTEMPTS).append({"pid": 1, "at": next(clock)})
         Journal(tmp_path / SAVED).append({"at": next(clock), "step": step, "folder": "x"})
-    _require_patience(job, begun=5)
+    _require_patience(job, begun=Moment(at=5, steady=0, boot=""))
     Journal(tmp_path / ATTEMPTS).append({"pid": 1, "at": next(clock)})
     with pytest.raises(WorkerFailed, match="killed 2 time"):
-        _require_patience(job, begun=5)
+        _require_patience(job, begun=Moment(at=5, steady=0, boot=""))
 
 
 class Card:
@@ -98,7 +99,7 @@ def test_what_a_run_took_is_free_when_the_next_begins(tmp_path, monkeypatch, fai
             raise ValueError("broken")
         write_whole(tmp_path / job.run_id / OUTCOME, "{}")
 
-    batch = SimpleNamespace(jobs=jobs, side_by_side=(), begun=0.0)
+    batch = SimpleNamespace(jobs=jobs, side_by_side=(), begun=Moment(at=0, steady=0, boot=""))
     train_many(batch, train)
     assert alive == [False]
     assert card.asked == ["empty", 1.0] * 2

@@ -1,6 +1,7 @@
 """A tracker gets every step once, and costs the run nothing when it fails."""
 
 import sys
+import threading
 import types
 
 import pytest
@@ -43,7 +44,7 @@ def tape(monkeypatch):
     return tape
 
 
-def make_track(folder, words=None, look=None, trackers=("tape",)):
+def make_track(folder, words=None, look=None, trackers=("tape",), **options):
     return Track(
         trackers,
         run_id="run-1",
@@ -51,6 +52,7 @@ def make_track(folder, words=None, look=None, trackers=("tape",)):
         folder=folder,
         latest_look=lambda: look,
         on_word=(words if words is not None else []).append,
+        **options,
     )
 
 
@@ -95,6 +97,18 @@ def test_a_tracker_that_fails_is_left_out_with_one_word(tape, tmp_path, monkeypa
     assert [step for step, _ in tape.logged] == [1]
     assert [step for step, _ in other.logged] == [1, 2, 3, 4]
     assert words == ["the tracker tape is left out from here on: RuntimeError: the line is down"]
+
+
+@pytest.mark.parametrize("call", ["open_run", "log", "close"])
+def test_a_tracker_that_never_answers_does_not_hold_the_run(tape, tmp_path, monkeypatch, call):
+    held = threading.Event()
+    monkeypatch.setattr(tape, call, lambda *_arguments: held.wait(60))
+    words = []
+    track = make_track(tmp_path, words, patience=0.05)
+    work_through(track, [1, 2, 3])
+    track.ends()
+    held.set()
+    assert words == ["the tracker tape is left out from here on: TimeoutError: no answer within 0.05 s"]
 
 
 def test_a_tracker_that_cannot_be_opened_does_not_stop_the_run(tape, tmp_path):

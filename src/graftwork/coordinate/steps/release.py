@@ -17,6 +17,7 @@ from graftwork.registry.promote import promote
 from graftwork.registry.publish import publish
 from graftwork.registry.signature import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
+from graftwork.text.publish import publishable
 
 
 def _do(work: Workplace, made: Made) -> Release:
@@ -39,7 +40,7 @@ def _do(work: Workplace, made: Made) -> Release:
             verdict=made.get("gate", Verdict),
             parent=work.releases.aliases().get(alias),
             created_at=now(),
-            settings=work.settings.model_dump(mode="json"),
+            settings=publishable(work.settings),
             versions=outcome.versions,
             licence=find_licence(Path(work.base.folder)),
         )

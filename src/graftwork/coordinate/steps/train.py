@@ -22,12 +22,15 @@ from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
 from graftwork.plan import residuals
+from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.judge import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.text.publish import publishable
 from graftwork.train.files import OUTCOME, WAITED, WORDS
+from graftwork.train.safety import pass_mirrors
 
 
 def _do(work: Workplace, made: Made) -> TrainOutcome:
@@ -74,18 +77,20 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
     """All that the worker is told about this model's run."""
     plan, start = made.get("plan", Plan), start_of(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
+    begun = clock.now()
     return TrainJob(
         run_id=run_id,
         folder=str(work.project.runs / run_id),
         base_folder=work.base.folder,
         dataset_folder=made.get("prepare", Prepared).folder,
         plan=plan,
-        run=work.settings.train.run.model_dump(mode="json"),
+        run=publishable(work.settings.train.run),
         crew=work.settings.train.crew(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
-        deadline=time.time() + minutes * 60 if minutes else None,
+        deadline=begun.at + minutes * 60 if minutes else None,
+        deadline_from=begun if minutes else None,
     )
 
 
@@ -139,6 +144,7 @@ def _train(work: Workplace, job: TrainJob) -> float:
                 on_poll=listen,
                 vigil=vigil,
                 on_out_of_memory=take_less,
+                environment=pass_mirrors({job.run_id: work.settings.train.run.mirror}),
             )
     finally:
         launch.over()

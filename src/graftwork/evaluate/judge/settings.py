@@ -1,11 +1,13 @@
 """What graft.yaml says about the judge, checked when it is read."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.records.base import Record
+from graftwork.records.secret import NotSecret
+from graftwork.text.publish import VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "
@@ -16,11 +18,12 @@ RUBRIC = (
 class JudgeSettings(Record):
     """Another model that says which answer is better. The key is never written anywhere."""
 
-    url: str = Field(description="Where the endpoint is, up to /v1: https://host/v1.")
+    url: Annotated[str, NotSecret("a login or a query in it is refused")] = Field(
+        description="Where the endpoint is, up to /v1: https://host/v1."
+    )
     model: str = Field(min_length=1, description="The model to ask there.")
-    key_variable: str | None = Field(
+    key_variable: VariableName | None = Field(
         None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="The environment variable that holds the key; no key is sent without it.",
     )
     modes: tuple[Literal["pairwise", "pointwise"], ...] = Field(

@@ -6,24 +6,24 @@ and goes nowhere but into the header; redirects are not followed, so that it rea
 taken out of whatever the server says.
 """
 
-import http.client
 import json
 import os
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from graftwork.evaluate.secrets import fits_header, mask_answer, tell
-from graftwork.process.stay_here import open_here
+from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, tell, writable
+from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
+from graftwork.process.retry import may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
 
-RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 LONGEST_WORDS = 300
-LONGEST_LINE = 8 * 2**20
+LONGEST_REFUSAL = 64 * 2**10
+SHORTEST_LIMIT, BYTES_A_TOKEN = 2**20, 4 * 2**10
+"""How large an answer may be: an event for each token is a few hundred bytes."""
 
 
 class Settings(NamedTuple):
@@ -43,11 +43,15 @@ class EndpointReply(NamedTuple):
 
 
 class TryAgain(Exception):
-    """The endpoint may answer the next time; `wait` is how long it asked us to wait."""
+    """The endpoint may answer the next time; `wait` is how long it asked us to wait.
 
-    def __init__(self, why: str, *, wait: float | None = None) -> None:
+    `adapted`: the next request is another one, without what this endpoint does not understand. That happens
+    a few times at most, and is no failed attempt.
+    """
+
+    def __init__(self, why: str, *, wait: float | None = None, adapted: bool = False) -> None:
         super().__init__(why)
-        self.wait = wait
+        self.wait, self.adapted = wait, adapted
 
 
 class EndpointClient:
@@ -57,7 +61,7 @@ class EndpointClient:
         self._endpoint = endpoint
         self._settings = settings
         self._key = _read_key(endpoint)
-        self._opener = open_here()
+        self._client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * settings.max_new_tokens)
         self._limit_name = "max_tokens"
         self._left_out: frozenset[str] = frozenset()
 
@@ -65,18 +69,14 @@ class EndpointClient:
         """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
         began = time.perf_counter()
         try:
-            with self._opener.open(
-                self._request(messages, repeat), timeout=self._endpoint.timeout_seconds
-            ) as answer:
+            request = self._request(messages, repeat)
+            with self._client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
+                if answer.status != 200:
+                    raise self._explain(answer)
                 return self._hear(answer, began)
-        except urllib.error.HTTPError as error:
-            with error:
-                words = self._tell(_read_words(error))
-            raise self._explain(error, words) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = self._tell(str(getattr(error, "reason", None) or error))
+        except NoAnswer as error:
             # Not chained: the error itself may hold what the server said.
-            raise TryAgain(f"{type(error).__name__}: {reason}") from None
+            raise TryAgain(self._tell(str(error))) from None
         except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise TryAgain(f"the stream holds something else than events ({type(error).__name__})") from None
 
@@ -108,12 +108,12 @@ class EndpointClient:
             method="POST",
         )
 
-    def _hear(self, answer: IO[bytes], began: float) -> EndpointReply:
+    def _hear(self, answer: HttpAnswer, began: float) -> EndpointReply:
         pieces: list[str] = []
         first: float | None = None
         finish: str | None = None
         usage: dict[str, Any] = {}
-        for event in self._events(answer, began):
+        for event in self._events(answer):
             if "error" in event:
                 said = self._tell(json.dumps(event["error"], ensure_ascii=False))
                 raise TryAgain(f"an error came in the stream: {said}")
@@ -128,22 +128,18 @@ class EndpointClient:
         if finish is None:
             raise TryAgain(f"the stream was cut off after {len(pieces)} pieces")
         return EndpointReply(
-            text=mask_answer("".join(pieces), self._key),
-            tokens=int(usage.get("completion_tokens") or len(pieces)),
-            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            text=mask_answer(writable("".join(pieces)), self._key),
+            tokens=count_tokens(usage, "completion_tokens") or len(pieces),
+            prompt_tokens=count_tokens(usage, "prompt_tokens"),
             finish_reason="length" if finish == "length" else "stop",
             first_token_seconds=total if first is None else first,
             seconds=total,
         )
 
-    def _events(self, answer: IO[bytes], began: float) -> Iterator[dict[str, Any]]:
+    def _events(self, answer: HttpAnswer) -> Iterator[dict[str, Any]]:
         """The stream's events; of an endpoint that does not stream, its one answer."""
-        until = began + self._endpoint.timeout_seconds
         plain: list[bytes] = []
-        while line := answer.readline(LONGEST_LINE):
-            if time.perf_counter() > until:
-                # Each read may be in time while the whole never ends.
-                raise TryAgain(f"no whole answer within {self._endpoint.timeout_seconds:.0f} s")
+        for line in answer.lines():
             if line.startswith(b"data:"):
                 data = line[5:].strip()
                 if data == b"[DONE]":
@@ -152,7 +148,7 @@ class EndpointClient:
             elif line.strip() and not line.startswith((b":", b"event:", b"id:", b"retry:")):
                 plain.append(line)
         if plain:
-            yield self._parse(b"".join(plain))
+            yield self._parse(b"\n".join(plain))
 
     def _parse(self, data: bytes) -> dict[str, Any]:
         try:
@@ -163,22 +159,27 @@ class EndpointClient:
             raise TryAgain("the stream holds something else than events")
         return event
 
-    def _explain(self, error: urllib.error.HTTPError, words: str) -> Exception:
-        if error.code in RETRIED:
-            return TryAgain(f"{error.code} {words}", wait=_retry_after(error))
-        if error.code in (400, 422) and self._adapt(words):
-            return TryAgain(f"{error.code} {words}", wait=0.0)
+    def _explain(self, answer: HttpAnswer) -> Exception:
+        status, wait = answer.status, retry_after(answer.header("Retry-After"))
+        try:
+            words = self._tell(answer.read(most=LONGEST_REFUSAL).decode(errors="replace"))
+        except NoAnswer:
+            words = ""
+        if may_pass(status):
+            return TryAgain(f"{status} {words}", wait=wait)
+        if status in (400, 422) and self._adapt(words):
+            return TryAgain(f"{status} {words}", adapted=True)
         where = f"{self._endpoint.url}#{self._endpoint.model}"
-        if error.code in (401, 403):
+        if status in (401, 403):
             variable = self._endpoint.key_variable
             return EnvironmentLacks(
-                f"the endpoint refuses us: {error.code} {words}",
+                f"the endpoint refuses us: {status} {words}",
                 why=f"the key is read from ${variable}" if variable else "no key is sent",
                 fix="put a valid key into an environment variable and name it: URL#model,key=VARIABLE",
                 where=where,
             )
         return UserMistake(
-            f"the endpoint refuses the question: {error.code} {words}",
+            f"the endpoint refuses the question: {status} {words}",
             why="another attempt would be answered the same",
             fix="check the URL (it ends before /chat/completions), the model and the settings",
             where=where,
@@ -222,21 +223,6 @@ def _read_key(endpoint: Endpoint) -> str | None:
             fix="copy the key once more",
         )
     return key
-
-
-def _retry_after(error: urllib.error.HTTPError) -> float | None:
-    """Seconds; a date is left to our own patience."""
-    try:
-        return max(float(error.headers.get("Retry-After", "")), 0.0)
-    except ValueError:
-        return None
-
-
-def _read_words(error: urllib.error.HTTPError) -> str:
-    try:
-        return error.read(64 * 1024).decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return ""
 
 
 __all__ = ["EndpointClient", "EndpointReply", "GraftError", "Settings", "TryAgain"]

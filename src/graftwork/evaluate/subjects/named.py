@@ -13,19 +13,18 @@ not know whether it exists.
                                          and `,concurrency=16` asks so many questions at a time
 """
 
-import re
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Endpoint
+from graftwork.text.publish import is_variable_name
 
 Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
 PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
 CHAMPION = "champion"
 MOST_AT_A_TIME = 256
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class NamedSubject(NamedTuple):
@@ -73,7 +72,7 @@ def _parse_endpoint(said: str) -> NamedSubject:
     endpoint = Endpoint(url=address.rstrip("/"), model=model)
     for option in options:
         key, _, value = option.partition("=")
-        if key == "key" and _VARIABLE.fullmatch(value):
+        if key == "key" and is_variable_name(value):
             endpoint = endpoint.model_copy(update={"key_variable": value})
         elif key == "concurrency" and value.isdigit() and 1 <= int(value) <= MOST_AT_A_TIME:
             endpoint = endpoint.model_copy(update={"concurrency": int(value)})

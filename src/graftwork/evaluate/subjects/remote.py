@@ -19,11 +19,11 @@ from graftwork.evaluate.subjects.book import AnswerBook, read_answers
 from graftwork.evaluate.subjects.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
 from graftwork.evaluate.subjects.kept import repeats_of
 from graftwork.evaluate.wording import plural
+from graftwork.process.retry import FIRST_PAUSE, Retries
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob
 
-LONGEST_WAIT = 60.0
-FIRST_WAIT = 0.5
+FIRST_WAIT = FIRST_PAUSE
 POLL_SECONDS = 0.2
 
 
@@ -108,20 +108,17 @@ class _Desk:
     def _patiently(self, question: _Question) -> EndpointReply:
         """One question, asked again while that makes sense."""
         messages = insert_example(question.case.messages, example=self._job.worked_example)
-        chance = Random(question.case.id)
-        attempts = 0
+        retries = Retries(
+            attempts=self._endpoint.attempts, first_pause=FIRST_WAIT, chance=Random(question.case.id)
+        )
         while True:
             try:
                 return self.client.ask(messages, repeat=question.repeat)
             except TryAgain as trouble:
-                attempts += trouble.wait != 0.0
                 self.retries += 1
-                if attempts >= self._endpoint.attempts or self._given_up.is_set():
-                    raise self._given(question, attempts, trouble) from trouble
-                backing_off = FIRST_WAIT * 2 ** (attempts - 1) * (0.5 + chance.random())
-                pause = backing_off if trouble.wait is None else trouble.wait
-                if self._given_up.wait(min(pause, LONGEST_WAIT)):
-                    raise self._given(question, attempts, trouble) from trouble
+                pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
+                if pause is None or self._given_up.wait(pause):
+                    raise self._given(question, retries.failed, trouble) from trouble
 
     def _write(self, question: _Question, reply: EndpointReply) -> None:
         self._book.write(

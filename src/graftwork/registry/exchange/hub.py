@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from graftwork.process.apart import Apart
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.counting import Count, CountedReader, Listener, counted_digest, nobody
@@ -33,6 +34,9 @@ from graftwork.registry.store import ReleaseStore
 from graftwork.text.unsaid import leave_secrets_unsaid
 
 TOKEN, ENDPOINT = "HF_TOKEN", "HF_ENDPOINT"
+ANSWER_SECONDS = 300.0
+SLOWEST = 16 * 2**10
+"""Bytes a second: a line that is slower for the whole of a file is given up."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
@@ -57,6 +61,7 @@ class Hub:
         self._token = os.environ.get(TOKEN)
         self._endpoint = endpoint
         self._api = self._client()
+        self._apart = Apart("the Hub's client")
 
     def push(self, store: ReleaseStore, release_id: str, *, tell: Listener = nobody) -> OnHub:
         """Verify here, send in one commit, and check the hashes that the Hub then has."""
@@ -135,7 +140,8 @@ class Hub:
                 done = self._asked(
                     lambda: self._api.create_commit(
                         self.repository, operations, commit_message=f"release {release.id}"
-                    )
+                    ),
+                    carried=sum(file.size for file in release.files),
                 )
             count.finish()
         return str(done.oid)
@@ -217,11 +223,12 @@ class Hub:
             return None
         if infos[0].size > largest:
             raise self._damaged(f"{name} is larger than it may be", f"{infos[0].size:,} bytes")
-        bar = bar_of(count or Count(nobody, "", 0))
+        bar = bar_of(count or Count(nobody, "", 0), largest=largest)
         path = self._asked(
             lambda: self._api.hf_hub_download(
                 self.repository, name, revision=commit, local_dir=folder, tqdm_class=bar
-            )
+            ),
+            carried=infos[0].size,
         )
         return Path(path)
 
@@ -238,10 +245,13 @@ class Hub:
         # False: never the token that somebody left in a file on this machine.
         return HfApi(endpoint=self._endpoint, token=self._token or False)
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Whatever the client raises becomes what, why and fix, without token or login."""
+    def _asked(self, ask: Callable[[], Any], *, carried: int = 0) -> Any:
+        """Whatever the client raises becomes what, why and fix, without token or login.
+
+        `carried` is the number of bytes that go over the line: they have their time, and no more.
+        """
         try:
-            return ask()
+            return self._apart.call(ask, seconds=ANSWER_SECONDS + carried / SLOWEST)
         except GraftError:
             raise
         except Exception as error:

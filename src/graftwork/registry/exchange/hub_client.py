@@ -37,16 +37,27 @@ def quiet_client() -> Iterator[None]:
         log.setLevel(before)
 
 
-def bar_of(count: Count) -> Any:
-    """What the client takes for its progress bar: it draws nothing and counts."""
+class TooLong(OSError):
+    """More arrives than the file may have."""
+
+
+def bar_of(count: Count, *, largest: int) -> Any:
+    """What the client takes for its progress bar: it draws nothing, counts, and ends what is too long.
+
+    The client itself compares lengths only when all has arrived, which may fill the disk.
+    """
     from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
     class Counted(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
             super().__init__(*args, **{**options, "disable": True})
+            self._arrived = 0
 
         def update(self, n: float | None = 1) -> bool | None:
+            self._arrived += int(n or 0)
+            if self._arrived > largest:
+                raise TooLong(f"more than {largest:,} bytes arrive")
             count.add(int(n or 0))
             return None
 

@@ -8,7 +8,6 @@ otherwise. Pushed twice, it is there once. Of the machine nothing is told.
 import contextlib
 import io
 import os
-import urllib.error
 import urllib.request
 import warnings
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from graftwork.files.digest import file_digest
+from graftwork.process.http_client import HttpClient
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.exchange.figures import facts_of, figures_of
 from graftwork.registry.folder import files_of
@@ -86,11 +86,9 @@ def _require_server() -> None:
             f"{SERVER} is no http(s) address", fix="write it whole: http://host:7860", where=SERVER
         )
     bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    try:
-        urllib.request.urlopen(bare, timeout=ANSWER_SECONDS).close()
-    except urllib.error.HTTPError as error:
-        # It answers; what it allows is seen in a moment.
-        error.close()
+    # Whatever it answers: what it allows is seen in a moment.
+    with HttpClient().send(urllib.request.Request(bare), seconds=ANSWER_SECONDS):
+        pass
 
 
 def _library() -> Any:

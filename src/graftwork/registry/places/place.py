@@ -16,11 +16,13 @@ from pydantic import ValidationError
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.secret import hide_login
 from graftwork.registry.counting import Count, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST
 from graftwork.registry.folder import MANIFEST
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.release import name_by_content
+from graftwork.text.unsaid import leave_login_unsaid
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
 """Places whose first name is a bucket that somebody has to make, and which need no folders."""
@@ -34,7 +36,7 @@ class Place:
         self._files, root = _open(url)
         self._root = root.rstrip("/")
         self._has_buckets = bool(BUCKETS.intersection(_protocols(self._files)))
-        self.address = clean(url)
+        self._url, self.address = url, hide_login(url)
         if self._has_buckets:
             self._require_bucket()
 
@@ -199,7 +201,7 @@ class Place:
             return ask()
         except Exception as error:
             raise EnvironmentLacks(
-                f"the store cannot be used: {clean(error)}",
+                f"the store cannot be used: {leave_login_unsaid(error, self._url)}",
                 why="it does not answer, or does not allow it",
                 fix="see whether the address and the credentials are right, and try again",
                 where=self.address,
@@ -209,13 +211,6 @@ class Place:
         return Damaged(
             what, why=why, fix="push the release again from a machine that has it", where=self.address
         )
-
-
-def clean(text: object) -> str:
-    """In one line, without what an address may carry: names, passwords, signed queries."""
-    line = " ".join(str(text).split()) or type(text).__name__
-    line = re.sub(r"://[^/\s@]*@", "://…@", line)
-    return re.sub(r"\?[^\s'\"]+", "?…", line)[:300]
 
 
 def _open(url: str) -> tuple[Any, str]:
@@ -229,7 +224,7 @@ def _open(url: str) -> tuple[Any, str]:
         ) from error
     if "://" not in url:
         raise UserMistake(
-            f"{clean(url)!r} is not a URL",
+            f"{hide_login(url)!r} is not a URL",
             fix="write it like s3://bucket/folder or file:///mnt/releases",
             where="release.store",
         )
@@ -237,13 +232,13 @@ def _open(url: str) -> tuple[Any, str]:
         files, root = url_to_fs(url)
     except ImportError as error:
         raise EnvironmentLacks(
-            f"a package for this kind of store is not installed: {clean(error)}",
+            f"a package for this kind of store is not installed: {leave_login_unsaid(error, url)}",
             fix='install it: pip install "graftwork[s3]" for s3://, gcsfs for gs://',
-            where=clean(url),
+            where=hide_login(url),
         ) from error
     except (ValueError, OSError) as error:
         raise UserMistake(
-            f"the address of the store cannot be used: {clean(error)}",
+            f"the address of the store cannot be used: {leave_login_unsaid(error, url)}",
             fix="write it like s3://bucket/folder or file:///mnt/releases",
             where="release.store",
         ) from error

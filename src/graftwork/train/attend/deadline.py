@@ -1,15 +1,15 @@
 """Leaves before the place is gone: the last checkpoint is planned and not hoped for.
 
-In: when the place ends, a clock, and how long a checkpoint takes until it is safe. Out: before every
-step the answer whether it still fits; if not, the run stops in good order. Step times are measured
-from one step to the next, so that looks, logging and handing over a checkpoint are in them.
+In: when the place ends by the steady clock, that clock, and how long a checkpoint takes until it is safe.
+Out: before every step the answer whether it still fits; if not, the run stops in good order. Step times are
+measured from one step to the next, so that looks, logging and handing over a checkpoint are in them.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from graftwork.process import clock as steady_clock
 from graftwork.records.errors import StoppedInOrder
 from graftwork.records.run import TrainStep
 from graftwork.train.attend.attendant import Attendant
@@ -35,13 +35,13 @@ class Deadline(Attendant):
         save_seconds: Callable[[], float | None],
         look_seconds: Callable[[int], float] = lambda _number: 0.0,
         margin: float = MARGIN_SECONDS,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._at = at
         self._save_seconds = save_seconds
         self._look_seconds = look_seconds
         self._margin = margin
-        self._clock = clock
+        self._clock = clock or steady_clock.steady
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
         self._begun: float | None = None
         self._seen = 0

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from graftwork.files.journal import Journal
+from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.records.errors import GraftError
 from graftwork.records.run import TrainStep
@@ -49,7 +50,7 @@ class Pulse(Attendant):
         self._heart.move()
         # A note for readers only: a disk without room for it must not end the run.
         with suppress(GraftError):
-            self._saved.append({"at": time.time(), "step": step, "folder": folder.name})
+            self._saved.append({**clock.now().model_dump(), "step": step, "folder": folder.name})
 
     def before_settling(self) -> None:
         self._heart.move("checkpoint")

@@ -1,16 +1,18 @@
 """Passes the figures of each step on to the trackers that graft.yaml names.
 
 In: steps, and looks where there were any. Out: the same figures in each tracker. A tracker that
-fails costs its own curve and a word, never the run. A resumed run goes on in the same tracker run;
-steps that are done again are not told again.
+fails, or whose server does not come to an end, costs its own curve and a word, never the run. A resumed
+run goes on in the same tracker run; steps that are done again are not told again.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from graftwork.files.whole import write_whole
+from graftwork.process.apart import Apart
 from graftwork.records.run import Look, TrainStep
 from graftwork.text.unsaid import leave_secrets_unsaid
 from graftwork.train.attend.attendant import Attendant
@@ -23,6 +25,10 @@ SECRETS = (
     *("TRACKIO_SERVER_URL", "TRACKIO_WRITE_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL", "HF_TOKEN"),
 )
 """What an error of a tracker must not repeat: the word about it is kept with the run."""
+PATIENCE_SECONDS = 60.0
+"""For one call of a tracker. The timeouts of their libraries begin anew with every byte that arrives."""
+
+T = TypeVar("T")
 
 
 class Track(Attendant):
@@ -37,8 +43,11 @@ class Track(Attendant):
         folder: Path,
         latest_look: Callable[[], Look | None] = lambda: None,
         on_word: Callable[[str], None] = lambda _word: None,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._trackers = trackers
+        self._patience = patience
+        self._apart: dict[str, Apart] = {}
         self._run_id = run_id
         self._settings = settings
         self._folder = folder
@@ -53,8 +62,9 @@ class Track(Attendant):
         for name in self._trackers:
             # Whatever a library raises, the run goes on.
             try:
-                tracker = load_tracker(name)
-                self._open[name] = tracker.open_run(self._run_id, self._settings, self._folder / name)
+                begin = partial(load_tracker(name).open_run, self._run_id, self._settings)
+                self._apart[name] = Apart(f"tracker {name}")
+                self._open[name] = self._call(name, partial(begin, self._folder / name))
             except Exception as error:
                 self._give_up(name, error)
 
@@ -67,7 +77,7 @@ class Track(Attendant):
         figures = name_figures(step, self._latest_look())
         for name, run in list(self._open.items()):
             try:
-                run.log(step.step, figures)
+                self._call(name, partial(run.log, step.step, figures))
             except Exception as error:
                 del self._open[name]
                 self._give_up(name, error)
@@ -75,10 +85,13 @@ class Track(Attendant):
     def ends(self) -> None:
         for name, run in self._open.items():
             try:
-                run.close()
+                self._call(name, run.close)
             except Exception as error:
                 self._give_up(name, error)
         self._open = {}
+
+    def _call(self, name: str, work: Callable[[], T]) -> T:
+        return self._apart[name].call(work, seconds=self._patience)
 
     def _give_up(self, name: str, error: Exception) -> None:
         first = next(iter(str(error).strip().splitlines()), "")

@@ -1,0 +1,51 @@
+"""Durations that the machine's clock cannot spoil, also between processes.
+
+In: a moment that another process wrote down. Out: the seconds since then. The clock that people read may be
+set, by hand or by a time server, and then jumps by an hour. The steady one counts from the machine's start
+and is the same for all its processes. It means nothing on another machine or after a restart, so a moment
+names the start that it belongs to; where that is another one, the clock that people read is all there is.
+"""
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from graftwork.records.job import Moment
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def steady() -> float:
+    """Seconds that only go forward. While a machine sleeps they stand still, as its workers do."""
+    return time.monotonic()
+
+
+def now() -> Moment:
+    return Moment(at=time.time(), steady=steady(), boot=boot_id())
+
+
+def seconds_between(earlier: Moment, later: Moment) -> float:
+    """Below zero where the second moment is the earlier one."""
+    if earlier.boot and earlier.boot == later.boot:
+        return later.steady - earlier.steady
+    return later.at - earlier.at
+
+
+def seconds_since(moment: Moment) -> float:
+    return seconds_between(moment, now())
+
+
+def read_moment(line: Mapping[str, Any]) -> Moment:
+    """The moment of a line of a journal; those of earlier versions have the plain clock alone."""
+    return Moment(at=float(line["at"]), steady=float(line.get("steady", 0.0)), boot=str(line.get("boot", "")))
+
+
+@cache
+def boot_id() -> str:
+    """Names this start of this machine; empty where the system does not tell."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

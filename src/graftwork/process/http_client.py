@@ -1,0 +1,236 @@
+"""An HTTP client that goes where it was sent and nowhere else, for so long and so many bytes and no more.
+
+In: a request, and its limits. Out: the answer whatever its status, or `NoAnswer`. What is meant for one host
+(a key, a prompt, an alert) is not carried to another because a server says so: a redirect is an answer as any
+other. The time is that of the whole request, however the server spreads its bytes over it; the bytes are
+those of head and body together. Nothing is unpacked: we ask for no compression, so no answer grows while it
+is read. Whatever bytes a server sends, the only error is `NoAnswer`.
+"""
+
+import http.client
+import io
+import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+LONGEST_ANSWER = 4 * 2**20
+_PIECE = 64 * 2**10
+
+
+class NoAnswer(OSError):
+    """The server cannot be reached, or what it sent is no answer, too late or too long.
+
+    The words are our own: neither what the server sent nor the address is in them.
+    """
+
+
+class HttpClient:
+    """Threads may share one. Proxies are used as the environment names them."""
+
+    def __init__(self, *, longest: int = LONGEST_ANSWER) -> None:
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.ProxyHandler(),
+            urllib.request.UnknownHandler(),
+            _HttpHandler(longest),
+            _HttpsHandler(longest),
+        ):
+            self._opener.add_handler(handler)
+
+    @contextmanager
+    def send(self, request: urllib.request.Request, *, seconds: float) -> Iterator["HttpAnswer"]:
+        """The answer, once its head is there. `seconds` bounds the request to the last byte of the answer."""
+        with _explained():
+            response = self._opener.open(request, timeout=seconds)
+        try:
+            yield HttpAnswer(response)
+        finally:
+            response.close()
+
+
+class HttpAnswer:
+    """An answer whose body may still be on its way."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+        self.status = response.status
+
+    def header(self, name: str) -> str | None:
+        return self._response.headers.get(name)
+
+    def read(self, *, most: int | None = None) -> bytes:
+        """The body: all of it, or where `most` is given what comes first."""
+        pieces: list[bytes] = []
+        size = 0
+        for piece in self._pieces():
+            pieces.append(piece)
+            size += len(piece)
+            if most is not None and size >= most:
+                break
+        return b"".join(pieces)[:most]
+
+    def lines(self) -> Iterator[bytes]:
+        """The lines of the body as they arrive."""
+        begun: list[bytes] = []
+        for piece in self._pieces():
+            first, *more = piece.split(b"\n")
+            begun.append(first)
+            for line in more:
+                yield b"".join(begun)
+                begun = [line]
+        if last := b"".join(begun):
+            yield last
+
+    def _pieces(self) -> Iterator[bytes]:
+        # Never more at a time: a server that names a huge length would have us reserve as much.
+        with _explained():
+            while piece := self._response.read1(_PIECE):
+                yield piece
+            if self._response.length:
+                raise NoAnswer(f"the answer ends {self._response.length:,} bytes too early")
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What the libraries raise on hostile bytes. Not chained: their errors keep those bytes."""
+    try:
+        yield
+    except NoAnswer:
+        raise
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise NoAnswer(words) from None
+    except (http.client.HTTPException, ValueError, ArithmeticError) as error:
+        raise NoAnswer(f"this is no answer in HTTP ({type(error).__name__})") from None
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(partial(_Connection, longest=self._longest), req)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self._longest = longest
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(
+            partial(_SecureConnection, longest=self._longest),
+            req,
+            context=self._context,  # type: ignore[attr-defined]
+        )
+
+
+class _Limit:
+    """What is left of one request: seconds and bytes."""
+
+    def __init__(self, seconds: float, longest: int) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self._longest = self._bytes = longest
+
+    def seconds_left(self) -> float:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise self.too_late()
+        return left
+
+    def count(self, received: int) -> None:
+        self._bytes -= received
+        if self._bytes < 0:
+            raise NoAnswer(f"the answer is over {self._longest:,} bytes")
+
+    def too_late(self) -> NoAnswer:
+        return NoAnswer(f"no whole answer within {self._seconds:g} s")
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, host: str, *, longest: int, timeout: float, **more: Any) -> None:
+        super().__init__(host, timeout=timeout, **more)
+        self._limit = _Limit(timeout, longest)
+        self._create_connection = partial(_dial, self._limit)
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = _BoundedSocket(self.sock, self._limit)
+
+
+class _SecureConnection(http.client.HTTPSConnection):
+    def __init__(self, host: str, *, longest: int, timeout: float, **more: Any) -> None:
+        super().__init__(host, timeout=timeout, **more)
+        self._limit = _Limit(timeout, longest)
+        self._create_connection = partial(_dial, self._limit)
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock: Any = _BoundedSocket(self.sock, self._limit)
+
+
+def _dial(limit: _Limit, address: tuple[str, int], *_more: object) -> socket.socket:
+    """As `socket.create_connection`, but all addresses of a host share the time."""
+    failure: OSError = OSError("the name has no address")
+    for family, kind, protocol, _, target in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(limit.seconds_left())
+            connection.connect(target)
+            # What follows on the bare socket, as a TLS handshake, has what is left.
+            connection.settimeout(limit.seconds_left())
+        except OSError as error:
+            connection.close()
+            failure = error
+        else:
+            return connection
+    raise failure
+
+
+class _BoundedSocket:
+    """What `http.client` uses of a socket, within the limit."""
+
+    def __init__(self, connection: socket.socket, limit: _Limit) -> None:
+        self._connection, self._limit = connection, limit
+        self._reader: _BoundedReader | None = None
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.settimeout(self._limit.seconds_left())
+        self._connection.sendall(data)
+
+    def makefile(self, _mode: str = "rb", *_more: object) -> io.BufferedReader:
+        self._reader = _BoundedReader(self._connection, self._limit)
+        return io.BufferedReader(self._reader)
+
+    def close(self) -> None:
+        """The answer may still be read: then whoever reads closes the connection at its end."""
+        if self._reader is None or self._reader.closed:
+            self._connection.close()
+
+
+class _BoundedReader(io.RawIOBase):
+    def __init__(self, connection: socket.socket, limit: _Limit) -> None:
+        self._connection, self._limit = connection, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        self._connection.settimeout(self._limit.seconds_left())
+        try:
+            received = self._connection.recv_into(buffer)
+        except TimeoutError:
+            raise self._limit.too_late() from None
+        self._limit.count(received)
+        return received
+
+    def close(self) -> None:
+        if not self.closed:
+            self._connection.close()
+        super().close()

@@ -1,0 +1,279 @@
+"""The clock is set while a run goes on: no stall is missed, none is invented, no deadline moves."""
+
+import threading
+import time
+from itertools import count
+
+import pytest
+
+from graftwork.coordinate import supervise
+from graftwork.coordinate.health import judge_run
+from graftwork.coordinate.run_parts import between_steps
+from graftwork.coordinate.vigil import Vigil
+from graftwork.files.journal import Journal
+from graftwork.process import clock, lock
+from graftwork.process.alert import Alarm
+from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, read_beat
+from graftwork.process.judge import Patience
+from graftwork.process.retry import Retries
+from graftwork.process.vitals import Sampler
+from graftwork.records.errors import StoppedInOrder, WorkerFailed
+from graftwork.records.job import Beat, Moment
+from graftwork.records.run import TrainStep
+from graftwork.train.attend.deadline import Deadline
+from graftwork.train.files import ATTEMPTS, SAVED
+from graftwork.train.safety import deadline_of
+from graftwork.train.settings import TrainSettings
+
+HOUR = 3600.0
+JUMPS = [HOUR, -HOUR, 365 * 24 * HOUR, -365 * 24 * HOUR]
+PATIENCE = Patience(slow_seconds=1e6, stuck_seconds=1e6, silent_seconds=20.0)
+
+
+class Clocks:
+    """The clock that people read, which may be set, and the steady one; both stand unless moved."""
+
+    def __init__(self):
+        self.wall, self.steady = 1_800_000_000.0, 5_000.0
+
+    def pass_(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+    def set_by(self, seconds: float) -> None:
+        self.wall += seconds
+
+
+@pytest.fixture
+def clocks(monkeypatch):
+    found = Clocks()
+    monkeypatch.setattr(time, "time", lambda: found.wall)
+    monkeypatch.setattr(clock, "steady", lambda: found.steady)
+    return found
+
+
+@pytest.fixture
+def watched(tmp_path):
+    alarm = Alarm(tmp_path, run="r")
+    told = []
+    alarm.tell = lambda kind, *_what, **_more: told.append(kind)
+    return Vigil(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
+
+
+def look(vigil, clocks, seconds=10.0):
+    clocks.pass_(seconds)
+    vigil.look(1)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_jump_of_the_clock_is_no_stall(tmp_path, clocks, watched, jump):
+    vigil, told = watched
+    heart = Heart(tmp_path)
+    for _ in range(5):
+        heart.beat("training", 1, 9)
+        clocks.set_by(jump)
+        look(vigil, clocks)
+    assert told == []
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_worker_that_freezes_while_the_clock_jumps_is_told_of(tmp_path, clocks, watched, jump):
+    vigil, told = watched
+    heart = Heart(tmp_path)
+    heart.beat("training", 1, 9)
+    look(vigil, clocks)
+    clocks.set_by(jump)
+    look(vigil, clocks)
+    look(vigil, clocks)
+    assert told == ["stalled"]
+    clocks.set_by(-jump)
+    heart.beat("training", 2, 9)
+    look(vigil, clocks)
+    assert told == ["stalled", "recovered"]
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_how_long_the_work_stands_still_is_not_what_the_clock_says(tmp_path, clocks, jump):
+    heart = Heart(tmp_path)
+    heart.beat("training", 1, 9)
+    clocks.pass_(7)
+    clocks.set_by(jump)
+    heart._write()
+    assert read_beat(tmp_path).detail["seconds_since_move"] == pytest.approx(7)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_the_status_of_a_run_does_not_depend_on_the_clock(tmp_path, clocks, jump):
+    heart = Heart(tmp_path)
+    heart.beat("training", 1, 9)
+    clocks.set_by(jump)
+    with lock.hold(tmp_path):
+        found, _ = judge_run(tmp_path, expected=1.0, patience=PATIENCE)
+        assert found.health == "working"
+        clocks.pass_(21)
+        found, _ = judge_run(tmp_path, expected=1.0, patience=PATIENCE)
+        assert found.health == "stuck"
+
+
+def test_a_heartbeat_of_another_machine_goes_by_the_clock(tmp_path, clocks):
+    """Its steady clock began at another time."""
+    heart = Heart(tmp_path)
+    heart.beat("training", 1, 9)
+    beat = read_beat(tmp_path)
+    other = beat.model_copy(update={"boot": "another", "steady": 1e9})
+    clocks.pass_(40)
+    assert clock.seconds_since(other.moment) == pytest.approx(40)
+    assert clock.seconds_since(beat.moment) == pytest.approx(40)
+
+
+def test_a_heartbeat_of_an_earlier_version_goes_by_the_clock(clocks):
+    beat = Beat(pid=1, phase="training", done=1, total=9, at=clocks.wall - 5, started=clocks.wall - 9)
+    assert clock.seconds_since(beat.moment) == pytest.approx(5)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_the_supervisor_knows_the_heartbeat_of_its_own_worker(tmp_path, clocks, jump):
+    watcher = supervise._Watcher("training", tmp_path, None, None, None, lambda: (tmp_path,))
+    before = Heart(tmp_path)
+    before.beat("training", 8, 9)
+    clocks.pass_(1)
+    watcher.begin()
+    clocks.set_by(jump)
+    assert watcher._own_beat() is None, "that is what the worker before left"
+    clocks.pass_(1)
+    own = Heart(tmp_path)
+    own.beat("training", 1, 9)
+    assert watcher._own_beat().done == 1
+    own.move(supervise.SAVING)
+    own._write()
+    clocks.set_by(-2 * jump)
+    assert watcher._is_saving()
+    clocks.pass_(supervise.FRESH_SECONDS + 1)
+    assert not watcher._is_saving()
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_deadline_is_kept_whatever_the_clock_says(clocks, jump):
+    job = type("Job", (), {"deadline": clocks.wall + 100, "deadline_from": clock.now()})()
+    at = deadline_of(job, TrainSettings())
+    guard = Deadline(at, save_seconds=lambda: 1.0, margin=0.0)
+    clocks.set_by(jump)
+    clocks.pass_(50)
+    guard.before_step(1, 9)
+    clocks.pass_(49)
+    with pytest.raises(StoppedInOrder):
+        guard.before_step(2, 9)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_a_deadline_read_after_the_jump_is_the_same(clocks, jump):
+    """A worker that is started again reads it from its job."""
+    job = type("Job", (), {"deadline": clocks.wall + 100, "deadline_from": clock.now()})()
+    before = deadline_of(job, TrainSettings())
+    clocks.set_by(jump)
+    assert deadline_of(job, TrainSettings()) == before
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, clocks, jump):
+    from graftwork.train.many import _require_patience
+
+    job = type(
+        "Job",
+        (),
+        {
+            "run_id": "r",
+            "folder": str(tmp_path),
+            "plan": type("Plan", (), {"train": {"settings": {}}})(),
+            "run": {"max_restarts": 1},
+            "crew": {},
+            "keeping": {},
+        },
+    )()
+    attempts, saved = Journal(tmp_path / ATTEMPTS), Journal(tmp_path / SAVED)
+    attempts.append({"pid": 1, **clock.now().model_dump()})
+    clocks.pass_(1)
+    begun = clock.now()
+    for step in range(4):
+        clocks.pass_(1)
+        clocks.set_by(jump if step % 2 else -jump)
+        attempts.append({"pid": 1, **clock.now().model_dump()})
+        clocks.pass_(1)
+        saved.append({**clock.now().model_dump(), "step": step + 1, "folder": "x"})
+        _require_patience(job, begun=begun)
+    clocks.pass_(1)
+    clocks.set_by(jump)
+    attempts.append({"pid": 1, **clock.now().model_dump()})
+    with pytest.raises(WorkerFailed, match="killed 2 time"):
+        _require_patience(job, begun=begun)
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_vitals_are_taken_at_their_pace_and_their_rates_stay_true(tmp_path, clocks, jump, monkeypatch):
+    pages = count(0, 512)
+    monkeypatch.setattr("graftwork.process.memory.swapped_pages", lambda: next(pages))
+    sampler = Sampler(tmp_path, probe=tuple, sample_seconds=5.0)
+    taken = []
+    for second in range(40):
+        if second == 20:
+            clocks.set_by(jump)
+        if sampler.due():
+            taken.append(sampler.sample())
+        clocks.pass_(1)
+    assert len(taken) == 8
+    assert len(Journal(tmp_path / "vitals.jsonl").read()) == 8
+    rates = {round(vitals.swapped_mib_per_second, 6) for vitals in taken[1:]}
+    assert len(rates) == 1
+    assert min(rates) > 0
+
+
+@pytest.mark.parametrize("jump", JUMPS)
+def test_the_time_between_steps_is_not_what_the_clock_says(jump):
+    def step(number, at, steady):
+        figures = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "trained_tokens": 1}
+        return TrainStep(step=number, seconds=1.0, at=at, steady=steady, **figures)
+
+    steps = [step(1, 1e9, 10.0), step(2, 1e9 + 3 + jump, 13.0), step(3, 1e9 + 4 + jump, 14.0)]
+    assert between_steps(steps) == pytest.approx(2.0)
+
+
+def test_retries_do_not_go_by_the_clock(clocks):
+    retries = Retries(attempts=3, seconds=100.0)
+    clocks.set_by(HOUR)
+    assert retries.after_failure() is not None
+
+
+def test_processes_of_one_machine_share_the_steady_clock(tmp_path):
+    """A real heartbeat of a real process, read by this one."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys; from pathlib import Path; from graftwork.process.heartbeat import Heart\n"
+        "Heart(Path(sys.argv[1])).beat('training', 1, 9)"
+    )
+    before = clock.now()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    beat = read_beat(tmp_path)
+    assert (tmp_path / HEARTBEAT_FILE).exists()
+    if not clock.boot_id():
+        pytest.skip("the system does not name its start")
+    assert beat.boot == clock.boot_id()
+    assert before.steady <= beat.steady <= clock.steady()
+
+
+def test_a_moment_after_a_restart_of_the_machine_goes_by_the_clock(clocks):
+    earlier = Moment(at=clocks.wall - 50, steady=1e9, boot="before the restart")
+    assert clock.seconds_since(earlier) == pytest.approx(50)
+
+
+def test_a_heart_beats_while_the_clock_stands(tmp_path, monkeypatch):
+    """The thread that beats waits by the steady clock of the system."""
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
+    written = threading.Event()
+    with Heart(tmp_path, interval=0.01) as heart:
+        first = read_beat(tmp_path).steady
+        while read_beat(tmp_path).steady <= first:
+            written.wait(0.01)
+        heart.beat("training", 1, 1)
+    assert read_beat(tmp_path).done == 1
