@@ -1,6 +1,7 @@
 """The rules of direction: which room may know which."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,15 @@ def test_nothing_is_unpickled():
         assert "import pickle" not in text, path
         assert "torch.load(" not in text, path
         assert "trust_remote_code=True" not in text, path
+
+
+def test_yaml_is_read_in_one_place():
+    """The one that bounds aliases and nesting."""
+    for path in SOURCE.rglob("*.py"):
+        if path.relative_to(SOURCE).as_posix() != "files/config_text.py":
+            text = path.read_text()
+            found = re.search(r"yaml\.(\w*load|compose|parse|scan|\w*Loader)\b", text)
+            assert not found, path
 
 
 def loaded_after(code: str) -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.config_text import MOST_BYTES, read_config_text
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
+_MOST_BYTES_OF_LENGTHS = 256 << 20
 PROCESSORS = ("cpu", "none", "processor")
 
 
@@ -114,7 +115,7 @@ def read_lengths(given: str | None) -> tuple[int, ...]:
     if given.isdigit():
         return (_length(int(given)),)
     path = Path(given)
-    text = _read(path)
+    text = _read(path, most_bytes=_MOST_BYTES_OF_LENGTHS)
     try:
         entries: Iterable[Any] = (
             json.loads(text)
@@ -122,7 +123,7 @@ def read_lengths(given: str | None) -> tuple[int, ...]:
             else (json.loads(line) for line in text.splitlines() if line.strip())
         )
         lengths = tuple(_length(entry) for entry in entries)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise UserMistake(
             f"{path.name} does not hold lengths",
             why=f"a number a line is wanted, or JSON with `tokens` or `length`: {error}",
@@ -275,16 +276,9 @@ def _unknown(said: Configuration, around: Around) -> Iterable[str]:
         yield "how long the rows are: --lengths FILE"
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
     if not path.exists():
         raise UserMistake(
             f"there is no file {path.name}", fix="name a configuration, or a file of lengths", where=str(path)
         )
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UserMistake(
-            f"{path.name} is not UTF-8", why=str(error), fix="save it as UTF-8", where=str(path)
-        ) from error
-    except OSError as error:
-        raise explain_os_error(error, path) from error
+    return read_config_text(path, most_bytes=most_bytes)

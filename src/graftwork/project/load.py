@@ -12,7 +12,7 @@ from typing import Any, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.config_text import parse_yaml, read_config_text
 from graftwork.project.lists import list_single_texts
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
@@ -23,18 +23,8 @@ PROJECT_FILE = "graft.yaml"
 
 
 def load_settings(path: Path) -> ProjectSettings:
-    text = _read(path)
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = _lines_of(node, path) if node is not None else {}
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise UserMistake(
-            f"this is not valid YAML: {getattr(error, 'problem', error)}",
-            fix="check the indentation and the quotes around this line",
-            where=f"{path}:{mark.line + 1}" if mark else str(path),
-        ) from error
+    content, root = parse_yaml(_read(path), where=str(path))
+    lines = _lines_of(root, path) if root is not None else {}
     if not isinstance(content, dict):
         raise UserMistake(
             f"{path.name} is empty or not a mapping of keys",
@@ -90,14 +80,7 @@ def _read(path: Path) -> str:
             fix="`graft init` makes one, or go to the folder that has it",
             where=str(path.parent.resolve()),
         )
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise explain_os_error(error, path) from error
-    except UnicodeDecodeError as error:
-        raise UserMistake(
-            f"{path.name} is not UTF-8", why=str(error), fix="save it as UTF-8", where=str(path)
-        ) from error
+    return read_config_text(path)
 
 
 def _lines_of(node: yaml.Node, path: Path, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], int]:

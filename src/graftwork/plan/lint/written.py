@@ -3,12 +3,12 @@
 In: text. Out: each value by its path, with the line of its key. Does not know what the keys mean.
 """
 
-import json
 import re
 from typing import Any, NamedTuple
 
 import yaml
 
+from graftwork.files.config_text import parse_json, parse_yaml
 from graftwork.records.errors import UserMistake
 
 Path_ = tuple[str, ...]
@@ -42,24 +42,11 @@ class Written(NamedTuple):
 
 def read_written(text: str, *, file: str) -> Written:
     is_json = file.endswith(".json") or text.lstrip().startswith("{")
-    try:
-        if is_json:
-            content: Any = json.loads(text)
-            node = _compose_json(text)
-        else:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            content = yaml.safe_load(text)
-    except json.JSONDecodeError as error:
-        raise UserMistake(
-            f"this is not valid JSON: {error.msg}", fix="mend this line", where=f"{file}:{error.lineno}"
-        ) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise UserMistake(
-            f"this is not valid YAML: {getattr(error, 'problem', error)}",
-            fix="check the indentation and the quotes around this line",
-            where=f"{file}:{mark.line + 1}" if mark else file,
-        ) from error
+    if is_json:
+        content: Any = parse_json(text, where=file)
+        node = _compose_json(text)
+    else:
+        content, node = parse_yaml(text, where=file)
     if not isinstance(content, dict):
         raise UserMistake(
             "this is not a mapping of keys", fix="name a configuration in YAML or JSON", where=file
@@ -86,10 +73,9 @@ def placeholders(written: Written) -> dict[str, str]:
 def _compose_json(text: str) -> yaml.Node | None:
     """JSON is nearly YAML; where it is not (tabs), lines are not known, which spoils nothing else."""
     try:
-        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
+        return parse_yaml(text, where="").root
+    except UserMistake:
         return None
-    return node
 
 
 def _lines(node: yaml.Node | None, prefix: Path_ = ()) -> dict[Path_, int]:

@@ -24,11 +24,11 @@ def shut_by_bubblewrap(
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if not as_root:
         command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
-    else:
-        # As root: what the first process needs to become the run's own user, who then has nothing.
-        command += ["--cap-drop", "ALL"]
-        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
-            command += ["--cap-add", capability]
+    # What the first process needs to bound the number of files, which bubblewrap has no option for; as root
+    # also to become the run's own user. The code has none of it.
+    command += ["--cap-drop", "ALL"]
+    for capability in ("CAP_SYS_ADMIN", *(("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP") if as_root else ())):
+        command += ["--cap-add", capability]
     command += ["--clearenv"]
     for name, value in environment.items():
         command += ["--setenv", name, value]

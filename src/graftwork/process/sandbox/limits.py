@@ -25,5 +25,7 @@ class Limits(Record):
     """Of one process."""
     disk_bytes: int = Field(default=16 * MIB, ge=4096)
     """All files together, and each one."""
+    files: int = Field(default=4096, ge=16, le=2**20)
+    """Files, folders and links that exist at a time: each takes memory of the kernel, even an empty one."""
     output_bytes: int = Field(default=256 * 1024, ge=1)
     """Of each of standard output and standard error."""

@@ -27,9 +27,11 @@ sys.modules[name].__path__ = [sys.argv.pop(1)]
 from graftwork.process.sandbox.inside.init import main
 main()
 """
-_FIRST_UID, _UIDS = 1_879_048_192, 2**28 - 2
+_FREE_UIDS = range(1_879_048_192, 1_879_048_192 + 2**28 - 2)
 """User numbers that no distribution gives to anybody; one a run, so that nothing is shared or counted
 together with others."""
+_FREE_UIDS_OF_CONTAINER = range(61_000, 65_000)
+"""The same for a container that maps 65,536 numbers, as many do."""
 
 
 class Pipes(NamedTuple):
@@ -68,14 +70,11 @@ def command_for(
 
 
 def choose_uid() -> int | None:
-    """A user number that nobody has, where we may become another user; else None."""
+    """A user number that nobody has; None where we are not root, or this user namespace maps none."""
     if os.geteuid() != 0:
         return None
-    first, count = _FIRST_UID, _UIDS
-    if _known_uids() < first + count:
-        # A container that knows 65,536 numbers, as many do.
-        first, count = 61_000, 4_000
-    return first + secrets.randbelow(count)
+    found = _free_uids()
+    return None if found is None else found.start + secrets.randbelow(len(found))
 
 
 def uid_of(command: list[str]) -> int | None:
@@ -84,13 +83,21 @@ def uid_of(command: list[str]) -> int | None:
 
 
 @lru_cache(maxsize=1)
-def _known_uids() -> int:
-    """One more than the largest user number that this place knows."""
+def _free_uids() -> range | None:
+    maps = [_mapped_numbers(Path(f"/proc/self/{kind}_map")) for kind in ("uid", "gid")]
+    for wanted in (_FREE_UIDS, _FREE_UIDS_OF_CONTAINER):
+        if all(any(wanted[0] in one and wanted[-1] in one for one in mapped) for mapped in maps):
+            return wanted
+    return None
+
+
+def _mapped_numbers(path: Path) -> list[range]:
+    """The user or group numbers that exist in this user namespace; a rootless container may have one."""
     try:
-        lines = Path("/proc/self/uid_map").read_text().splitlines()
+        lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
     except OSError:
-        return 2**32 - 1
-    return max((int(line.split()[0]) + int(line.split()[2]) for line in lines if line.strip()), default=0)
+        return [range(2**32 - 1)]
+    return [range(int(first), int(first) + int(count)) for first, _, count in lines]
 
 
 def _interpret(packages: str, described: dict[str, Any]) -> list[str]:

@@ -5,7 +5,9 @@ from typing import Literal
 
 from graftwork.records.base import Record
 
-Reason = Literal["", "exit", "signal", "wall_clock", "cpu", "memory", "output", "no_nonce"]
+Reason = Literal[
+    "", "exit", "signal", "wall_clock", "cpu", "memory", "disk", "output", "messages", "no_nonce"
+]
 
 
 class SandboxKind(StrEnum):

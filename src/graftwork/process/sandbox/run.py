@@ -4,6 +4,7 @@ In: source, limits. Out: how it ended. The code is shut in before it is read by 
 the first limit it reaches, with everything that it has started, and none of its files is ever opened by us.
 """
 
+import logging
 import marshal
 import os
 import secrets
@@ -12,12 +13,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from graftwork.process.sandbox.inside.folder import remove_folder
 from graftwork.process.sandbox.limits import Limits
 from graftwork.process.sandbox.namespaces import Pipes, command_for, scrubbed_environment, uid_of
 from graftwork.process.sandbox.result import Reason, SandboxKind, SandboxResult
@@ -25,12 +27,16 @@ from graftwork.process.sandbox.talk import Talk, follow, frame
 from graftwork.process.sandbox.views import FOLDER
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 
+log = logging.getLogger(__name__)
+
 _GRACE_SECONDS = 5.0
 """What the kernel gets to end a tree that has been killed."""
 _NEARLY = 0.5
 """The kernel holds to the processor's seconds by counting ticks, which is not what it tells afterwards."""
 _ON_THIS_MACHINE = (SandboxKind.LANDLOCK, SandboxKind.OFF)
 """Ways without a file system of their own: the code's folder lies in the temporary one."""
+_BY_USER = (SandboxKind.NAMESPACES, SandboxKind.LANDLOCK)
+"""Ways in which the code is kept from our own processes by the user that it runs as."""
 
 
 class BoxNotMade(Exception):
@@ -106,26 +112,58 @@ def run_in_box(
             if kind in _ON_THIS_MACHINE:
                 folder = stack.enter_context(_own_folder())
             pipes = Pipes(channel=far.fileno(), status=status_far)
-            command = command_for(kind, pipes, limits=limits, folder=folder, packages=packages)
-            uid = uid_of(command)
-            if folder != FOLDER and uid is not None:
-                os.chown(folder, uid, uid)
             try:
+                command = command_for(kind, pipes, limits=limits, folder=folder, packages=packages)
+                _give_to_user(folder, uid_of(command), kind)
                 process = _start(command, pipes, folder=folder)
             finally:
                 os.close(status_far)
             far.close()
             talk = Talk(near, asked, outgoing=bytearray(frame(marshal.dumps(task))))
             try:
-                _follow(talk, process, status.fileno(), deadline=begun + limits.wall_seconds, limits=limits)
+                follow(
+                    talk,
+                    process.pid,
+                    pipes=_outputs(process, status.fileno()),
+                    deadline=begun + limits.wall_seconds,
+                    limits=limits,
+                    folder=folder if kind in _ON_THIS_MACHINE else None,
+                )
             finally:
                 _end(process, kind)
     return _conclude(talk, limits=limits, seconds=time.monotonic() - begun)
 
 
-def _own_folder() -> "tempfile.TemporaryDirectory[str]":
-    """What the code leaves there is removed without following any link of it."""
-    return tempfile.TemporaryDirectory(prefix=f"graft-box-{os.getpid()}-", ignore_cleanup_errors=True)
+@contextmanager
+def _own_folder() -> Iterator[str]:
+    """What the code leaves there is removed without following any link of it, however deep it is nested."""
+    try:
+        folder = tempfile.mkdtemp(prefix=f"graft-box-{os.getpid()}-")
+    except OSError as error:
+        raise BoxNotMade(f"no folder can be made in {tempfile.gettempdir()}: {error.strerror}") from error
+    try:
+        yield folder
+    finally:
+        try:
+            remove_folder(folder)
+        except FileNotFoundError:
+            pass  # the first process of the box removes it too where it is asked to end
+        except OSError as error:
+            log.warning("%s could not be removed: %s", folder, error)
+
+
+def _give_to_user(folder: str, uid: int | None, kind: SandboxKind) -> None:
+    if uid is None and kind in _BY_USER:
+        raise BoxNotMade(
+            "the code can have no user of its own: this user namespace maps too few users"
+            if os.geteuid() == 0
+            else "the code can have no user of its own: that needs root"
+        )
+    if folder != FOLDER and uid is not None:
+        try:
+            os.chown(folder, uid, uid)
+        except OSError as error:
+            raise BoxNotMade(f"the code can have no user of its own: {error.strerror}") from error
 
 
 def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Popen[bytes]":
@@ -144,20 +182,10 @@ def _start(command: list[str], pipes: Pipes, *, folder: str) -> "subprocess.Pope
         raise BoxNotMade(f"{Path(command[0]).name} does not start: {error.strerror}") from error
 
 
-def _follow(
-    talk: Talk, process: "subprocess.Popen[bytes]", status: int, *, deadline: float, limits: Limits
-) -> None:
+def _outputs(process: "subprocess.Popen[bytes]", status: int) -> dict[str, int]:
     assert process.stdout is not None
     assert process.stderr is not None
-    pipes = {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno(), "status": status}
-    follow(
-        talk,
-        process.pid,
-        pipes=pipes,
-        deadline=deadline,
-        output_bytes=limits.output_bytes,
-        memory_bytes=limits.memory_bytes,
-    )
+    return {"stdout": process.stdout.fileno(), "stderr": process.stderr.fileno(), "status": status}
 
 
 def _end(process: "subprocess.Popen[bytes]", kind: SandboxKind) -> None:

@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from graftwork.process.sandbox.inside.folder import measure_deleted, measure_folder
+from graftwork.process.sandbox.limits import Limits
 from graftwork.process.sandbox.result import Reason
-from graftwork.process.sandbox.watch import memory_of_tree
+from graftwork.process.sandbox.watch import memory_of_tree, processes_below
 
 _HEAD = struct.Struct("!I")
 _LONGEST_REPLY = 256
 """What the far side may say over the channel: a word or a nonce."""
+_MOST_MESSAGES = 8
+"""The protocol has two. A far side that sends more than these floods us, and is ended."""
 _LONGEST_STATUS = 65536
 _LOOK_EVERY = 0.05
 
@@ -31,6 +35,7 @@ class Talk:
     outgoing: bytearray = field(default_factory=bytearray)
     incoming: bytearray = field(default_factory=bytearray)
     heard: dict[str, bytearray] = field(default_factory=dict)
+    messages: int = 0
     reason: Reason = ""
     peak_bytes: int = 0
 
@@ -45,10 +50,13 @@ def follow(
     *,
     pipes: dict[str, int],
     deadline: float,
-    output_bytes: int,
-    memory_bytes: int,
+    limits: Limits,
+    folder: str | None = None,
 ) -> None:
-    """Until every pipe has ended, or a limit is reached: then `talk.reason` says which."""
+    """Until every pipe has ended, or a limit is reached: then `talk.reason` says which.
+
+    `folder` is the code's own where no file system bounds it: it is measured from out here.
+    """
     talk.heard = {name: bytearray() for name in pipes}
     talk.channel.setblocking(False)
     with selectors.DefaultSelector() as selector:
@@ -62,19 +70,29 @@ def follow(
                 talk.reason = "wall_clock"
                 return
             if now >= next_look:
-                used = memory_of_tree(process, most=memory_bytes)
-                talk.peak_bytes = max(talk.peak_bytes, used)
-                if used > memory_bytes:
-                    talk.reason = "memory"
+                _look(talk, process, limits=limits, folder=folder)
+                if talk.reason:
                     return
                 next_look = time.monotonic() + _LOOK_EVERY
             for key, events in selector.select(timeout=max(0.0, min(deadline, next_look) - now)):
                 if key.data == "channel":
                     _converse(talk, selector, events)
-                elif not _read_pipe(talk, key, output_bytes):
+                elif not _read_pipe(talk, key, limits.output_bytes):
                     selector.unregister(key.fileobj)
             if talk.reason:
                 return
+
+
+def _look(talk: Talk, process: int, *, limits: Limits, folder: str | None) -> None:
+    """What no limit of the kernel counts: memory of all processes together, files without a file system."""
+    used = memory_of_tree(process, most=limits.memory_bytes)
+    talk.peak_bytes = max(talk.peak_bytes, used)
+    if used > limits.memory_bytes:
+        talk.reason = "memory"
+    elif folder is not None:
+        files, size = measure_folder(folder, most_files=limits.files)
+        if files > limits.files or size + measure_deleted(processes_below(process)) > limits.disk_bytes:
+            talk.reason = "disk"
 
 
 def _read_pipe(talk: Talk, key: selectors.SelectorKey, most: int) -> bool:
@@ -110,6 +128,9 @@ def _converse(talk: Talk, selector: selectors.BaseSelector, events: int) -> None
 def _take_messages(talk: Talk) -> bool:
     """False where the far side does not keep to the form: it is not listened to any more."""
     while len(talk.incoming) >= _HEAD.size:
+        if talk.messages == _MOST_MESSAGES:
+            talk.reason = "messages"
+            return False
         length = _HEAD.unpack_from(talk.incoming)[0]
         if length > _LONGEST_REPLY:
             return False
@@ -117,6 +138,7 @@ def _take_messages(talk: Talk) -> bool:
             return True
         message = bytes(talk.incoming[_HEAD.size : _HEAD.size + length])
         del talk.incoming[: _HEAD.size + length]
+        talk.messages += 1
         answer = talk.asked(message)
         if answer is not None:
             talk.outgoing += frame(answer)

@@ -13,12 +13,12 @@ _PROC = Path("/proc")
 
 def memory_of_tree(root: int, *, most: int) -> int:
     """At most a quick look; only when it seems to be more than `most`, the exact one."""
-    tree = _below(root)
+    tree = processes_below(root)
     resident = sum(_resident(number) for number in tree)
     return resident if resident <= most else sum(_proportional(number) for number in tree)
 
 
-def _below(root: int) -> list[int]:
+def processes_below(root: int) -> list[int]:
     """Orphans included: the first process of a box adopts them."""
     found: list[int] = []
     waiting = [root]

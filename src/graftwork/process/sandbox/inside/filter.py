@@ -15,6 +15,10 @@ from graftwork.process.sandbox.inside import kernel
 # Name: the number on x86_64, on aarch64; None where it does not exist.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "setsockopt": (54, 208),
     "shmget": (29, 194),
     "shmat": (30, 196),
     "semget": (64, 190),
@@ -56,6 +60,8 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "delete_module": (176, 106),
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
     "acct": (163, 89),
     "swapon": (167, 224),
     "swapoff": (168, 225),
@@ -73,13 +79,15 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
 _CLONE = (56, 220)
 _CLONE3 = 435
 _IOCTL = (16, 29)
+_SOCKETPAIR = (53, 199)
+_AF_UNIX, _SOCK_STREAM, _SOCK_KINDS = 1, 1, 0xF
 _TIOCSTI = 0x5412
 _NEW_NAMESPACES = 0x7E020000
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
 """A second numbering of the calls on x86_64; nobody uses it but to get past filters."""
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -107,6 +115,14 @@ def build_filter(machine: str) -> bytes | None:
         _step(_EQUAL, _CLONE[column], no=4),
         _step(_LOAD, _FIRST_ARGUMENT),
         *_refuse_if(_step(_ANY_BIT, _NEW_NAMESPACES, no=1), errno.EPERM),
+        _step(_RETURN, _ALLOW),
+        # Two ends of one stream, as asyncio needs them. Ends of any other kind can be given an address later.
+        _step(_EQUAL, _SOCKETPAIR[column], no=8),
+        _step(_LOAD, _FIRST_ARGUMENT),
+        *_refuse_if(_step(_EQUAL, _AF_UNIX, yes=1), errno.EPERM),
+        _step(_LOAD, _SECOND_ARGUMENT),
+        _step(_AND, _SOCK_KINDS),
+        *_refuse_if(_step(_EQUAL, _SOCK_STREAM, yes=1), errno.EPERM),
         _step(_RETURN, _ALLOW),
         _step(_EQUAL, _IOCTL[column], no=3),
         _step(_LOAD, _SECOND_ARGUMENT),

@@ -18,9 +18,15 @@ import sys
 from graftwork.process.sandbox.inside import kernel
 from graftwork.process.sandbox.inside.driver import run_code
 from graftwork.process.sandbox.inside.filter import install_filter
+from graftwork.process.sandbox.inside.folder import remove_folder
 from graftwork.process.sandbox.inside.landlock import shut_files, write_rules
 from graftwork.process.sandbox.inside.limits import set_limits
-from graftwork.process.sandbox.inside.root import build_root, leave_namespaces
+from graftwork.process.sandbox.inside.root import (
+    bound_folder,
+    build_root,
+    hide_host_name,
+    leave_namespaces,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +50,11 @@ def main() -> NoReturn:
 def _enter(box: dict[str, Any]) -> None:
     way, uid = box["way"], box["uid"]
     if way == "bubblewrap":
-        # It has made the walls already, and ends us when whoever started it ends.
+        # It has made the walls already, and ends us when whoever started it ends. The rest needs a right
+        # that not even this process keeps.
+        bound_folder(box["folder"], size=box["limits"]["disk_bytes"], files=box["limits"]["files"])
+        hide_host_name()
+        kernel.drop_capabilities(but=kernel.CAPS_TO_CHANGE_USER if uid is not None else ())
         return
     if way in ("namespaces", "user_namespaces"):
         if way == "user_namespaces" and uid is not None:
@@ -54,7 +64,14 @@ def _enter(box: dict[str, Any]) -> None:
         leave_namespaces(user=way == "user_namespaces")
         _go_on_as_first_process(box)
         owner = uid if way == "namespaces" else None
-        build_root(box["views"], folder=box["folder"], owner=owner, size=box["limits"]["disk_bytes"])
+        build_root(
+            box["views"],
+            folder=box["folder"],
+            owner=owner,
+            size=box["limits"]["disk_bytes"],
+            files=box["limits"]["files"],
+        )
+        hide_host_name()
     else:
         # No world of processes of its own: nothing ends by itself, so this process is asked to end it.
         kernel.adopt_orphans()
@@ -137,7 +154,7 @@ def _shut_in(box: dict[str, Any]) -> None:
     if uid is not None and way != "user_namespaces":
         kernel.keep_capabilities()
         _become(uid)
-    kernel.drop_capabilities(but=kept)
+    kernel.drop_capabilities(but=() if kept is None else (kept,))
     kernel.set_dumpable(False)
     kernel.die_with_parent()
     if rules is not None:
@@ -188,11 +205,11 @@ def _watch(box: dict[str, Any], child: int) -> NoReturn:
 
 def _end_everything(box: dict[str, Any]) -> NoReturn:
     """Asked to, or because whoever started us is gone: then nobody else clears the folder away."""
-    import shutil
-
     _end_leftovers(box)
-    shutil.rmtree(box["folder"], ignore_errors=True)
-    os._exit(FAILED)
+    try:
+        remove_folder(box["folder"])
+    finally:
+        os._exit(FAILED)
 
 
 def _end_leftovers(box: dict[str, Any]) -> None:

@@ -19,7 +19,8 @@ _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522
 _LAST_CAPABILITY = 63
-CAP_DAC_READ_SEARCH = 2
+CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID, CAP_SETPCAP = 2, 6, 7, 8
+CAPS_TO_CHANGE_USER = (CAP_SETGID, CAP_SETUID, CAP_SETPCAP)
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR = 442
 _AT_RECURSIVE = 0x8000
@@ -54,6 +55,11 @@ def bind_read_only(source: str, target: str) -> None:
         kept = os.statvfs(target).f_flag & 0xF
         flags = MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV | kept
         mount("", target, flags=flags)
+
+
+def set_host_name(name: str) -> None:
+    check(libc.sethostname(name.encode(), len(name)), "sethostname")
+    check(libc.setdomainname(b"(none)", 6), "setdomainname")
 
 
 def unmount(target: str) -> None:
@@ -101,8 +107,8 @@ def keep_capabilities() -> None:
     check(libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0), "prctl")
 
 
-def drop_capabilities(*, but: int | None = None) -> None:
-    """All of them, `but` for one."""
+def drop_capabilities(*, but: tuple[int, ...] = ()) -> None:
+    """All of them, `but` for these."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    kept = 0 if but is None else 1 << but
+    kept = sum(1 << capability for capability in but)
     check(libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)), "capset")

@@ -31,7 +31,7 @@ def leave_namespaces(*, user: bool) -> None:
     _write("/proc/self/gid_map", f"65534 {gid} 1")
 
 
-def build_root(views: list[list[str]], *, folder: str, owner: int | None, size: int) -> None:
+def build_root(views: list[list[str]], *, folder: str, owner: int | None, size: int, files: int) -> None:
     """From here on there is nothing but this. The working folder is `folder`, empty."""
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     fixed = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -43,12 +43,23 @@ def build_root(views: list[list[str]], *, folder: str, owner: int | None, size: 
         _add_view(kind, source, target)
     os.makedirs(folder, exist_ok=True)
     owned = f",uid={owner},gid={owner}" if owner is not None else ""
-    room = f"mode=0700,size={size},nr_inodes=4096{owned}"
+    room = f"mode=0700,size={size},nr_inodes={files}{owned}"
     kernel.mount("tmpfs", folder, kind="tmpfs", flags=fixed, options=room)
     kernel.unmount(_OLD)
     os.rmdir(_OLD)
     kernel.mount("", "/", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | fixed)
     os.chdir(folder)
+
+
+def bound_folder(folder: str, *, size: int, files: int) -> None:
+    """A file system that somebody else has mounted there, held to so many files."""
+    flags = kernel.MS_REMOUNT | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", folder, flags=flags, options=f"size={size},nr_inodes={files}")
+
+
+def hide_host_name() -> None:
+    """In a host name space of its own, which begins with the names of the machine."""
+    kernel.set_host_name("box")
 
 
 def _add_view(kind: str, source: str, target: str) -> None:
