@@ -29,7 +29,7 @@ def dataset(tmp_path_factory):
     return Path(run_upto("prepare", project=example).get("prepare", Prepared).folder)
 
 
-def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, **changes):
+def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
@@ -74,7 +74,7 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, **changes)
         settings=PlanSettings(),
         train={"settings": settings.what_is_learned(), "adapter": adapter.model_dump(mode="json")},
         dtype="bfloat16",
-        tuning=tuning.model_copy(update={"compiled": compiled}),
+        tuning=tuning.model_copy(update={"compiled": compiled, "recorded": recorded}),
     )
     folder.mkdir(parents=True)
     job = TrainJob(
@@ -110,13 +110,17 @@ def losses(folder):
 
 
 @pytest.mark.parametrize(
-    ("method", "fp8", "compiled"),
-    [("lora", "off", False), ("lora", "on", False), ("lora", "on", True), ("qlora", "off", False)],
+    ("method", "fp8", "how"),
+    [
+        ("lora", "off", {}),
+        ("lora", "off", {"recorded": True}),
+        ("lora", "on", {"recorded": True}),
+        ("lora", "on", {"compiled": True}),
+        ("qlora", "off", {"recorded": True}),
+    ],
 )
-def test_it_learns_in_every_form(embedded_base, dataset, tmp_path, method, fp8, compiled):
-    folder = make_job(
-        Path(embedded_base.folder), dataset, tmp_path / "run", method=method, fp8=fp8, compiled=compiled
-    )
+def test_it_learns_in_every_form(embedded_base, dataset, tmp_path, method, fp8, how):
+    folder = make_job(Path(embedded_base.folder), dataset, tmp_path / "run", method=method, fp8=fp8, **how)
     outcome = finish(folder)
     assert outcome.validation_loss_after < 0.7 * outcome.validation_loss_before
     assert outcome.base_hash_before == outcome.base_hash_after
@@ -130,10 +134,17 @@ def test_eight_bits_learn_what_sixteen_learn(embedded_base, dataset, tmp_path):
     assert eight.validation_loss_after == pytest.approx(whole.validation_loss_after, rel=0.05)
 
 
+def test_recorded_steps_have_the_losses_of_plain_ones(embedded_base, dataset, tmp_path):
+    base = Path(embedded_base.folder)
+    finish(make_job(base, dataset, tmp_path / "plain", fp8="off"))
+    finish(make_job(base, dataset, tmp_path / "recorded", fp8="off", recorded=True))
+    assert losses(tmp_path / "recorded") == pytest.approx(losses(tmp_path / "plain"), rel=NOISE)
+
+
 def test_killed_it_goes_on_to_the_same_losses(embedded_base, dataset, tmp_path):
     base = Path(embedded_base.folder)
-    finish(make_job(base, dataset, tmp_path / "whole", fp8="on"))
-    folder = make_job(base, dataset, tmp_path / "cut", fp8="on")
+    finish(make_job(base, dataset, tmp_path / "whole", fp8="on", recorded=True))
+    folder = make_job(base, dataset, tmp_path / "cut", fp8="on", recorded=True)
     worker = start(folder)
     while worker.poll() is None and len(losses(folder)) < 12:
         pass

@@ -5,6 +5,8 @@ how the plain step goes through its rows; or a no that says what would help. Loa
 """
 
 import json
+import math
+import statistics
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -102,7 +104,7 @@ def plan_tuning(
             shape, rank=load.rank, targets=load.targets, layers=load.adapted_layers, ranks=load.ranks
         ),
         limit_gib=limit,
-        step_tokens=sum(load.lengths) * load.batch_rows // len(load.lengths),
+        step_tokens=_largest_step(load),
         longest=max(load.lengths),
         eight=_wants_eight(settings, shape) and (device.capability or 0) >= FIRST_WITH_EIGHT,
         rates=rates,
@@ -115,7 +117,15 @@ def plan_tuning(
         )
     seconds = tuning.seconds_a_token * sum(load.lengths) * load.epochs
     pays = settings.compile == "on" or (settings.compile == "auto" and seconds > COMPILING_PAYS_SECONDS)
-    return tuning.model_copy(update={"compiled": pays})
+    return tuning.model_copy(update={"compiled": pays, "recorded": True})
+
+
+def _largest_step(load: Workload) -> int:
+    """Tokens that hardly any step goes beyond: a step in two passes takes nearly twice as long as in one."""
+    rows, lengths = load.batch_rows, sorted(load.lengths)
+    mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
+    likely = rows * mean + 3 * spread * math.sqrt(rows)
+    return min(math.ceil(likely), max(sum(lengths[-rows:]), round(rows * mean)))
 
 
 def _wants_eight(settings: TrainSettings, shape: ModelShape) -> bool:

@@ -97,7 +97,7 @@ def _standing(walk: Walk) -> int:
     one, two = (_loaded(walk.sizes, layers, *places) for layers in (1, 2))
     tally = Tally()
     tally.alloc(WORKSPACE)
-    if walk.tuning.compiled:
+    if walk.tuning.compiled or walk.tuning.recorded:
         hold_recording(tally, walk)
     return one + (walk.shape.layers - 1) * (two - one) + walk.adapted * _learned(walk.sizes) + tally.now
 

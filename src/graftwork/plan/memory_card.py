@@ -100,7 +100,7 @@ def count(walk: Walk) -> Top:
     note("optimizer")
     tally.alloc(WORKSPACE)
     note("workspace")
-    if walk.tuning.compiled:
+    if walk.tuning.compiled or walk.tuning.recorded:
         hold_recording(tally, walk)
         note("recording")
     parts["weights"] += parts.pop("norms")
@@ -163,20 +163,20 @@ def _replay(walk: Walk, *, expandable: bool, limit: int | None) -> int:
     """
     allocator = Allocator(expandable=expandable)
     learned = adapter_sizes(walk.sizes, walk.adapted)
-    compiled = walk.tuning.compiled
+    recorded = walk.tuning.compiled or walk.tuning.recorded
     _load(allocator, walk)
     _hold_all(allocator, learned)
-    if compiled:
+    if recorded:
         _hold_all(allocator, learned)
     allocator.empty_cache()
     allocator.reset_peaks()
     allocator.limit = limit
     allocator.alloc(WORD)
     allocator.alloc(WORKSPACE)
-    take_pass(allocator, walk, keep_gradients=not compiled)
+    take_pass(allocator, walk, keep_gradients=not recorded)
     hold_states(allocator, walk.sizes, walk.adapted)
     take_pass(allocator, walk, keep_gradients=False)
-    if compiled:
+    if recorded:
         hold_recording(allocator, walk)
         allocator.empty_cache()
         take_pass(Private(allocator), walk, keep_gradients=False)

@@ -64,7 +64,9 @@ class Tuning(Record):
     host_embedding: bool
     """The embedding table stays in host memory; only the rows of a batch travel."""
     compiled: bool = True
-    """Layers compiled and passes recorded: pays where a run is longer than compiling takes."""
+    """Layers compiled: pays where a run is longer than compiling takes. Their passes are always recorded."""
+    recorded: bool = False
+    """Passes are recorded as CUDA graphs although nothing is compiled: one launch instead of thousands."""
     limit_gib: float
     peak_gib: float
     """What it is reckoned to take of the limit."""

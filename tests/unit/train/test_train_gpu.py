@@ -25,7 +25,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.engine import Engine
-from graftwork.train.gpu.batch import deal_rows, pack, round_places, round_tokens
+from graftwork.train.gpu.batch import PackSizes, deal_rows, pack, round_places, round_tokens
 from graftwork.train.gpu.engine import CardEngine
 from graftwork.train.gpu.families import why_not, why_plain
 from graftwork.train.gpu.frozen import Four, FourPart, dequantise, product, to_eight, turned_product
@@ -263,7 +263,7 @@ def test_the_head_looks_at_few_places_that_predict_nothing(count, head_tokens):
 @given(st.lists(st.integers(2, 60), min_size=1, max_size=9))
 def test_a_pack_predicts_exactly_the_trained_tokens(lengths):
     rows = make_rows(lengths)
-    portions = pack(rows, room=64, head_tokens=8, device="cpu")
+    portions = pack(rows, PackSizes(room=64, head_tokens=8), device="cpu")
     found = sorted(int(t) for p in portions for t in p.packed.targets if t >= 0)
     assert found == sorted(token for row in rows for token in row.tokens[row.trained_from :])
     for portion in portions:
@@ -322,7 +322,7 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
     crowded = Crowded(captured._recordings)
     captured.decoder = crowded
     captured._recordings["a full pass"] = "its memory"
-    (portion,) = pack(make_rows((20, 30)), room=64, head_tokens=8, device="cpu")
+    (portion,) = pack(make_rows((20, 30)), PackSizes(room=64, head_tokens=8), device="cpu")
     assert float(captured.learn(portion.tokens[:, None], portion.packed, torch.tensor(1.0))) == 1.0
     assert crowded.passes == 1
     assert not captured._recordings

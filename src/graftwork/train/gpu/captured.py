@@ -2,7 +2,7 @@
 
 In: a decoder and batches of few shapes. Out: the same losses and gradients. A small micro-batch takes
 the host longer to launch than the card to compute; replayed as one graph it costs one launch. The
-first two times of a shape run plainly (they compile), the third is recorded.
+first time of a shape runs plainly, twice where that compiles; the next one is recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from graftwork.train.gpu.decoder import Decoder, Packed
-
-PLAIN_RUNS = 2
 
 
 @dataclass(frozen=True)
@@ -29,13 +27,14 @@ class Recording:
 class Captured:
     """Stands in for the decoder where there is a card. Gradients live in fixed places from the start."""
 
-    def __init__(self, decoder: Decoder, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, decoder: Decoder, parameters: Sequence[Tensor], *, plain_runs: int = 1) -> None:
         self.decoder = decoder
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         self._runs: dict[Any, int] = {}
         self._recordings: dict[Any, Recording] = {}
         self._plain: set[Any] = set()
+        self._plain_runs = plain_runs
         self._pool = torch.cuda.graph_pool_handle()
 
     def learn(
@@ -45,7 +44,7 @@ class Captured:
         if shape not in self._recordings:
             seen = self._runs.get(shape, 0)
             self._runs[shape] = seen + 1
-            if seen < PLAIN_RUNS or shape in self._plain:
+            if seen < self._plain_runs or shape in self._plain:
                 return self.give_way(lambda: self.decoder.learn(x, packed, scale, pulse))
             try:
                 self._recordings[shape] = self._record(x, packed, scale)

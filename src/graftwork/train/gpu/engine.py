@@ -16,8 +16,9 @@ from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.crew.alone import Alone
+from graftwork.train.crew.crew import Held
 from graftwork.train.engine import Engine, Measured
-from graftwork.train.gpu.batch import Portion, pack
+from graftwork.train.gpu.batch import COMPILED_SHAPES, RECORDED_SHAPES, PackSizes, Portion, pack
 from graftwork.train.gpu.captured import Captured, ran_out
 from graftwork.train.gpu.decoder import Decoder
 from graftwork.train.gpu.furnish import Furnished
@@ -45,6 +46,7 @@ class CardEngine(Engine):
         self._shape = shape
         self._on_card = self._device.startswith("cuda")
         self._compiled = tuning.compiled and self._on_card
+        self._recorded = (tuning.compiled or tuning.recorded) and self._on_card
         self._decoder: Decoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
         self._runner: Decoder | Captured = self._decoder
 
@@ -111,7 +113,13 @@ class CardEngine(Engine):
 
     def _pack(self, rows: Sequence[Row]) -> list[Portion]:
         tuning = self.tuning
-        return pack(rows, room=tuning.micro_tokens, head_tokens=tuning.head_tokens, device=self._device)
+        sizes = PackSizes(
+            room=tuning.micro_tokens,
+            head_tokens=tuning.head_tokens,
+            longest=tuning.longest,
+            shapes=COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES,
+        )
+        return pack(rows, sizes, device=self._device)
 
     def _lose(self, portion: Portion) -> Tensor:
         decoder, runner = self._decoder, self._runner
@@ -134,8 +142,10 @@ class CardEngine(Engine):
     def _use(self, tuning: Tuning) -> None:
         self.tuning = tuning
         self._runner = self._decoder = self._build(tuning)
-        if self._compiled:
-            self._runner = Captured(self._decoder, self.parameters)
+        if self._recorded:
+            # A compiled piece is compiled at its first run and tuned at its second.
+            plain_runs = 2 if self._compiled else 1
+            self._runner = Captured(self._decoder, self.parameters, plain_runs=plain_runs)
 
     def _measure(self, rows: Sequence[Row]) -> float:
         """GiB that the allocator takes for one pass as large as they come."""
@@ -154,12 +164,82 @@ class CardEngine(Engine):
 
 
 class OnCard(Alone):
-    """Alone, with gradients that stay in their places: a recorded step writes to fixed addresses."""
+    """Alone, with gradients that stay in their places: a recorded step writes to fixed addresses.
+
+    Clipping and the update are recorded too: from Python, hundreds of adapters cost more than their sums.
+    """
+
+    _clip: "tuple[Any, Tensor] | None" = None
+    _update: Any = None
+    _updates = 0
+
+    def join(
+        self,
+        model: Any,
+        parameters: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[Any], Tensor],
+    ) -> list[nn.Parameter]:
+        joined = super().join(model, parameters, optimizer, loss)
+        self._on_card = joined[0].is_cuda
+        if self._on_card:
+            for group in optimizer.param_groups:
+                # A number would be part of the recording; a tensor is read at each replay.
+                group["lr"] = torch.tensor(group["lr"], device=joined[0].device)
+                group["capturable"] = True
+        return joined
+
+    def shorten(self, most: float) -> float:
+        if not self._has_fixed_gradients():
+            return super().shorten(most)
+        if self._clip is None:
+            norm = nn.utils.clip_grad_norm_(self._parameters, most)
+            self._clip = _recorded(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
+            return float(norm)
+        graph, norm = self._clip
+        graph.replay()
+        return float(norm)
+
+    def step(self, rate: float) -> None:
+        if not self._has_fixed_gradients():
+            super().step(rate)
+            return
+        for group in self._optimizer.param_groups:
+            group["lr"].fill_(rate)
+        if self._update is not None:
+            self._update.replay()
+            return
+        self._updates += 1
+        if self._updates == 1:  # makes the states
+            self._step_plainly()
+            return
+        self._update = _recorded(self._step_plainly)[0]
+        self._update.replay()
+
+    def _step_plainly(self) -> None:
+        self._optimizer.step()
+        self.forget()
+
+    def hold(self, parameter: nn.Parameter, held: Held) -> None:
+        super().hold(parameter, held)
+        self._update = None  # it writes to the states that were there before
+
+    def _has_fixed_gradients(self) -> bool:
+        return self._on_card and all(parameter.grad is not None for parameter in self._parameters)
 
     def forget(self) -> None:
         held = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if held:
             torch._foreach_zero_(held)
+
+
+def _recorded(compute: Callable[[], Any]) -> tuple[Any, Any]:
+    """A graph of what `compute` launches, and its result, which each replay renews. Computes nothing yet."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = compute()
+    return graph, result
 
 
 def _fullest(rows: Sequence[Row], *, room: int) -> list[Row]:
