@@ -114,7 +114,7 @@ def test_a_store_that_is_locked_again_and_again_loses_and_doubles_nothing(databa
     finally:
         stop.set()
         locker.join()
-    assert len({one.id for one in captures.export()}) == 5 * number
+    assert len({item.id for item in captures.export()}) == 5 * number
 
 
 def test_no_failure_of_postgresql_quotes_the_row_that_it_is_about(postgres):
@@ -145,7 +145,7 @@ def test_a_postgresql_that_goes_and_comes_back_is_said_and_needs_no_restart(post
             ask()
     postgres.start()
     assert captures.add([capture("after")]) == 1
-    assert [one.id for one in captures.export()] == ["before", "after"]
+    assert [item.id for item in captures.export()] == ["before", "after"]
     database.close()
 
 
@@ -189,13 +189,13 @@ def test_a_file_that_is_moved_away_and_back_is_said_and_loses_nothing(file):
     assert not path.parent.exists()
     away.rename(path.parent)
     assert captures.add([capture("after")]) == 1
-    assert [one.id for one in captures.export()] == ["before", "after"]
+    assert [item.id for item in captures.export()] == ["before", "after"]
 
 
 def test_a_file_that_is_removed_takes_nothing_into_nowhere(file):
     path, captures = file
-    for one in path.parent.iterdir():
-        one.unlink()
+    for found in path.parent.iterdir():
+        found.unlink()
     with pytest.raises(EnvironmentLacks, match="is gone"):
         captures.add([capture("lost")])
     assert list(path.parent.iterdir()) == []
@@ -206,21 +206,21 @@ def test_a_file_that_is_restored_from_a_copy_is_used_at_once(file, tmp_path):
     with closing(sqlite3.connect(path)) as here, closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
         here.backup(copy)
     captures.add([capture("after the copy")])
-    for one in path.parent.iterdir():
-        one.unlink()
+    for found in path.parent.iterdir():
+        found.unlink()
     shutil.copy(tmp_path / "copy.db", path)
     assert captures.add([capture("later")]) == 1
-    assert [one.id for one in captures.export()] == ["before", "later"]
+    assert [item.id for item in captures.export()] == ["before", "later"]
     other = open_database(path)
-    assert [one.id for one in CaptureStore(other, project=PROJECT).export()] == ["before", "later"]
+    assert [item.id for item in CaptureStore(other, project=PROJECT).export()] == ["before", "later"]
     other.close()
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database" * 1000])
 def test_a_file_that_is_replaced_by_something_else_is_an_error_and_left_alone(file, damage):
     path, captures = file
-    for one in path.parent.iterdir():
-        one.unlink()
+    for found in path.parent.iterdir():
+        found.unlink()
     path.write_bytes(damage)
     with pytest.raises((Damaged, OperationalError)):
         captures.add([capture("lost")])
@@ -247,7 +247,7 @@ def test_a_file_that_may_not_grow_keeps_what_it_has_and_takes_more_when_it_may(t
         pages = connection.execute(text("PRAGMA page_count")).scalar()
         connection.execute(text(f"PRAGMA max_page_count = {pages + 40}"))
     kept = fill(captures)
-    assert [one.id for one in captures.export()] == [str(number) for number in range(kept)]
+    assert [item.id for item in captures.export()] == [str(number) for number in range(kept)]
     with database.read() as connection:
         connection.execute(text("PRAGMA max_page_count = 1000000"))
     assert captures.add([capture("after")]) == 1
@@ -277,7 +277,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         kept = fill(work.captures)
         assert kept > 0
         # What was kept can be read on the full disk, and a promise that was refused left no trace.
-        assert [one.id for one in work.captures.export()] == [str(number) for number in range(kept)]
+        assert [item.id for item in work.captures.export()] == [str(number) for number in range(kept)]
         with pytest.raises(EnvironmentLacks):
             work.captures.add([capture(f"more-{n}", reply="x" * 20_000) for n in range(50)])
         assert work.captures.count() == kept
