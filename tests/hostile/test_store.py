@@ -16,14 +16,19 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from postgres_server import Server, is_supported, restartable_postgres
+from registry_samples import parts, write_adapter
 from store_samples import PROJECT, WHEN, capture, release
 
 from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.releases import Releases
@@ -285,3 +290,24 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         assert work.captures.add([capture("after")]) == 1
     with open_workplace(open_project(small_disk), Silent()) as again:
         assert again.captures.count() == kept + 1
+
+
+def test_on_a_full_disk_a_release_is_whole_or_not_there(small_disk, tmp_path):
+    store = ReleaseStore.open(small_disk / "releases")
+    index = ReleasesInMemory(project=PROJECT)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2**20))
+
+    def make(number: int) -> str:
+        adapter = write_adapter(tmp_path / f"adapter-{number}", weights=os.urandom(300_000))
+        return publish(folder=store, index=index, **parts(adapter)).id
+
+    with pytest.raises(EnvironmentLacks, match="disk is full"):
+        list(map(make, range(20)))
+    whole = store.ids()
+    assert 0 < len(whole) < 20
+    for release_id in whole:
+        assert store.verify(release_id)
+    assert not list(store.root.rglob("*.part"))
+    ballast.unlink()
+    assert make(20) in store.ids()
