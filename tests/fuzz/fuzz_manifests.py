@@ -146,8 +146,8 @@ def check_archive(samples: Samples, folder: Path, dice: random.Random) -> None:
             unpacked.put_into(store)
 
     allowed(take)
-    for one in store.ids():
-        store.verify(one)
+    for release_id in store.ids():
+        store.verify(release_id)
     if list((folder / "far").glob(".*.part")):
         raise Failed("an import left something behind")
 

@@ -16,14 +16,19 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from postgres_server import Server, is_supported, restartable_postgres
+from registry_samples import parts, write_adapter
 from store_samples import PROJECT, WHEN, capture, release
 
 from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.publish import publish
+from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.releases import Releases
@@ -114,7 +119,7 @@ def test_a_store_that_is_locked_again_and_again_loses_and_doubles_nothing(databa
     finally:
         stop.set()
         locker.join()
-    assert len({one.id for one in captures.export()}) == 5 * number
+    assert len({item.id for item in captures.export()}) == 5 * number
 
 
 def test_no_failure_of_postgresql_quotes_the_row_that_it_is_about(postgres):
@@ -145,7 +150,7 @@ def test_a_postgresql_that_goes_and_comes_back_is_said_and_needs_no_restart(post
             ask()
     postgres.start()
     assert captures.add([capture("after")]) == 1
-    assert [one.id for one in captures.export()] == ["before", "after"]
+    assert [item.id for item in captures.export()] == ["before", "after"]
     database.close()
 
 
@@ -189,13 +194,13 @@ def test_a_file_that_is_moved_away_and_back_is_said_and_loses_nothing(file):
     assert not path.parent.exists()
     away.rename(path.parent)
     assert captures.add([capture("after")]) == 1
-    assert [one.id for one in captures.export()] == ["before", "after"]
+    assert [item.id for item in captures.export()] == ["before", "after"]
 
 
 def test_a_file_that_is_removed_takes_nothing_into_nowhere(file):
     path, captures = file
-    for one in path.parent.iterdir():
-        one.unlink()
+    for found in path.parent.iterdir():
+        found.unlink()
     with pytest.raises(EnvironmentLacks, match="is gone"):
         captures.add([capture("lost")])
     assert list(path.parent.iterdir()) == []
@@ -206,21 +211,21 @@ def test_a_file_that_is_restored_from_a_copy_is_used_at_once(file, tmp_path):
     with closing(sqlite3.connect(path)) as here, closing(sqlite3.connect(tmp_path / "copy.db")) as copy:
         here.backup(copy)
     captures.add([capture("after the copy")])
-    for one in path.parent.iterdir():
-        one.unlink()
+    for found in path.parent.iterdir():
+        found.unlink()
     shutil.copy(tmp_path / "copy.db", path)
     assert captures.add([capture("later")]) == 1
-    assert [one.id for one in captures.export()] == ["before", "later"]
+    assert [item.id for item in captures.export()] == ["before", "later"]
     other = open_database(path)
-    assert [one.id for one in CaptureStore(other, project=PROJECT).export()] == ["before", "later"]
+    assert [item.id for item in CaptureStore(other, project=PROJECT).export()] == ["before", "later"]
     other.close()
 
 
 @pytest.mark.parametrize("damage", [b"", b"no database" * 1000])
 def test_a_file_that_is_replaced_by_something_else_is_an_error_and_left_alone(file, damage):
     path, captures = file
-    for one in path.parent.iterdir():
-        one.unlink()
+    for found in path.parent.iterdir():
+        found.unlink()
     path.write_bytes(damage)
     with pytest.raises((Damaged, OperationalError)):
         captures.add([capture("lost")])
@@ -247,7 +252,7 @@ def test_a_file_that_may_not_grow_keeps_what_it_has_and_takes_more_when_it_may(t
         pages = connection.execute(text("PRAGMA page_count")).scalar()
         connection.execute(text(f"PRAGMA max_page_count = {pages + 40}"))
     kept = fill(captures)
-    assert [one.id for one in captures.export()] == [str(number) for number in range(kept)]
+    assert [item.id for item in captures.export()] == [str(number) for number in range(kept)]
     with database.read() as connection:
         connection.execute(text("PRAGMA max_page_count = 1000000"))
     assert captures.add([capture("after")]) == 1
@@ -277,7 +282,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         kept = fill(work.captures)
         assert kept > 0
         # What was kept can be read on the full disk, and a promise that was refused left no trace.
-        assert [one.id for one in work.captures.export()] == [str(number) for number in range(kept)]
+        assert [item.id for item in work.captures.export()] == [str(number) for number in range(kept)]
         with pytest.raises(EnvironmentLacks):
             work.captures.add([capture(f"more-{n}", reply="x" * 20_000) for n in range(50)])
         assert work.captures.count() == kept
@@ -285,3 +290,24 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         assert work.captures.add([capture("after")]) == 1
     with open_workplace(open_project(small_disk), Silent()) as again:
         assert again.captures.count() == kept + 1
+
+
+def test_on_a_full_disk_a_release_is_whole_or_not_there(small_disk, tmp_path):
+    store = ReleaseStore.open(small_disk / "releases")
+    index = ReleasesInMemory(project=PROJECT)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2**20))
+
+    def make(number: int) -> str:
+        adapter = write_adapter(tmp_path / f"adapter-{number}", weights=os.urandom(300_000))
+        return publish(folder=store, index=index, **parts(adapter)).id
+
+    with pytest.raises(EnvironmentLacks, match="disk is full"):
+        list(map(make, range(20)))
+    whole = store.ids()
+    assert 0 < len(whole) < 20
+    for release_id in whole:
+        assert store.verify(release_id)
+    assert not list(store.root.rglob("*.part"))
+    ballast.unlink()
+    assert make(20) in store.ids()

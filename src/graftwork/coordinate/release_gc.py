@@ -83,13 +83,13 @@ def _find_unknown(work: Workplace, stock: Stock) -> _Unknown:
     """
     store, found = open_store(work), _Unknown([], [])
     known = {entry.id for entry in work.releases.entries()}
-    for one in stock.ids:
-        if one in known:
+    for release_id in stock.ids:
+        if release_id in known:
             continue
         try:
-            release = store.verify_unsigned(one)
+            release = store.verify_unsigned(release_id)
         except GraftError:
-            found.refused.append(one)
+            found.refused.append(release_id)
         else:
             if release.project == work.settings.project:
                 found.whole.append(release)

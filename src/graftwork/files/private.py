@@ -79,5 +79,5 @@ def _close(path: Path, *, follow: bool = False) -> None:
         if not stat.S_ISLNK(found.st_mode) and found.st_mode & _OTHERS:
             path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
     except OSError:
-        # Of another user, or gone meanwhile: whoever owns it is the one to close it.
+        # It belongs to another user, or it is gone: only its owner can close it.
         return

@@ -87,7 +87,7 @@ def to_peft(shape: AdapterShape, base: str, *, transposed: bool = False) -> dict
 
 
 def parse_peft(text: bytes, *, where: str) -> dict[str, Any]:
-    """What an adapter_config.json says, whoever wrote it."""
+    """The content of an adapter_config.json from any source."""
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:

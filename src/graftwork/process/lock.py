@@ -12,7 +12,7 @@ from graftwork.records.errors import Busy
 
 LOCK_FILE = "lock"
 _ASKED_SECONDS, _PAUSE_SECONDS = 10.0, 0.001
-"""Whoever asks who holds a folder shares the lock for a moment: how long a start waits for that at most."""
+"""Asking who holds a folder shares its lock for a moment. A start waits for that, at most this long."""
 
 
 @contextmanager

@@ -256,7 +256,7 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
         raise UserMistake(
             "PostgreSQL cannot be asked with this URL",
             why=f"the driver says: {error.orig}",
-            fix="mend or remove the option behind the question mark",
+            fix="correct or remove the option after the question mark",
             where=name,
         ) from error
     return database

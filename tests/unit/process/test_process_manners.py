@@ -111,14 +111,14 @@ def test_the_lock_is_free_when_its_holder_was_killed(tmp_path):
 
 
 def test_asking_who_holds_a_folder_does_not_make_a_start_fail(tmp_path, monkeypatch):
-    """The one who asks is stopped in the middle of it, until another has tried to start and met it."""
+    """Asking is paused while it shares the lock, until a start has met it."""
     real, met, started = fcntl.flock, threading.Event(), []
 
-    def start_beside() -> None:
+    def start_meanwhile() -> None:
         with lock.hold(tmp_path):
             started.append(lock.holder_of(tmp_path))
 
-    starter = threading.Thread(target=start_beside)
+    starter = threading.Thread(target=start_meanwhile)
 
     def flock(descriptor, how):
         asks = threading.current_thread() is not starter

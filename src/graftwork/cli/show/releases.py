@@ -103,12 +103,11 @@ def show_garbage(console: Console, found: Garbage) -> None:
         print_line(
             console, f"{one[:12]} lay in the store without an entry in the index: it is entered and stays"
         )
-    for one in found.refused:
-        if one not in found.unreadable:
+    for release_id in found.refused:
+        if release_id not in found.unreadable:
             words = "it is not in the index and does not verify, so it was neither entered nor taken"
-            print_line(
-                console, f"[yellow]{quote(one[:12])}[/]: {words}; move its folder away if it is not yours"
-            )
+            name = quote(release_id[:12])
+            print_line(console, f"[yellow]{name}[/]: {words}; move its folder away if it is not yours")
     for one in found.unreadable:
         words = (
             "its manifest cannot be read, so no shared file was touched (`graft release verify` says more)"
