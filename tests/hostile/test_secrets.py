@@ -161,6 +161,42 @@ def test_a_secret_in_the_wrong_place_is_not_repeated_by_the_error(planted, tmp_p
     assert not found_in(json.dumps(caught.value.as_json()).encode(), planted.secret)
 
 
+RAISES = {
+    "worker": (
+        "from graftwork.text.publish import hide_in_tracebacks\nhide_in_tracebacks()\nraise ValueError(words)"
+    ),
+    "thread": (
+        "import threading\nfrom graftwork.text.publish import hide_in_tracebacks\nhide_in_tracebacks()\n"
+        "def fail():\n    raise ValueError(words)\n"
+        "thread = threading.Thread(target=fail)\nthread.start()\nthread.join()"
+    ),
+    "command": (
+        "from graftwork.cli import main\n"
+        "def fail():\n    raise ValueError(words)\n"
+        "main._run = fail\nmain.main()"
+    ),
+}
+
+
+@pytest.mark.parametrize("where", RAISES)
+def test_a_traceback_shows_no_secret(where):
+    """Libraries put addresses, headers and whole requests into the words of their errors."""
+    words = " | ".join(planted.text for planted in PLANTED)
+    known = "a value of no form that is only known by its name"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import os, sys\nwords = sys.stdin.read()\n{RAISES[where]}"],
+        input=f"{words} {known}",
+        env={**os.environ, "SOME_SERVICE_TOKEN": known},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ValueError" in done.stderr
+    shown = (done.stdout + done.stderr).encode()
+    assert [planted.kind for planted in PLANTED if found_in(shown, planted.secret)] == []
+    assert known.encode() not in shown
+
+
 # -- the whole product ---------------------------------------------------------------------------------
 
 ENVIRONMENT = {

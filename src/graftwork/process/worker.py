@@ -8,7 +8,6 @@ import json
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,7 +54,7 @@ def run_worker(
                 if not is_exhaustion(error):
                     raise
                 # The log gets the whole story, whoever watches the figures.
-                traceback.print_exc()
+                sys.excepthook(*sys.exc_info())
                 return _leave(folder, explain_exhaustion(error))
     except GraftError as error:
         print(json.dumps(error.as_json()), file=sys.stderr)
