@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
 
 import typer
 
@@ -75,6 +76,7 @@ def _version(
 def main() -> None:
     """The entry point: exit codes as the design names them."""
     as_json = "--json" in sys.argv
+    sys.excepthook = _show_bug
     try:
         code = _run()
     except GraftError as error:
@@ -144,6 +146,14 @@ class _Told(logging.Handler):
         if words not in self._words:
             self._words.add(words)
             stderr.print(Text(words, style="dim"), highlight=False, soft_wrap=True)
+
+
+def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The traceback of a bug, without the secrets that the words of a library may hold."""
+    from graftwork.text.publish import hide_in_tracebacks
+
+    hide_in_tracebacks()
+    sys.excepthook(kind, error, trace)
 
 
 def _explain(error: OSError) -> GraftError:

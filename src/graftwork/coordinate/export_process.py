@@ -15,6 +15,7 @@ from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks
 from graftwork.records.export import Agreement, ExportJob, Merged
+from graftwork.text.publish import hide_in_tracebacks
 
 MERGED_FILE = "merged.json"
 
@@ -100,4 +101,5 @@ def _require(found: Agreement) -> None:
 
 
 if __name__ == "__main__":
+    hide_in_tracebacks()
     sys.exit(run_worker(ExportJob, lambda job: Path(job.folder), export, writes_elsewhere=True))

@@ -38,6 +38,7 @@ from graftwork.records.errors import (
     WorkerFailed,
 )
 from graftwork.records.job import Beat, Job
+from graftwork.text.publish import publish_text
 
 POLL_SECONDS = 0.25
 JOB_FILE = "job.json"
@@ -283,7 +284,7 @@ def _wait(seconds: float) -> None:
 def _given_up(name: str, code: int, folder: Path, *, crashes: int) -> WorkerFailed:
     return WorkerFailed(
         f"{name} crashed {crashes} time(s) without progress; the last time it {_cause(code)}",
-        why=local.last_words(folder) or "it left no output",
+        why=publish_text(local.last_words(folder)) or "it left no output",
         fix="look at the log; what was done so far is kept, the same command goes on from there",
         where=str(folder / local.LOG_FILE),
     )

@@ -11,6 +11,7 @@ from typing import Any
 from graftwork.coordinate.training_process import make_examiner
 from graftwork.process.worker import run_worker
 from graftwork.records.run import TrainBatch, TrainJob
+from graftwork.text.publish import hide_in_tracebacks
 from graftwork.train.many import train_many
 from graftwork.train.worker import train
 
@@ -24,4 +25,5 @@ def work(batch: TrainBatch) -> None:
 
 
 if __name__ == "__main__":
+    hide_in_tracebacks()
     sys.exit(run_worker(TrainBatch, lambda batch: Path(batch.folder), work))

@@ -17,6 +17,7 @@ from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
+from graftwork.text.publish import hide_in_tracebacks
 from graftwork.train.launch import is_first
 from graftwork.train.ports import Examiner
 from graftwork.train.worker import train
@@ -125,4 +126,5 @@ def work(job: TrainJob) -> None:
 
 
 if __name__ == "__main__":
+    hide_in_tracebacks()
     sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), work, first=is_first()))

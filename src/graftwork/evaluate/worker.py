@@ -19,6 +19,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint
 from graftwork.records.report import Case, EvalJob, Generation
+from graftwork.text.publish import hide_in_tracebacks
 
 GENERATION_FILE = "generation.json"
 IDENTITY_FILE = "asked_for.txt"
@@ -166,4 +167,5 @@ def _count_cards() -> int:
 
 
 if __name__ == "__main__":
+    hide_in_tracebacks()
     sys.exit(run_worker(EvalJob, lambda job: Path(job.folder), evaluate))

@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -65,7 +64,7 @@ def run_worker(
                 if not is_exhaustion(error):
                     raise
                 # The log gets the whole story, whoever watches the figures.
-                traceback.print_exc()
+                sys.excepthook(*sys.exc_info())
                 return _leave(folder, explain_exhaustion(error))
     except GraftError as error:
         print(json.dumps(error.as_json()), file=sys.stderr)

@@ -17,6 +17,7 @@ from graftwork.records.capture import Capture
 from graftwork.records.errors import GraftError
 from graftwork.serve.ports import CaptureSink
 from graftwork.serve.split import Lot
+from graftwork.text.locate import may_name_secret
 from graftwork.text.redact import Redactor
 
 log = logging.getLogger(__name__)
@@ -175,13 +176,18 @@ def redact_name(name: str | None, redactor: Redactor, *, kind: str = "session") 
     return f"{kind}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:16]}"
 
 
-def _redact_value(value: Any, redactor: Redactor) -> Any:
+def _redact_value(value: Any, redactor: Redactor, name: str = "") -> Any:
+    """`name` is that of the field: whatever stands under `password` is one."""
     if isinstance(value, str):
+        if name and may_name_secret(name):
+            return redactor.redact_under(name, value).text
         return _redact_text(value, redactor)
     if isinstance(value, list):
-        return [_redact_value(item, redactor) for item in value]
+        return [_redact_value(item, redactor, name) for item in value]
     if isinstance(value, dict):
-        return {_redact_text(key, redactor): _redact_value(item, redactor) for key, item in value.items()}
+        return {
+            _redact_text(key, redactor): _redact_value(item, redactor, key) for key, item in value.items()
+        }
     return value
 
 

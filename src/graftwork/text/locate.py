@@ -15,9 +15,11 @@ from graftwork.text.confirm import (
     is_no_git_address,
     looks_drawn,
     looks_like_password,
+    looks_random,
     passes_luhn,
 )
 from graftwork.text.span import Span
+from graftwork.text.tokens import find_options
 
 _LOCAL_PART = re.compile(r"[A-Za-z0-9._%+-]{1,65}")
 _LONGEST_LOCAL_PART = 64
@@ -29,7 +31,8 @@ _DISCORD_START = re.compile(r"[MNO][A-Za-z0-9_-]{22,27}")
 _LONGEST_DISCORD_START = 28
 _TOKEN_END = re.compile(r"[A-Za-z0-9_-]{1,29}+\Z")
 
-_LOGIN = re.compile(r"""://(?<=\w://)[^\s/:@"'<>]{0,80}:(?P<value>[^\s/@"'<>{}$]{1,200})@""")
+_LOGIN = re.compile(r"""://(?<=\w://)(?P<user>[^\s/:@"'<>]{0,200})(?::(?P<value>[^\s/@"'<>{}$]{1,200}))?@""")
+_SHORTEST_TOKEN = 20
 
 _NAMES = (
     r"pass(?:word|wd|phrase)|pwd|secret|token|credential|api[_-]?key|access[_-]?key|auth[_-]?key"
@@ -83,8 +86,12 @@ def find_emails(text: str) -> Iterator[Span]:
 
 
 def find_url_passwords(text: str) -> Iterator[Span]:
+    """A password, and a token in the place of the user's name as in `https://TOKEN@host`."""
     for match in _LOGIN.finditer(text):
-        yield Span(*match.span("value"))
+        if len(match["user"]) >= _SHORTEST_TOKEN and looks_random(match["user"]):
+            yield Span(*match.span("user"))
+        if match["value"] is not None:
+            yield Span(*match.span("value"))
 
 
 def find_telegram_tokens(text: str) -> Iterator[Span]:
@@ -110,9 +117,14 @@ def find_discord_tokens(text: str) -> Iterator[Span]:
 
 def find_passwords(text: str) -> Iterator[Span]:
     """The values of assignments such as `db_password: ...`, `"api_key\\": \\"...\\"`, `the secret is ...`."""
-    for match in _match_names(text):
-        if looks_like_password(match["value"]):
-            yield Span(*match.span("value"))
+    named = (
+        Span(*match.span("value")) for match in _match_names(text) if looks_like_password(match["value"])
+    )
+    done = 0
+    for span in sorted((*named, *find_options(text))):
+        if span.start >= done:
+            yield span
+            done = span.end
 
 
 def find_cards(text: str) -> Iterator[Span]:
@@ -149,6 +161,12 @@ def is_password_under(name: str, value: str) -> bool:
         and _WHOLE_VALUE.fullmatch(value) is not None
         and looks_like_password(value)
     )
+
+
+@lru_cache(maxsize=4096)
+def may_name_secret(name: str) -> bool:
+    """Whether a field of this name may hold a password; most fields are `role` and `content`."""
+    return _HEADER.search(name) is not None or _NAME.search(name) is not None
 
 
 def is_secret_name(name: str) -> bool:

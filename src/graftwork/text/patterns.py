@@ -6,9 +6,11 @@ named for what it is. Patterns are specific: an entropy search over all words mi
 and identifiers for secrets.
 
 To add a kind: append a `Pattern` whose regular expression names the group `value` and begins with a
-literal, if it can: then it is searched for and not tried at every character (a look behind goes
-after the literal). Give literals of which one must stand in the text, and a check where the form
-alone proves little. Bound every repetition that can be begun again inside itself.
+literal, if it can: then it is searched for and not tried at every character. A look behind goes after
+the literal, and lets the n of an escaped line end stand before it: logs hold JSON in JSON. Give literals
+of which one must stand in the text, and a check where the form alone proves little. Bound every
+repetition that can be begun again inside itself. A token with the mark of its maker needs no pattern of
+its own: see `tokens`.
 """
 
 import re
@@ -35,16 +37,27 @@ from graftwork.text.locate import (
     find_url_passwords,
 )
 from graftwork.text.span import Span
+from graftwork.text.tokens import (
+    find_aws_secrets,
+    find_marked_tokens,
+    find_minisign_keys,
+    find_mysql_passwords,
+    find_signatures,
+    find_webhooks,
+)
 
 LONG = 15
+VERY_LONG = 24
+"""Characters. Prose has no run of `LONG`; names in code seldom have one of `VERY_LONG`."""
 
 
 @dataclass(frozen=True)
 class Pattern:
     """`hints`: one of them stands in every text that holds such a value.
 
-    They are looked for in the text as it is, or in small letters if `any_case`; `long` if the value
-    is a run of at least `LONG` letters, digits, hyphens and underscores, which prose does not hold.
+    They are looked for in the text as it is, or in small letters if `any_case`. `run` is the length
+    that a run of letters, digits, hyphens and underscores has at least in every such text: none,
+    `LONG` or `VERY_LONG`; a pattern with no hints is tried on every text that has the run.
     `digits` says which run of digits and capitals has to be there instead of a hint; `locate` finds
     the values where an expression would be slow.
     """
@@ -54,7 +67,7 @@ class Pattern:
     secret: bool = True
     hints: tuple[bytes, ...] = ()
     any_case: bool = False
-    long: bool = False
+    run: int = 0
     digits: bytes = b""
     check: Callable[[str], bool] = always
     locate: Callable[[str], Iterable[Span]] | None = None
@@ -76,7 +89,7 @@ _PEM = (
 # A first part without the others is taken as well, and refused by the check: else every `eyJ` inside
 # a long run would be read to its end again.
 _JWT = (
-    r"(?P<value>eyJ(?<=\beyJ)[A-Za-z0-9_-]*+"
+    r"(?P<value>eyJ(?:(?<=\beyJ)|(?<=\\[nrt]eyJ))[A-Za-z0-9_-]*+"
     r"(?:\.eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{8,}+)?)"
 )
 _BASIC = (
@@ -90,23 +103,26 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("jwt", re.compile(_JWT), hints=(b".eyJ",), check=has_token_parts),
     Pattern(
         "anthropic_key",
-        re.compile(r"(?P<value>sk-ant-(?<![A-Za-z0-9]sk-ant-)[A-Za-z0-9_-]{16,})"),
-        hints=(b"sk-ant-",),
-        long=True,
+        re.compile(r"(?P<value>sk-ant-(?:(?<![A-Za-z0-9]sk-ant-)|(?<=\\[nrt]sk-ant-))[A-Za-z0-9_-]{16,})"),
+        # A hint that patterns share is looked for once.
+        hints=(b"sk-",),
+        run=LONG,
         check=looks_random,
     ),
     Pattern(
         "openai_key",
-        re.compile(r"(?P<value>sk-(?<![A-Za-z0-9]sk-)[A-Za-z0-9_-]{16,})"),
+        re.compile(r"(?P<value>sk-(?:(?<![A-Za-z0-9]sk-)|(?<=\\[nrt]sk-))[A-Za-z0-9_-]{16,})"),
         hints=(b"sk-",),
-        long=True,
+        run=LONG,
         check=looks_random,
     ),
+    # Before the id itself, by which it is found.
+    Pattern("aws_secret_key", hints=(b"AKIA", b"ASIA"), run=LONG, locate=find_aws_secrets),
     Pattern(
         "aws_access_key",
-        re.compile(r"(?P<value>A(?<![A-Za-z0-9]A)(?:KIA|SIA)[A-Z0-9]{16})(?![A-Za-z0-9])"),
+        re.compile(r"(?P<value>A(?:(?<![A-Za-z0-9]A)|(?<=\\[nrt]A))(?:KIA|SIA)[A-Z0-9]{16})(?![A-Za-z0-9])"),
         hints=(b"AKIA", b"ASIA"),
-        long=True,
+        run=LONG,
     ),
     Pattern(
         "aws_secret_key",
@@ -119,80 +135,100 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         "github_token",
-        re.compile(r"(?P<value>g(?<![A-Za-z0-9]g)(?:h[pousr]_[A-Za-z0-9]{20,}|ithub_pat_[A-Za-z0-9_]{20,}))"),
+        re.compile(
+            r"(?P<value>g(?:(?<![A-Za-z0-9]g)|(?<=\\[nrt]g))(?:h[pousr]_[A-Za-z0-9]{20,}|ithub_pat_[A-Za-z0-9_]{20,}))"
+        ),
         hints=(b"ghp_", b"gho_", b"ghu_", b"ghs_", b"ghr_", b"github_pat_"),
-        long=True,
+        run=VERY_LONG,
     ),
     Pattern(
         "gitlab_token",
-        re.compile(r"(?P<value>glpat-(?<![A-Za-z0-9]glpat-)[A-Za-z0-9_-]{20,})"),
+        re.compile(r"(?P<value>glpat-(?:(?<![A-Za-z0-9]glpat-)|(?<=\\[nrt]glpat-))[A-Za-z0-9_-]{20,})"),
         hints=(b"glpat-",),
-        long=True,
+        run=VERY_LONG,
     ),
     Pattern(
         "slack_token",
-        re.compile(r"(?P<value>xox(?<![A-Za-z0-9]xox)[abeprs]-[A-Za-z0-9-]{10,})"),
+        re.compile(r"(?P<value>xox(?:(?<![A-Za-z0-9]xox)|(?<=\\[nrt]xox))[abeprs]-[A-Za-z0-9-]{10,})"),
         hints=(b"xox",),
-        long=True,
+        run=LONG,
         check=looks_random,
     ),
     Pattern(
         "google_key",
-        re.compile(r"(?P<value>AIza(?<![A-Za-z0-9_-]AIza)[A-Za-z0-9_-]{35,})"),
+        re.compile(r"(?P<value>AIza(?:(?<![A-Za-z0-9_-]AIza)|(?<=\\[nrt]AIza))[A-Za-z0-9_-]{35,})"),
         hints=(b"AIza",),
-        long=True,
+        run=VERY_LONG,
     ),
     Pattern(
         "stripe_key",
-        re.compile(r"(?P<value>[rs](?<![A-Za-z0-9][rs])k_(?:live|test)_[A-Za-z0-9]{16,})"),
+        re.compile(
+            r"(?P<value>[rs](?:(?<![A-Za-z0-9][rs])|(?<=\\[nrt][rs]))k_(?:live|test)_[A-Za-z0-9]{16,})"
+        ),
         hints=(b"k_live_", b"k_test_"),
-        long=True,
+        run=VERY_LONG,
     ),
     Pattern(
         "huggingface_token",
-        re.compile(r"(?P<value>hf_(?<![A-Za-z0-9_]hf_)[A-Za-z0-9]{30,})"),
+        re.compile(r"(?P<value>hf_(?:(?<![A-Za-z0-9_]hf_)|(?<=\\[nrt]hf_))[A-Za-z0-9]{30,})"),
         hints=(b"hf_",),
-        long=True,
+        run=VERY_LONG,
     ),
     Pattern(
         "npm_token",
-        re.compile(r"(?P<value>npm_(?<![A-Za-z0-9_]npm_)[A-Za-z0-9]{36})(?![A-Za-z0-9])"),
+        re.compile(
+            r"(?P<value>npm_(?:(?<![A-Za-z0-9_]npm_)|(?<=\\[nrt]npm_))[A-Za-z0-9]{36})(?![A-Za-z0-9])"
+        ),
         hints=(b"npm_",),
-        long=True,
+        run=VERY_LONG,
         check=looks_drawn,
     ),
     Pattern(
         "pypi_token",
-        re.compile(r"(?P<value>pypi-AgE(?<![A-Za-z0-9]pypi-AgE)[A-Za-z0-9_-]{32,}+)"),
+        re.compile(
+            r"(?P<value>pypi-AgE(?:(?<![A-Za-z0-9]pypi-AgE)|(?<=\\[nrt]pypi-AgE))[A-Za-z0-9_-]{32,}+)"
+        ),
         hints=(b"pypi-AgE",),
-        long=True,
+        run=VERY_LONG,
     ),
     Pattern(
         "sendgrid_key",
         re.compile(
-            r"(?P<value>SG\.(?<![A-Za-z0-9_]SG\.)[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64})(?![A-Za-z0-9_-])"
+            r"(?P<value>SG\.(?:(?<![A-Za-z0-9_]SG\.)|(?<=\\[nrt]SG\.))[A-Za-z0-9_-]{16,32}\.[A-Za-z0-9_-]{32,64})(?![A-Za-z0-9_-])"
         ),
         hints=(b"SG.",),
-        long=True,
+        run=LONG,
         check=looks_random,
     ),
     Pattern(
         "twilio_key",
-        re.compile(r"(?P<value>[AS](?<![A-Za-z0-9][AS])[CK](?:(?<=AC)|(?<=SK))[0-9a-f]{32})(?![A-Za-z0-9])"),
+        re.compile(
+            r"(?P<value>[AS](?:(?<![A-Za-z0-9][AS])|(?<=\\[nrt][AS]))[CK](?:(?<=AC)|(?<=SK))[0-9a-f]{32})(?![A-Za-z0-9])"
+        ),
         hints=(b"AC", b"SK"),
-        long=True,
+        run=VERY_LONG,
         check=looks_random,
     ),
-    Pattern("telegram_token", hints=(b":",), long=True, locate=find_telegram_tokens),
-    Pattern("discord_token", hints=(b".",), long=True, locate=find_discord_tokens),
+    Pattern("service_token", run=VERY_LONG, locate=find_marked_tokens),
+    Pattern("signing_key", hints=(b"RWRTY0Iy",), run=VERY_LONG, locate=find_minisign_keys),
+    Pattern("telegram_token", hints=(b":",), run=VERY_LONG, locate=find_telegram_tokens),
+    Pattern("discord_token", hints=(b".",), run=VERY_LONG, locate=find_discord_tokens),
     Pattern(
         "slack_webhook",
         re.compile(
             r"hooks\.slack\.com/(?:services|workflows|triggers)/"
             r"(?P<value>[TE][A-Za-z0-9]{3,20}/[A-Za-z0-9]{3,24}/[A-Za-z0-9]{16,}+)"
         ),
-        hints=(b"hooks.slack.com/",),
-        long=True,
+        hints=(b"hook",),
+        run=LONG,
+    ),
+    Pattern("webhook", hints=(b"hook",), run=VERY_LONG, locate=find_webhooks),
+    Pattern(
+        "url_signature",
+        hints=(b"sig=", b"ignature="),
+        any_case=True,
+        run=LONG,
+        locate=find_signatures,
     ),
     Pattern(
         "azure_key",
@@ -218,6 +254,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("url_password", hints=(b"://",), locate=find_url_passwords),
     Pattern("curl_password", hints=(b"curl",), any_case=True, locate=find_curl_passwords),
     Pattern("cookie", hints=(b"cookie",), any_case=True, locate=find_cookies),
+    Pattern("password", hints=(b"mysql",), locate=find_mysql_passwords),
     Pattern(
         "password",
         hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
@@ -239,9 +276,25 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("social_security_number", secret=False, digits=b"000000000", locate=find_social_numbers),
     Pattern("phone", secret=False, digits=b"00000000", locate=find_phones),
 )
-# Patterns with hints come before those by digits.
-_SHORT = tuple(pattern for pattern in PATTERNS if pattern.hints and not pattern.long)
-_NUMBERS = tuple(pattern for pattern in PATTERNS if pattern.digits)
+
+
+def _hints(*, any_case: bool, run: int) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
+    """Each hint with the places of its patterns in the table, of those that need no longer run than this."""
+    found: dict[bytes, tuple[int, ...]] = {}
+    for place, pattern in enumerate(PATTERNS):
+        if pattern.any_case == any_case and pattern.run <= run:
+            for hint in pattern.hints:
+                found[hint] = (*found.get(hint, ()), place)
+    return tuple(found.items())
+
+
+# Flat, and by what they are looked for in: a text is searched for some dozen hints, each through all of it.
+_AS_IS = {run: _hints(any_case=False, run=run) for run in (0, LONG, VERY_LONG)}
+_FOLDED = {run: _hints(any_case=True, run=run) for run in (0, LONG, VERY_LONG)}
+_BY_RUN = tuple(
+    place for place, pattern in enumerate(PATTERNS) if pattern.run == VERY_LONG and not pattern.hints
+)
+_NUMBERS = tuple((pattern.digits, place) for place, pattern in enumerate(PATTERNS) if pattern.digits)
 _SEPARATORS = b" ()./-"
 # Beyond ASCII there are other digits: such a byte counts as one, and the expressions decide.
 _DIGITS_AND_CAPITALS = bytes(
@@ -251,6 +304,9 @@ _DIGITS_AND_CAPITALS = bytes(
 _RUNS = bytes(
     ord("A") if code in b"-_" or (code < 128 and chr(code).isalnum()) else ord(" ") for code in range(256)
 )
+
+
+_LONG_RUN, _VERY_LONG_RUN = b"A" * LONG, b"A" * VERY_LONG
 
 
 def find_likely(text: str) -> list[Pattern]:
@@ -264,13 +320,12 @@ def find_likely(text: str) -> list[Pattern]:
     if not is_ascii:
         # Two signs that an expression takes for letters of ASCII: the long s and that of the kelvin.
         folded = folded.replace(b"\xc5\xbf", b"s").replace(b"\xe2\x84\xaa", b"k")
-    likely = []
-    for pattern in PATTERNS if b"A" * LONG in raw.translate(_RUNS) else _SHORT:
-        where = folded if pattern.any_case else raw
-        for hint in pattern.hints:
-            if hint in where:
-                likely.append(pattern)
-                break
+    runs = raw.translate(_RUNS)
+    run = 0 if _LONG_RUN not in runs else VERY_LONG if _VERY_LONG_RUN in runs else LONG
+    likely = {place for hint, places in _AS_IS[run] if hint in raw for place in places}
+    likely.update(place for hint, places in _FOLDED[run] if hint in folded for place in places)
+    if run == VERY_LONG:
+        likely.update(_BY_RUN)
     digits = raw.translate(_DIGITS_AND_CAPITALS, _SEPARATORS)
-    likely += [pattern for pattern in _NUMBERS if pattern.digits in digits]
-    return likely
+    likely.update(place for form, place in _NUMBERS if form in digits)
+    return [PATTERNS[place] for place in sorted(likely)]

@@ -6,8 +6,13 @@ settings down goes through here. The same settings always give the same form, an
 stay as they are. Pure.
 """
 
+import os
 import re
+import sys
+import threading
+import traceback
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
@@ -15,10 +20,14 @@ from pydantic import AfterValidator, Field
 from graftwork.records.base import Record
 from graftwork.records.secret import NotSecret, Secret, secret_of
 from graftwork.text.confirm import looks_random
+from graftwork.text.locate import is_secret_name, may_name_secret
 from graftwork.text.redact import Redactor
+from graftwork.text.unsaid import hide
 
 LONGEST_WORD = 20
 """A longer part of a name, letters and digits mixed, is no word."""
+SHORTEST_KNOWN = 8
+"""A shorter value of a variable may be a part of any word."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -31,6 +40,25 @@ def publishable(record: Record) -> dict[str, Any]:
 def publish_text(text: str) -> str:
     """The text with every known form of a secret replaced."""
     return Redactor().redact_secrets(text)
+
+
+def hide_in_tracebacks() -> None:
+    """From here on no traceback of this process shows a known form of a secret.
+
+    Nor the value of a variable of the environment whose name says that it holds one: libraries put
+    addresses, headers and whole requests into the words of their errors.
+    """
+    sys.excepthook = _show_error
+    threading.excepthook = lambda found: _show_error(found.exc_type, found.exc_value, found.exc_traceback)
+
+
+def _show_error(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    if issubclass(kind, SystemExit):
+        # A thread that ends so has nothing to say.
+        return
+    words = "".join(traceback.format_exception(kind, error, trace))
+    known = (value for name, value in os.environ.items() if is_secret_name(name) or may_name_secret(name))
+    sys.stderr.write(publish_text(hide(words, [value for value in known if len(value) >= SHORTEST_KNOWN])))
 
 
 def secrets_in(record: Record) -> Iterator[str]:

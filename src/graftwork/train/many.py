@@ -7,8 +7,8 @@ next goes on. Started again after a crash it takes up the first run that is not 
 
 import gc
 import json
+import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from graftwork.process.worker import ERROR_FILE, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
+from graftwork.text.publish import publish_text
 from graftwork.train.files import ATTEMPTS, SAVED, WAITED
 from graftwork.train.held import HeldBase
 from graftwork.train.settled import is_settled
@@ -96,7 +97,7 @@ def _train_one(
         _leave(job, error)
     except Exception as error:
         # A fault of the program in one run is no reason to leave the others undone.
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         on_failure()
         _leave(job, explain_exhaustion(error) if is_exhaustion(error) else _fault(job, error))
 
@@ -108,7 +109,7 @@ def _leave(job: TrainJob, error: GraftError) -> None:
 def _fault(job: TrainJob, error: Exception) -> WorkerFailed:
     return WorkerFailed(
         f"the training of run {job.run_id} failed: {type(error).__name__}",
-        why=str(error).splitlines()[0] if str(error) else "it left no message",
+        why=publish_text(str(error)).splitlines()[0] if str(error) else "it left no message",
         fix="look at the log; what was done so far is kept, the same command goes on from there",
         where=job.folder,
     )

@@ -284,7 +284,7 @@ def open_url(url: str) -> tuple[Any, str]:
             fix="install it beside fsspec: s3fs for s3://, gcsfs for gs://",
             where=hide_login(url),
         ) from error
-    except (ValueError, OSError) as error:
+    except Exception as error:  # whatever a network library may raise
         raise UserMistake(
             f"the mirror's address cannot be used: {leave_login_unsaid(error, url)}",
             fix="give an fsspec URL such as s3://bucket/folder or file:///mnt/backup",

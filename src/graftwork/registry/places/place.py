@@ -236,7 +236,7 @@ def _open(url: str) -> tuple[Any, str]:
             fix='install it: pip install "graftwork[s3]" for s3://, gcsfs for gs://',
             where=hide_login(url),
         ) from error
-    except (ValueError, OSError) as error:
+    except Exception as error:  # whatever a network library may raise
         raise UserMistake(
             f"the address of the store cannot be used: {leave_login_unsaid(error, url)}",
             fix="write it like s3://bucket/folder or file:///mnt/releases",
