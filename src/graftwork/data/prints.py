@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graftwork.data.captures import is_confirmed
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.compare import Array, Ragged, as_sets, number_text, number_words, run_words, spread
@@ -35,8 +36,12 @@ GRAM_WINDOW = 8
 SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
 """What `data.split_by` may name beside the keys of the log itself."""
 
-KEYS = ("prompt", "reply", "turn", "opening", "together", "later")
-"""`turn` stands for all turns of the user, `later` for those behind the first, 0 where there are none."""
+KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed")
+"""`turn` stands for all turns of the user, `later` for those behind the first, 0 where there are none.
+
+`capture` names the served exchange that the row was captured from; `unconfirmed` is 1 where nobody but a
+model stands behind its reply.
+"""
 
 
 class Prints(NamedTuple):
@@ -91,7 +96,7 @@ class _Read(NamedTuple):
     The turns of a longer conversation stand apart from each other: they are repeated behind `said`.
     """
 
-    keys: tuple[int, int, int, int, int, int]
+    keys: tuple[int, int, int, int, int, int, int, int]
     length: int
     words: list[str]
     said: int
@@ -133,6 +138,8 @@ def _read(row: Interaction, *, settings: DataSettings) -> _Read:
             number_text("\x1f".join((row.session, *opening))) if row.session is not None else 0,
             _find_together(row, settings.split_by),
             number_text(" ".join(later)) if later else 0,
+            number_text(row.capture.id) if row.capture is not None else 0,
+            int(row.capture is not None and not is_confirmed(row.capture, settings.captures)),
         ),
         length=sum(len(message.content) for message in row.messages) + len(row.reply),
         words=whole + reply + repeated,

@@ -7,13 +7,14 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from graftwork.data.captures import FILTERED, NEGATIVE, TRIED
 from graftwork.data.judge import find_fault
 from graftwork.data.redaction import RedactedRow
 from graftwork.data.rules.facts import Facts
 from graftwork.data.rules.finding import count_rows, find_noted, mend
 from graftwork.data.rules.note import Note, Sight, show_around, show_end, show_start
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Finding
+from graftwork.records.audit import Finding, Severity
 from graftwork.records.interaction import Interaction
 
 # Where a blank in a long reply may stand: only for showing it, what is one the judge decides.
@@ -24,6 +25,7 @@ class _Wording(NamedTuple):
     what: str
     effect: str
     fix: Callable[[DataSettings], str]
+    severity: Severity = "blocker"
 
 
 def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
@@ -49,7 +51,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield find_noted(
                 facts,
                 code,
-                "blocker",
+                wording.severity,
                 title=count_rows(count, wording.what),
                 effect=wording.effect,
                 fix=wording.fix(facts.settings),
@@ -61,6 +63,25 @@ def _mend_failed(settings: DataSettings) -> str:
 
 
 _WORDINGS = {
+    NEGATIVE: _Wording(
+        "are captured replies that users said are bad",
+        "trained on, they teach the model to repeat its mistakes",
+        lambda settings: (
+            "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
+        ),
+    ),
+    TRIED: _Wording(
+        "are held-out questions that `graft run` asked to try a release out",
+        "trained on, they would make the evaluation measure memory",
+        lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
+        "warning",
+    ),
+    FILTERED: _Wording(
+        "are captured exchanges that data.captures leaves out",
+        "they are not trained on",
+        lambda settings: "data.captures says which captured exchanges are used",
+        "info",
+    ),
     "failed_status": _Wording(
         "are logged as failed",
         "trained on, they teach the model to answer with failures",
