@@ -32,9 +32,9 @@ class Dealing(NamedTuple):
     """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
 
     Captured rows that nobody confirmed may follow others into a held-out split: `find_unfit_references`
-    says which these are. `aside` holds the rows that were set aside, each with two rows that it asks the same as and that
-    stand in different splits. `founders` are the rows that were like none before them: two groups that
-    a later row joins have two.
+    says which these are. `aside` holds the rows that were set aside, each with two rows that it asks the
+    same as and that stand in different splits. `founders` are the rows that were like none before them: two
+    groups that a later row joins have two.
     """
 
     split: Array

@@ -71,17 +71,15 @@ def _judge(
     corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Outcomes
 ) -> tuple[str, str] | None:
     repeats, dealing = decided.repeats, decided.dealing
-    if place in corpus.withdrawn:
-        return "filter", corpus.withdrawn[place]
-    if not columns["passed"][number]:
-        return "filter", f"{columns['fault'][number]}: {columns['reason'][number]}"
+    if place in corpus.withdrawn or not columns["passed"][number]:
+        fault = f"{columns['fault'][number]}: {columns['reason'][number]}"
+        return "filter", corpus.withdrawn.get(place, fault)
     if repeats.instead[place] >= 0:
         step = REPEAT_STEPS[repeats.step[place]]
         return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
-    if place in dealing.aside:
-        return "split", _say_aside(corpus, place, *dealing.aside[place])
-    if place in decided.unfit_references:
-        return "split", UNFIT_REFERENCE
+    if place in dealing.aside or place in decided.unfit_references:
+        pair = dealing.aside.get(place)
+        return "split", UNFIT_REFERENCE if pair is None else _say_aside(corpus, place, *pair)
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
     if place in decided.refused or place in decided.shortened:

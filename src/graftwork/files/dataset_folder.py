@@ -111,7 +111,7 @@ def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[
 
 
 def row_schema(*, captured: bool = False) -> "pa.Schema":
-    """The columns of a shard; `captured` rows have one more, so that those of other logs stay as they were."""
+    """The columns of a shard. Only `captured` rows have the last: shards of other logs keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()

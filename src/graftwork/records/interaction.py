@@ -41,7 +41,8 @@ class Interaction(Record):
     `group` is the role of the agent and `domain` its subject; `session` ties exchanges of one
     conversation; `stage` is the place in a curriculum. `rejected` is the reply that lost against
     `reply` in a preference pair, `reward` a judgement of the reply from outside, `split` the side
-    that already divided data puts the row on, `capture` the served exchange behind it. What the log does not state is None, never guessed.
+    that already divided data puts the row on, `capture` the served exchange that it was captured from.
+    What the log does not state is None, never guessed.
     """
 
     id: str

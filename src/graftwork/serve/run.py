@@ -106,7 +106,7 @@ class AliasBook:
         self._resolve = resolve_alias
         self._find = find_adapter
         self._failed: set[str] = set()
-        self.routes = Routes()
+        self.routes = Routes(loaded=False)
 
     async def refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)
