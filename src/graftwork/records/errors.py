@@ -66,6 +66,10 @@ class Damaged(EnvironmentLacks):
     """A file does not have the bytes that its manifest promises."""
 
 
+class Stale(EnvironmentLacks):
+    """A result that is needed is not there or not of what the settings and logs say now."""
+
+
 class WorkerFailed(EnvironmentLacks):
     """A child process ended without a result."""
 

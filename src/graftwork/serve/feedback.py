@@ -1,8 +1,8 @@
 """`POST /v1/feedback`: what users say of an answer, kept beside its capture.
 
-In: a request with the id of an answer and a score, or the answer as it should have been. Out: a Feedback, redacted and kept before the caller is
-told so. Captures are written behind the caller's back, so feedback may be faster than what it is about: it
-waits for a moment, and only then says that there is no such answer.
+In: a request with the id of an answer and a score, or the answer as it should have been. Out: a Feedback,
+redacted and kept before the caller is told so. Captures are written behind the caller's back, so feedback
+may be faster than what it is about: it waits for a moment, and only then says that there is no such answer.
 """
 
 import asyncio
