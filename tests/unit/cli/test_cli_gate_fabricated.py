@@ -1,5 +1,6 @@
 """`graft gate` by the rules of docs/gate.md on reports made for it: every verdict, exit code and word."""
 
+import hashlib
 import json
 import re
 import sys
@@ -12,9 +13,13 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.coordinate import freshness, pipeline
+from graftwork.coordinate.gate_reports import find_verdict
+from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.step import Step
 from graftwork.coordinate.steps import gate
 from graftwork.coordinate.steps.evaluate import Evaluated
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
 from graftwork.records.errors import Stale
 from graftwork.records.run import TrainOutcome
 
@@ -249,3 +254,15 @@ def test_a_step_that_goes_stale_after_the_check_is_not_done_either(bench, monkey
     monkeypatch.setattr(freshness, "require_fresh", lambda *_, **__: None)
     assert isinstance(CliRunner().invoke(app, ["gate", "-C", str(bench.folder)]).exception, Stale)
     assert bench.trainings == 0
+
+
+def test_an_abort_is_remembered_by_the_content_of_the_weights(bench, tmp_path):
+    bench.write(**TEAM)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights that were refused")
+    code, _ = bench.measured(tried(270, 25.0)).json()
+    assert code == 11
+    copy = hashlib.sha256(b"weights that were refused").hexdigest()
+    with open_workplace(open_project(bench.folder), Silent()) as work:
+        assert find_verdict(work, copy).decision == "abort"
+        assert find_verdict(work, "0" * 64) is None
