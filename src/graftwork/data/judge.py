@@ -15,6 +15,10 @@ from graftwork.text.shape import find_cut, find_failure, find_stand_in
 CODES = CAPTURE_CODES | {"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"}
 
 
+SAID = "the log says"
+"""How the reason of a fault begins that quotes the status of a row."""
+
+
 class Fault(NamedTuple):
     code: str
     reason: str
@@ -36,7 +40,7 @@ def _judge_status(row: Interaction, settings: DataSettings) -> Fault | None:
     kept = {status.casefold() for status in settings.keep_status}
     if row.status is None or row.status.casefold() in kept:
         return None
-    return Fault("failed_status", f"the log says {redact(row.status).text[:40]!r}")
+    return Fault("failed_status", f"{SAID} {redact(row.status).text[:40]!r}")
 
 
 def _judge_text(row: Interaction) -> Fault | None:

@@ -15,7 +15,7 @@ import numpy as np
 from graftwork.data.bands import NO_PAIRS, Columns, merge_pairs, pack, unpack
 from graftwork.data.question import Asked, Wanted
 from graftwork.data.settings import DataSettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.interaction import Interaction
 from graftwork.text.compare import Array
 from graftwork.text.normalise import last_lines, words
@@ -50,7 +50,7 @@ def find_embedder(settings: DataSettings) -> Embedder | None:
     if missing:
         raise EnvironmentLacks(
             f"data.paraphrases is `embedder`, and {' and '.join(missing)} is not installed",
-            fix='pip install "graftwork[paraphrases]", or set data.paraphrases to off',
+            fix=f"{pip_install('paraphrases')}, or set data.paraphrases to off",
             where="data.paraphrases",
         )
     return _load()

@@ -10,7 +10,7 @@ from graftwork.coordinate.steps.evaluate import Evaluated, load_cases
 from graftwork.coordinate.workplace import Workplace
 from graftwork.records.base import Record
 from graftwork.records.capture import TRY_OUT_SESSION
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric
 
@@ -93,7 +93,7 @@ def _client(url: str) -> Any:
         raise EnvironmentLacks(
             "the package openai is not installed",
             why="the release is tried out through the client that its users will use",
-            fix='pip install "graftwork[serve]"',
+            fix=pip_install("serve"),
         ) from error
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 

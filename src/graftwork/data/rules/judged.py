@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from graftwork.data.captures import FILTERED, NEGATIVE, TRIED
-from graftwork.data.judge import find_fault
+from graftwork.data.judge import SAID, find_fault
 from graftwork.data.redaction import RedactedRow
 from graftwork.data.rules.facts import Facts
 from graftwork.data.rules.finding import count_rows, find_noted, mend
@@ -19,6 +19,9 @@ from graftwork.records.interaction import Interaction
 
 # Where a blank in a long reply may stand: only for showing it, what is one the judge decides.
 _BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
+
+
+MOST_STATUSES = 6
 
 
 class _Wording(NamedTuple):
@@ -52,10 +55,18 @@ def find(facts: Facts) -> Iterator[Finding]:
                 facts,
                 code,
                 wording.severity,
-                title=count_rows(count, wording.what),
+                title=count_rows(count, wording.what) + _name_statuses(facts, code),
                 effect=wording.effect,
                 fix=wording.fix(facts.settings),
             )
+
+
+def _name_statuses(facts: Facts, code: str) -> str:
+    """Which statuses the log states: a value that nobody foresaw looks like a failure otherwise."""
+    if code != "failed_status":
+        return ""
+    said = facts.tally[code].say_reasons(MOST_STATUSES).replace(f"{SAID} ", "")
+    return f": {said}" if said else ""
 
 
 def _mend_failed(settings: DataSettings) -> str:
@@ -83,7 +94,7 @@ _WORDINGS = {
         "info",
     ),
     "failed_status": _Wording(
-        "are logged as failed",
+        "state a status that does not count as success",
         "trained on, they teach the model to answer with failures",
         lambda settings: (
             f"{_mend_failed(settings)}; data.keep_status names what counts as success "
