@@ -168,7 +168,7 @@ def captures(
 
     Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
     """
-    from typing import get_args
+    from typing import cast, get_args
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
@@ -181,7 +181,7 @@ def captures(
     opened = open_project(project)
     if feedback is not None and feedback not in get_args(Feedback):
         raise typer.BadParameter(f"must be one of: {', '.join(get_args(Feedback))}", param_hint="--feedback")
-    chosen = feedback or opened.settings.data.captures.feedback
+    chosen = cast(Feedback, feedback or opened.settings.data.captures.feedback)
     settings = _revise_captures(
         opened.settings.data.captures,
         feedback=chosen if chosen == "positive" else "not_negative",
