@@ -50,7 +50,7 @@ def test_the_readme_uses_only_programs_that_linux_and_macos_have():
 
 
 def test_the_makefile_has_every_target_that_the_readme_names():
-    targets = {word for word in re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE)}
+    targets = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))
     assert "demo" in targets
     for target in sorted(targets):
         done = subprocess.run(

@@ -8,6 +8,7 @@ from graftwork.data.captures import find_refusal, is_confirmed
 from graftwork.data.prepare import Base, prepare
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import CaptureSettings, DataSettings
+from graftwork.data.trace import trace
 from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
 from graftwork.records.capture import TRY_OUT_SESSION, Capture
 from graftwork.records.dataset import SPLITS
@@ -172,6 +173,9 @@ def test_provenance_stays_on_every_captured_row_and_on_no_other(tmp_path):
         id=f"{7:032x}", release="a" * 64, at="2026-11-10T12:00:00.000+00:00", feedback=0.9
     )
     assert sum(row.capture is None for split in SPLITS for row in rows[split]) == len(LOGGED)
+    [folder] = (tmp_path / "out").iterdir()
+    [traced] = trace(folder, "new.jsonl:1", root=tmp_path).rows
+    assert traced.capture == row.capture
 
 
 def test_earlier_replies_of_a_captured_conversation_are_not_trained_on(tmp_path):
