@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
+from graftwork.coordinate.captures import CaptureExport
+from graftwork.coordinate.freshness import examine_steps
 from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.pipeline import STEPS, run_pipeline
 from graftwork.coordinate.steps.try_out import TryOut
@@ -84,11 +87,35 @@ def test_logs_become_a_served_release_and_a_second_run_repeats_nothing(
         assert work.releases.aliases() == {"champion": release.id}
         assert work.captures.count() == 2 * len(made.get("try", TryOut).tried)
 
+        # The held-out questions of the last step were captured, and none of them becomes data.
+        export = CaptureExport(work, work.settings.data.captures, feedback="all")
+        assert list(export) == []
+        assert export.left_out.total() == work.captures.count()
+        assert {state.step: state.state for state in examine_steps(work)} == dict.fromkeys(ALL, "fresh")
+
     listener.done.clear()
     again = run(small_project, listener)
     assert listener.done == []
     assert listener.skipped == ALL
     assert again.outputs == made.outputs
+
+
+def test_the_gate_in_ci_names_what_a_new_setting_makes_stale_and_starts_no_training(
+    small_project, listener, change_settings
+):
+    run(small_project, listener, upto="gate")
+    settings = yaml.safe_load((small_project / "graft.yaml").read_text())
+    rank = settings["train"]["rank"]
+    change_settings(small_project, train={**settings["train"], "rank": rank * 2})
+    done = graft(small_project, "gate", "--junit", str(small_project / "gate.xml"), "--json")
+    assert done.returncode == 3
+    assert f"train.rank was {rank} and is {rank * 2}" in json.loads(done.stdout)["why"]
+    assert len(list((small_project / ".graft" / "runs").iterdir())) == 1
+    assert not (small_project / "gate.xml").exists()
+    said = json.loads(graft(small_project, "status", "--json").stdout)
+    states = {step["step"]: step["state"] for step in said["steps"]}
+    assert (states["prepare"], states["plan"], states["train"]) == ("fresh", "stale", "stale")
+    assert {"plan", "train"} <= set(said["next"]["steps"])
 
 
 def test_only_what_depends_on_a_change_is_done_again(small_project, listener, change_settings):

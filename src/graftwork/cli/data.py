@@ -14,6 +14,7 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
     from graftwork.data.rules.note import Sight
+    from graftwork.data.settings import CaptureSettings
     from graftwork.project.folder import Project
     from graftwork.records.audit import Audit
 
@@ -145,27 +146,78 @@ def prepare(project: Folder = None, json: Json = False) -> None:
 @app.command("captures")
 def captures(
     out: Annotated[Path, typer.Option("--out", help="The JSONL file to write.")],
+    feedback: Annotated[
+        str | None,
+        typer.Option(
+            help="not_negative, positive, negative or all; prepare never trains on negative ones as served."
+        ),
+    ] = None,
+    release: Annotated[
+        list[str] | None, typer.Option(help="Only what this release answered: its id or how it begins.")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="Only from this date or time on (UTC).")] = None,
+    until: Annotated[str | None, typer.Option(help="Only before this date or time (UTC).")] = None,
+    session: Annotated[list[str] | None, typer.Option(help="Only this session.")] = None,
     project: Folder = None,
     json: Json = False,
 ) -> None:
     """Write what the endpoint captured as a log file, which closes the loop. Only you can read it.
 
-    Example:  graft data captures --out logs/captured.jsonl
+    What is not given here goes by `data.captures` in graft.yaml. Exchanges with negative feedback, and
+    questions that the project's test holds out, are left out.
+
+    Example:  graft data captures --out logs/captured.jsonl --since 2026-11-01 --feedback positive
     """
+    from typing import cast, get_args
+
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
+    from graftwork.coordinate.captures import CaptureExport, Feedback
     from graftwork.coordinate.narrator import Silent
     from graftwork.coordinate.workplace import open_workplace
     from graftwork.files.whole import write_whole
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent()) as work:
-        lines = [capture.model_dump_json() + "\n" for capture in work.captures.export()]
-    write_whole(out, "".join(lines), private=True)
+    opened = open_project(project)
+    if feedback is not None and feedback not in get_args(Feedback):
+        raise typer.BadParameter(f"must be one of: {', '.join(get_args(Feedback))}", param_hint="--feedback")
+    chosen = cast(Feedback, feedback or opened.settings.data.captures.feedback)
+    settings = _revise_captures(
+        opened.settings.data.captures,
+        feedback=chosen if chosen == "positive" else "not_negative",
+        releases=release,
+        since=since,
+        until=until,
+        sessions=session,
+    )
+    with open_workplace(opened, Silent()) as work:
+        export = CaptureExport(work, settings, feedback=chosen)
+        write_whole(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:
-        print_json({"file": str(out), "captures": len(lines)})
-    else:
-        print_line(stdout, f"{len(lines)} captures written to {quote(out)}", soft_wrap=True)
+        print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
+        return
+    print_line(stdout, f"{export.written} captures written to {quote(out)}", soft_wrap=True)
+    for reason, count in export.left_out.most_common():
+        print_line(stdout, f"  {count} left out: {quote(reason)}", soft_wrap=True)
+
+
+def _revise_captures(settings: "CaptureSettings", **options: object) -> "CaptureSettings":
+    from pydantic import ValidationError
+
+    from graftwork.records.errors import UserMistake
+
+    given = {name: value for name, value in options.items() if value}
+    try:
+        return type(settings).model_validate({**settings.model_dump(), **given})
+    except ValidationError as refused:
+        first = refused.errors(include_url=False, include_input=False)[0]
+        option = f"--{first['loc'][0]}" if first["loc"] else "--since"
+        raise UserMistake(
+            f"{option} cannot be that",
+            why=str(first["msg"]).removeprefix("Value error, "),
+            fix="`graft data captures --help` says what it takes",
+            where=option,
+        ) from refused
 
 
 data_folder.add_to(app)

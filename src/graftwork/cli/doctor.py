@@ -18,13 +18,17 @@ def doctor(
     ] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Also train ten steps on made-up rows and read the checkpoint back."),
+        typer.Option(
+            "--dry-run",
+            help="Also train ten steps on made-up rows and read the checkpoint back; needs a project.",
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
     """Check software, memory, disk, cards, accounts, model, database, port. Exit 3: something is missing.
 
-    Nothing is sent anywhere, and no secret is shown.
+    Nothing is sent anywhere, and no secret is shown. Outside a project (a folder with graft.yaml) only the
+    machine is checked.
 
     Example:  graft doctor --dry-run
     """

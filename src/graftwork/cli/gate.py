@@ -1,6 +1,7 @@
 """`graft gate`: deploy, iterate or abort; and between training sessions, which checkpoint to go on from."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder, Model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from graftwork.coordinate.workplace import Workplace
     from graftwork.records.verdict import NextStart, Verdict
@@ -20,6 +21,10 @@ Junit = Annotated[
 ]
 Everything = Annotated[
     bool, typer.Option("--all", help="Every model of graft.yaml, corrected for how many are tried.")
+]
+Update = Annotated[
+    bool,
+    typer.Option("--update", help="First do what is out of date, training and evaluation too."),
 ]
 Session = Annotated[
     bool,
@@ -34,12 +39,14 @@ def gate(
     model: Model = None,
     everything: Everything = False,
     session: Session = False,
+    update: Update = False,
     junit: Junit = None,
     json: Json = False,
 ) -> None:
     """Decide by the rules in graft.yaml. Exit codes: 0 deploy, 10 iterate, 11 abort, 12 not enough evidence.
 
-    What is out of date is done first, training too: `graft status` says what that is.
+    It judges what was trained and evaluated, and never starts a training by itself: where something is out
+    of date it says what (exit code 3), and `--update` does it first.
 
     Example:  graft gate --junit gate.xml && echo "ship it"
     """
@@ -48,19 +55,23 @@ def gate(
     if session:
         if junit is not None:
             raise typer.BadParameter("--session has no verdict to write: --junit does not go with it")
-        _show_session(project, model, as_json=json)
+        _show_session(project, model, update=update, as_json=json)
     elif everything:
-        _show_all(project, junit, as_json=json)
+        _show_all(project, junit, update=update, as_json=json)
     else:
-        _show_one(project, model, junit, as_json=json)
+        _show_one(project, model, junit, update=update, as_json=json)
 
 
-def _show_one(project: Path | None, model: str | None, junit: Path | None, *, as_json: bool) -> None:
+def _show_one(
+    project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
+) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.cli.steps import run_upto
+    from graftwork.coordinate.pipeline import run_pipeline
     from graftwork.records.verdict import Verdict
 
-    verdict = run_upto("gate", project=project, model=model).get("gate", Verdict)
+    with _opened(project, model) as work:
+        may_do = _require_fresh(work, "gate", update=update)
+        verdict = run_pipeline(work, upto="gate", may_do=may_do).get("gate", Verdict)
     _write(junit, {model or "main": verdict})
     if as_json:
         print_json(verdict)
@@ -69,13 +80,28 @@ def _show_one(project: Path | None, model: str | None, junit: Path | None, *, as
     raise typer.Exit(verdict.exit_code)
 
 
-def _show_all(project: Path | None, junit: Path | None, *, as_json: bool) -> None:
+def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection[str] | None":
+    """The steps that may be done: all where an update was asked for, else only the judging itself."""
+    from graftwork.coordinate.freshness import require_fresh
+
+    if update:
+        return None
+    named = f" --model {work.model}" if work.asked_model is not None else ""
+    kind = " --session" if upto == "evaluate" else ""
+    require_fresh(work, upto=upto, update=f"graft gate{named}{kind} --update")
+    return ("gate",)
+
+
+def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.coordinate.gate_all import gate_all
 
     with _opened(project, None) as work:
-        gated = gate_all(work)
+        may_do = None
+        for name in work.project.settings.all_models:
+            may_do = _require_fresh(replace(work, asked_model=name), "gate", update=update)
+        gated = gate_all(work, may_do=may_do)
     _write(junit, gated.verdicts)
     if as_json:
         print_json(gated)
@@ -86,13 +112,13 @@ def _show_all(project: Path | None, junit: Path | None, *, as_json: bool) -> Non
     raise typer.Exit(gated.exit_code)
 
 
-def _show_session(project: Path | None, model: str | None, *, as_json: bool) -> None:
+def _show_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json
     from graftwork.coordinate.gate_session import judge_session
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with _opened(project, model) as work:
-        found = judge_session(work)
+        found = judge_session(work, may_do=_require_fresh(work, "evaluate", update=update))
     if as_json:
         print_json(found)
     else:

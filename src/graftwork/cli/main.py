@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import NoReturn
 
 import typer
 
@@ -88,10 +89,13 @@ def main() -> None:
         words = "interrupted; run the same command again: what was finished is kept"
         print_error(Interrupted(words), as_json=as_json)
         sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        # The libraries that print turn a reader that has seen enough (`| head`) into exit code 1.
+        if isinstance(ended.__context__, BrokenPipeError):
+            _leave_quietly()
+        raise
     except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        sys.stderr.close()
-        sys.exit(0)
+        _leave_quietly()
     except OSError as error:
         if error.filename is None:
             raise
@@ -106,6 +110,12 @@ def main() -> None:
         show()
         sys.exit(EXIT_USER_MISTAKE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave_quietly() -> NoReturn:
+    """What is still buffered goes nowhere, or the interpreter would complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(0)
 
 
 def _run() -> object:

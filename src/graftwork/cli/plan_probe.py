@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 Shape = Annotated[
     str | None,
     typer.Option(
-        "--model", help="One of graft.yaml's or the catalog's models, or a folder with config.json."
+        "--model",
+        help="One of graft.yaml's or the catalog's models, or a folder with config.json. Needed outside a "
+        "project.",
     ),
 ]
 
@@ -32,7 +34,8 @@ def probe(
     """Measure this machine's card, or its processor, at a model's sizes, and keep it for later plans.
 
     Products, memory, transfers, disk, and a real step of two and four layers with random weights, in a
-    process of its own. `graft plan` and `graft plan fit` then say "probed" in place of "computed".
+    process of its own. `graft plan` and `graft plan fit` then say "probed" in place of "computed". Outside
+    a project (a folder with graft.yaml), --model has to name the model.
 
     Example:  graft plan probe --model deepseek-coder-6.7b --json | jq .figures.tokens_per_second
     """

@@ -9,18 +9,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.coordinate.health import RunStanding
+    from graftwork.coordinate.health import EndpointStanding, Next, RunStanding, Standing
 
 COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
 
 
 def status(project: Folder = None, json: Json = False) -> None:
-    """What was done, what runs and how it feels, what is live.
+    """Show each step (fresh, stale or missing), what `graft run` would do, runs, endpoint and live release.
+
+    Nothing is started: a stale step names the change, and its time is the plan's or that of the last time.
 
     Example:  graft status --json
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.tables import fit_words, print_line, quote, table
+    from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.coordinate.health import standing
     from graftwork.coordinate.narrator import Silent
     from graftwork.coordinate.workplace import open_workplace
@@ -32,13 +34,8 @@ def status(project: Folder = None, json: Json = False) -> None:
     if json:
         print_json(found)
         return
-    steps = table("step", "what it does", "last done", "took", title=found.project, right=("took",))
-    for one in found.steps:
-        took = f"{one.seconds:.1f} s" if one.seconds is not None else ""
-        steps.add_row(
-            one.step, one.title, (one.finished_at or "")[:19].replace("T", " ") or "[dim]not yet[/]", took
-        )
-    stdout.print(steps)
+    stdout.print(_table_of_steps(found))
+    _print_next(found.next)
     if found.runs:
         stdout.print(fit_words(stdout, _table_of_runs(found.runs)))
         for run in found.runs:
@@ -50,8 +47,57 @@ def status(project: Folder = None, json: Json = False) -> None:
         f"live: {live}; {plural(found.releases, 'release')}, {plural(found.captures, 'capture')}",
         highlight=False,
     )
+    _print_endpoint(found.endpoint)
     if found.working:
         stdout.print("[cyan]somebody is working on this project now[/]", highlight=False)
+
+
+STATES = {
+    "fresh": "[green]fresh[/]",
+    "stale": "[yellow]stale[/]",
+    "missing": "[dim]missing[/]",
+    "not_due": "[dim]not due[/]",
+}
+
+
+def _table_of_steps(found: "Standing") -> "PlainTable":
+    from graftwork.cli.show.course import duration
+    from graftwork.cli.show.tables import quote, table
+
+    rows = table("step", "state", "because", "last done", "took", title=found.project, right=("took",))
+    for state in found.steps:
+        took = duration(state.seconds) if state.seconds is not None else ""
+        done = (state.finished_at or "")[:19].replace("T", " ")
+        rows.add_row(state.step, STATES[state.state], quote("; ".join(state.because)), done, took)
+    return rows
+
+
+def _print_next(coming: "Next") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.course import duration
+    from graftwork.cli.show.tables import print_line
+
+    if not coming.steps:
+        print_line(stdout, f"next: everything is up to date; `{coming.command}` would do nothing")
+        return
+    said = f"next: `{coming.command}` would do {', '.join(coming.steps)}"
+    if coming.seconds is not None:
+        said += f", about {duration(coming.seconds)} by the plan or as it took the last time"
+    else:
+        said += "; how long is not known yet: `graft plan` says it for the training"
+    if coming.train_minutes is not None:
+        low, high = coming.train_minutes
+        said += f" (training {duration(low * 60)} to {duration(high * 60)})"
+    print_line(stdout, said)
+
+
+def _print_endpoint(endpoint: "EndpointStanding") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote
+
+    colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
+    said = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
+    print_line(stdout, said + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
 
 
 def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.coordinate.exchange_pace import tell_bytes
+from graftwork.coordinate.gate_reports import find_verdict
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace, now
@@ -74,11 +75,19 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
         licence=find_licence(Path(base.folder)),
     )
     store = open_store(work)
-    taken = take_peft_folder(folder, ground=ground, created_at=now(), versions={})
+    taken = take_peft_folder(
+        folder,
+        ground=ground,
+        created_at=now(),
+        versions={},
+        find_verdict=lambda weights: find_verdict(work, weights),
+    )
     remarks = [
         "nothing was measured: `graft eval --subject base --subject release:ID` compares it, and "
         "`graft release promote --force --reason …` takes it as it is"
     ]
+    if taken.release.decision != "not_enough_evidence":
+        remarks.insert(0, f"the same weights were judged here before: {taken.release.decision}")
     if taken.named_base and taken.named_base != base.name:
         remarks.append(
             f"the adapter says that it is for {taken.named_base}; it is taken to be for {base.name}"

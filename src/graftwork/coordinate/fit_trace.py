@@ -18,7 +18,7 @@ from graftwork.plan.fit.setups import plain_setup
 from graftwork.plan.fit.sharding import passing_setup
 from graftwork.plan.time import Rates
 from graftwork.process.environment import WORKER_ENVIRONMENT
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.fit import FitAnswer, PlainSetup
 from graftwork.records.plan import ModelShape
 
@@ -69,7 +69,8 @@ def trace(config: dict[str, Any], setup: PlainSetup) -> float:
         raise EnvironmentLacks(
             "the step could not be traced",
             why=str(complaint),
-            fix='leave --trace out, or pip install "graftwork[train]" peft: computed figures need neither',
+            fix="leave --trace out: computed figures need neither; or pip install peft and "
+            + pip_install("train"),
             where="--trace",
         )
     return float(said["peak"]["allocated"])

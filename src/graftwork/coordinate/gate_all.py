@@ -3,6 +3,7 @@
 In: an open workplace. Out: a verdict for each model. What is corrected is what later releases go by.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.coordinate.narrator import OfModel
@@ -31,14 +32,14 @@ class GatedAll(Record):
         return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
 
 
-def gate_all(work: Workplace) -> GatedAll:
-    """Bring every model up to date as far as its gate, then judge them together."""
+def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> GatedAll:
+    """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
     works: dict[str, Workplace] = {}
     made: dict[str, Made] = {}
     judged: dict[str, Judged] = {}
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, narrator=OfModel(work.narrator, name))
-        made[name] = run_pipeline(works[name], upto="gate")
+        made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
         judged[name] = gather(works[name], made[name])
     verdicts = {
         name: finish(works[name], made[name], judged[name], verdict)

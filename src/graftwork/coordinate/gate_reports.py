@@ -1,6 +1,7 @@
-"""Reports by the adapter that they are about, kept for the session after the next training.
+"""Reports and verdicts by the adapter that they are about, kept beyond the next training.
 
-In: an adapter's hash and its report. Out: the same, later. The ledger remembers only the last one.
+In: an adapter's hash and its report, or its weights' hash and the verdict. Out: the same, later. The ledger
+remembers only the last one.
 """
 
 from pathlib import Path
@@ -8,8 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from graftwork.coordinate.workplace import Workplace
+from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
 from graftwork.records.report import Report
+from graftwork.records.verdict import Verdict
+from graftwork.registry.adapter import WEIGHTS
 
 
 def keep_report(work: Workplace, adapter_hash: str, report: Report) -> None:
@@ -24,6 +28,39 @@ def find_report(work: Workplace, adapter_hash: str) -> Report | None:
         return Report.from_json(path.read_bytes()) if path.is_file() else None
     except ValidationError:
         return None
+
+
+def keep_verdict(work: Workplace, adapter_folder: Path, verdict: Verdict) -> None:
+    """By the content of the weights, wherever they are copied to: a refusal must not be forgotten."""
+    weights = adapter_folder / WEIGHTS
+    if not weights.is_file():
+        return
+    path = _verdict_place(work, file_digest(weights))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, verdict.to_json())
+
+
+def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:
+    """The last verdict about these weights: of a gate here, or of a release that holds them."""
+    path = _verdict_place(work, weights_sha256)
+    try:
+        if path.is_file():
+            return Verdict.from_json(path.read_bytes())
+    except ValidationError:
+        pass  # written by another version: the releases may still know
+    for release in work.releases.list():
+        if any(file.path == WEIGHTS and file.sha256 == weights_sha256 for file in release.files):
+            return Verdict(
+                decision=release.decision,
+                reason=f"release {release.id[:12]} says {release.decision}",
+                rules=(),
+                report_hash="",
+            )
+    return None
+
+
+def _verdict_place(work: Workplace, weights_sha256: str) -> Path:
+    return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
 
 
 def _place(work: Workplace, adapter_hash: str) -> Path:

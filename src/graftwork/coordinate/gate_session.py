@@ -4,6 +4,7 @@ In: an open workplace. Out: a NextStart with the adapter to start from. The repo
 of its own gate, of its release or, where the session began at the base, of the base itself.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from graftwork.coordinate.gate_champion import comparable, read_report
@@ -21,9 +22,9 @@ from graftwork.records.verdict import NextStart
 MOST_RUNS = 10_000
 
 
-def judge_session(work: Workplace) -> NextStart:
+def judge_session(work: Workplace, *, may_do: Collection[str] | None = None) -> NextStart:
     """Bring the model up to date as far as its evaluation, then compare with where the session began."""
-    made = run_pipeline(work, upto="evaluate")
+    made = run_pipeline(work, upto="evaluate", may_do=may_do)
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     found = next_start(

@@ -1,28 +1,49 @@
-"""How a project stands: each step, each run, what is live, and whether anybody works on it now.
+"""How a project stands: each step, what a run would do, each run, the endpoint, and what is live.
 
-In: an open workplace. Out: a Standing. Changes nothing.
+In: an open workplace. Out: a Standing. Changes nothing; the endpoint is asked only on this machine.
 """
 
+import json
+import os
+import urllib.request
 from pathlib import Path
 
-from graftwork.coordinate.pipeline import STEPS
+from graftwork.coordinate.freshness import StepState, examine_steps, expect_seconds
+from graftwork.coordinate.pipeline import name_entry
 from graftwork.coordinate.workplace import Workplace
 from graftwork.process import clock, lock
 from graftwork.process.heartbeat import read_beat
+from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.judge import Judgement, Patience, judge
 from graftwork.process.state import process_state
 from graftwork.records.base import Record
 from graftwork.records.job import Beat, Health
 from graftwork.records.plan import Plan
 from graftwork.records.vitals import Vitals
+from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry
 
+ENDPOINT_SECONDS = 2.0
+_MOST_BYTES = 1 << 20
 
-class StepStanding(Record):
-    step: str
-    title: str
-    finished_at: str | None
+
+class Next(Record):
+    """What `graft run` would do now, in order, and how long that takes where it is known."""
+
+    command: str = "graft run"
+    steps: tuple[str, ...]
     seconds: float | None
+    train_minutes: tuple[float, float] | None = None
+    """The range of the training by the plan, where the plan is up to date."""
+
+
+class EndpointStanding(Record):
+    """`state` is what /health says (ok, starting, down), or off where nothing answers, or other."""
+
+    url: str
+    state: str
+    aliases: dict[str, str] = {}
+    reason: str = ""
 
 
 class RunStanding(Record):
@@ -46,7 +67,9 @@ class RunStanding(Record):
 
 class Standing(Record):
     project: str
-    steps: tuple[StepStanding, ...]
+    steps: tuple[StepState, ...]
+    next: Next
+    endpoint: EndpointStanding
     runs: tuple[RunStanding, ...]
     aliases: dict[str, str]
     releases: int
@@ -56,9 +79,12 @@ class Standing(Record):
 
 def standing(work: Workplace) -> Standing:
     patience = Patience.of(work.settings.train.run.alerts.patience_seconds)
+    steps = examine_steps(work)
     return Standing(
         project=work.settings.project,
-        steps=tuple(_step(work, step.name, step.title) for step in STEPS),
+        steps=steps,
+        next=_foresee(work, steps),
+        endpoint=ask_endpoint(work.settings.serve),
         runs=tuple(_run(run, patience) for run in work.runs.list(limit=10)),
         aliases=work.releases.aliases(),
         releases=len(work.releases.list()),
@@ -86,14 +112,45 @@ def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Jud
     return judgement, beat
 
 
-def _step(work: Workplace, name: str, title: str) -> StepStanding:
-    entry = work.ledger.get(name)
-    return StepStanding(
-        step=name,
-        title=title,
-        finished_at=entry.finished_at if entry else None,
-        seconds=entry.seconds if entry else None,
-    )
+def _foresee(work: Workplace, steps: tuple[StepState, ...]) -> Next:
+    due = [state for state in steps if state.state in ("stale", "missing")]
+    minutes = None
+    entry = work.ledger.get(name_entry(work, "plan"))
+    is_planned = any(state.step == "plan" and state.state == "fresh" for state in steps)
+    if entry is not None and is_planned and any(state.step == "train" for state in due):
+        planned = Plan.model_validate(entry.output).minutes
+        minutes = (planned.low, planned.high)
+    return Next(steps=tuple(state.step for state in due), seconds=expect_seconds(due), train_minutes=minutes)
+
+
+def ask_endpoint(settings: ServeSettings) -> EndpointStanding:
+    """How the endpoint is where graft.yaml says that it listens, if that is on this machine."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
+    if not is_loopback(host) or settings.port == 0:
+        return EndpointStanding(url=url, state="unknown", reason="its address is not fixed on this machine")
+    request = urllib.request.Request(f"{url}/health")
+    key = os.environ.get(settings.api_key_env or "", "").strip()
+    if key:
+        request.add_header("authorization", f"Bearer {key}")
+    # No proxy of the environment: it could not reach this machine.
+    client = HttpClient(longest=_MOST_BYTES, proxies=False)
+    try:
+        with client.send(request, seconds=ENDPOINT_SECONDS) as reply:
+            return _read_health(url, reply.read())
+    except NoAnswer:
+        return EndpointStanding(url=url, state="off", reason="nothing answers there; `graft serve` starts it")
+
+
+def _read_health(url: str, body: bytes) -> EndpointStanding:
+    try:
+        said = json.loads(body)
+        state, engine = said["status"], said.get("engine", {})
+        return EndpointStanding(
+            url=url, state=state, aliases=said.get("aliases", {}), reason=engine.get("reason") or ""
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return EndpointStanding(url=url, state="other", reason="something else than graftwork answers there")
 
 
 def _run(run: RunEntry, patience: Patience) -> RunStanding:

@@ -5,14 +5,16 @@ order, and the rule that nothing is done twice.
 """
 
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.coordinate.lineage import starts_from_main
-from graftwork.coordinate.step import Made, Step
+from graftwork.coordinate.step import Inputs, Made, Step
 from graftwork.coordinate.steps import audit, evaluate, gate, plan, prepare, release, report, train, try_out
 from graftwork.coordinate.workplace import Workplace, now
 from graftwork.process import lock
 from graftwork.records.base import Record
+from graftwork.records.errors import Stale
 from graftwork.records.verdict import Verdict
 
 STEPS: tuple[Step, ...] = (
@@ -30,44 +32,61 @@ STEPS: tuple[Step, ...] = (
 ONLY_AFTER_DEPLOY = ("release", "try")
 
 
-def run_pipeline(work: Workplace, *, upto: str | None = None) -> Made:
-    """Bring everything up to date that `upto` needs, or all of it."""
-    wanted = _with_needs(upto) if upto else {step.name for step in STEPS}
+def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection[str] | None = None) -> Made:
+    """Bring everything up to date that `upto` needs, or all of it.
+
+    With `may_do`, only these steps are done; any other that is out of date is an error.
+    """
+    wanted = with_needs(upto) if upto else {step.name for step in STEPS}
     if "plan" in wanted and starts_from_main(work):
         # What this model goes on from comes first, and is not done again where nothing has changed.
-        run_pipeline(replace(work, asked_model=None), upto="train" if "train" in wanted else "plan")
+        goal = "train" if "train" in wanted else "plan"
+        run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
     made, identities = Made({}), dict[str, str]()
     with lock.hold(work.project.state / "pipeline"):
         for step in STEPS:
             if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
                 continue
-            output = _bring_up_to_date(step, work, made, identities)
+            allowed = may_do is None or step.name in may_do
+            output = _bring_up_to_date(step, work, made, identities, allowed=allowed)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
     return made
 
 
-def _bring_up_to_date(step: Step, work: Workplace, made: Made, identities: dict[str, str]) -> Record:
-    inputs = step.fingerprint_of(work, made, identities)
-    # Each model of a project has its own way; the main one's steps go by their plain names.
-    entry = step.name if work.model == work.settings.main_model else f"{step.name}@{work.model}"
+def _bring_up_to_date(
+    step: Step, work: Workplace, made: Made, identities: dict[str, str], *, allowed: bool
+) -> Record:
+    inputs = step.inputs_of(work, made, identities)
+    entry = name_entry(work, step.name)
     last = work.ledger.get(entry)
-    if last is not None and last.fingerprint == inputs:
+    if last is not None and last.fingerprint == inputs.fingerprint:
         output = step.makes.model_validate(last.output)
         if step.still_there(work, output):
+            known = work.ledger.get(name_inputs(work, step.name))
+            if known is None or known.fingerprint != inputs.fingerprint:
+                _keep_inputs(work, step, inputs)
             work.narrator.unchanged(step.name, step.title)
             return output
+    if not allowed:
+        raise Stale(
+            f"`{step.name}` is not up to date",
+            why="this command only judges what is there",
+            fix="`graft status` says what has changed; `graft run` does what is out of date",
+            where=work.model,
+        )
     work.narrator.started(step.name, step.title)
     begun = time.perf_counter()
     output = step.do(work, made)
     seconds = time.perf_counter() - begun
     work.ledger.put(
         entry,
-        fingerprint=inputs,
+        fingerprint=inputs.fingerprint,
         output=output.model_dump(mode="json"),
         finished_at=now(),
         seconds=seconds,
     )
+    _keep_inputs(work, step, inputs)
     work.narrator.finished(step.name, output, seconds)
     return output
 
@@ -76,6 +95,28 @@ def _may_deploy(made: Made) -> bool:
     return "gate" not in made.outputs or made.get("gate", Verdict).decision == "deploy"
 
 
-def _with_needs(name: str) -> set[str]:
+def with_needs(name: str) -> set[str]:
+    """The step and all that it needs, by name."""
     step = next(step for step in STEPS if step.name == name)
-    return {name}.union(*(_with_needs(need) for need in step.needs))
+    return {name}.union(*(with_needs(need) for need in step.needs))
+
+
+def name_entry(work: Workplace, step: str) -> str:
+    """The ledger's name for a step. Each model of a project has its own; the main one's are plain."""
+    return step if work.model == work.settings.main_model else f"{step}@{work.model}"
+
+
+def name_inputs(work: Workplace, step: str) -> str:
+    """The ledger's name for what a step depended on when it was done last, part by part."""
+    return f"{name_entry(work, step)}.inputs"
+
+
+def _keep_inputs(work: Workplace, step: Step, inputs: Inputs) -> None:
+    """So that `graft status` can name what has changed since."""
+    work.ledger.put(
+        name_inputs(work, step.name),
+        fingerprint=inputs.fingerprint,
+        output=dict(inputs.parts),
+        finished_at=now(),
+        seconds=0.0,
+    )

@@ -22,7 +22,7 @@ from graftwork.plan.catalog.models import find_model
 from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
 from graftwork.project.folder import Project
 from graftwork.records.base import fingerprint
-from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake
+from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
 from graftwork.records.plan import ModelShape
 from graftwork.records.probe import DeviceName, ProbeFacts, ProbeJob
 
@@ -81,7 +81,7 @@ def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
         raise EnvironmentLacks(
             "the probe found nothing out",
             why=complaints[-1] if complaints else f"its process ended with {code}",
-            fix="`graft doctor` says what this machine lacks; `pip install 'graftwork[train]'` brings torch",
+            fix=f"`graft doctor` says what this machine lacks; `{pip_install('train')}` brings torch",
         )
     return ProbeFacts.from_json(lines[-1])
 

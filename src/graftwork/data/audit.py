@@ -18,6 +18,7 @@ from graftwork.data.ports import Progress
 from graftwork.data.repeats import find_repeats
 from graftwork.data.rules import (
     balance,
+    captured,
     control,
     foreign,
     judged,
@@ -47,7 +48,7 @@ from graftwork.records.audit import Audit
 
 RULES: tuple[ModuleType, ...] = (
     *(unusable, unreadable, judged, prompt, private, language, control, length, foreign),
-    *(repeats, leak, balance),
+    *(repeats, leak, balance, captured),
 )
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 

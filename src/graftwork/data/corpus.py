@@ -22,7 +22,7 @@ from graftwork.data.rules.note import Note
 from graftwork.files.whole import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import Interaction, Message, Origin
+from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin
 
 HELD_BYTES = 160 << 20
 
@@ -54,6 +54,8 @@ class Corpus:
         for segment in self.segments:
             self._firsts.append(self._firsts[-1] + segment.stop - segment.start)
         self.rows = self._firsts[-1]
+        self.withdrawn: dict[int, str] = {}
+        """Rows that passed by themselves and that another row speaks against, with the reason."""
         self._fields: dict[str, int] = {}
         self._held: dict[str, np.ndarray[Any, Any]] = {}
 
@@ -63,9 +65,17 @@ class Corpus:
         if held is None:
             parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
             held = np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint64)
+            if name == "passed" and self.withdrawn:
+                held = held.copy()
+                held[list(self.withdrawn)] = False
             held.flags.writeable = False
         self._hold(name, held)
         return held
+
+    def withdraw(self, rows: dict[int, str]) -> None:
+        """Take back that these rows passed, each for its reason."""
+        self.withdrawn |= rows
+        self._held.pop("passed", None)
 
     def forget(self) -> None:
         """Give back the memory of the columns that were asked for last."""
@@ -244,6 +254,8 @@ def unpack(data: bytes, *, origin: Origin) -> Interaction:
     if "number" in values:
         values["id"] = f"{origin}{values.pop('number')}"
     messages = tuple(Message.model_construct(role=role, content=text) for role, text in values["messages"])
+    if "capture" in values:
+        values["capture"] = CaptureOrigin.model_construct(**values["capture"])
     # Checked when it was sifted: checking it again would cost more than all the rest.
     return Interaction.model_construct(**{**values, "origin": origin, "messages": messages})
 

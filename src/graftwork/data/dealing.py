@@ -3,7 +3,8 @@
 In: the corpus. Out: for each row that passed the filter its split and the row that founded its
 group, or the two rows that it would join although they stand in different splits. Rows are dealt in
 the order of sight, each by the rows before it alone: rows that are logged later move none. Rows that
-repeat others are dealt as well, so that no correction moves a group. Groups are never divided.
+repeat others are dealt as well, so that no correction moves a group. Groups are never divided. A
+captured reply that nobody confirmed founds a group in train only.
 """
 
 from array import array
@@ -23,21 +24,30 @@ from graftwork.records.dataset import SPLITS
 from graftwork.text.compare import Array, Clusters
 
 NOT_DEALT = 255
+TRAIN = SPLITS.index("train")
 _ROWS_AT_ONCE = 50_000
 
 
 class Dealing(NamedTuple):
     """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
 
-    `aside` holds the rows that were set aside, each with two rows that it asks the same as and that
-    stand in different splits. `founders` are the rows that were like none before them: two groups that
-    a later row joins have two.
+    Captured rows that nobody confirmed may follow others into a held-out split: `find_unfit_references`
+    says which these are. `aside` holds the rows that were set aside, each with two rows that it asks the
+    same as and that stand in different splits. `founders` are the rows that were like none before them: two
+    groups that a later row joins have two.
     """
 
     split: Array
     group: Array
     aside: dict[int, tuple[int, int]]
     founders: Array
+
+
+def find_unfit_references(corpus: Columns, dealing: Dealing) -> Array:
+    """The places of rows in held-out splits whose replies a model wrote and nobody confirmed."""
+    held_out = (dealing.split != NOT_DEALT) & (dealing.split != TRAIN)
+    found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
+    return found
 
 
 def group_and_deal(
@@ -108,6 +118,7 @@ class _Table:
         self._clusters = Clusters(rows)
         self._pinned = array("B", bytes([NOT_DEALT])) * rows
         self._aside: dict[int, tuple[int, int]] = {}
+        self._unconfirmed = corpus.column("unconfirmed") != 0
         self._shares = Shares(corpus, settings=settings)
         # By the first row of a class: the first row of it that was dealt. All that were are in one split.
         keys = (corpus.column(name) for name in ("opening", "together"))
@@ -203,6 +214,9 @@ class _Table:
             split = self._split[neighbours[0]]
         elif self._pinned[place] != NOT_DEALT:
             split = self._shares.count(place, self._pinned[place])
+        elif self._unconfirmed[place]:
+            # A reply that nobody confirmed can be held out from nothing. It takes no share from other rows.
+            split = TRAIN
         else:
             split = self._shares.deal(place)
         self._split[place] = split

@@ -29,6 +29,11 @@ _WORDS = {
 }
 
 
+UNFIT_REFERENCE = (
+    "no reference for a test: a model wrote this reply to a held-out question and nobody confirmed it"
+)
+
+
 class Outcomes(NamedTuple):
     """What each step decided, by place."""
 
@@ -37,6 +42,7 @@ class Outcomes(NamedTuple):
     refused: Mapping[int, str]
     shortened: Mapping[int, str]
     unwanted: Collection[int]
+    unfit_references: Collection[int] = ()
 
 
 def list_dropped(corpus: Corpus, decided: Outcomes) -> Iterator["pa.Table"]:
@@ -65,13 +71,15 @@ def _judge(
     corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Outcomes
 ) -> tuple[str, str] | None:
     repeats, dealing = decided.repeats, decided.dealing
-    if not columns["passed"][number]:
-        return "filter", f"{columns['fault'][number]}: {columns['reason'][number]}"
+    if place in corpus.withdrawn or not columns["passed"][number]:
+        fault = f"{columns['fault'][number]}: {columns['reason'][number]}"
+        return "filter", corpus.withdrawn.get(place, fault)
     if repeats.instead[place] >= 0:
         step = REPEAT_STEPS[repeats.step[place]]
         return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
-    if place in dealing.aside:
-        return "split", _say_aside(corpus, place, *dealing.aside[place])
+    if place in dealing.aside or place in decided.unfit_references:
+        pair = dealing.aside.get(place)
+        return "split", UNFIT_REFERENCE if pair is None else _say_aside(corpus, place, *pair)
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
     if place in decided.refused or place in decided.shortened:
@@ -91,7 +99,12 @@ def _say_aside(corpus: Corpus, place: int, one: int, other: int) -> str:
 
 
 def count_kept(
-    *, passed: "np.ndarray[Any, Any]", repeats: Repeats, dealing: Dealing, refused: int
+    *,
+    passed: "np.ndarray[Any, Any]",
+    repeats: Repeats,
+    dealing: Dealing,
+    refused: int,
+    unfit_references: Collection[int] = (),
 ) -> dict[str, int]:
     """How many rows were left after each step."""
     left = int(passed.sum())
@@ -99,6 +112,8 @@ def count_kept(
     for number, step in enumerate(REPEAT_STEPS[1:], start=1):
         left -= int(((repeats.step == number) & passed).sum())
         after[step] = left
-    after["split"] = left - sum(1 for place in dealing.aside if repeats.instead[place] < 0)
+    after["split"] = left - sum(
+        1 for places in (dealing.aside, unfit_references) for place in places if repeats.instead[place] < 0
+    )
     after["render"] = after["split"] - refused
     return after

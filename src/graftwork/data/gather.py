@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graftwork.data.captures import NEGATIVE
 from graftwork.data.corpus import Corpus, read_head, read_table
 from graftwork.data.ports import Progress
 from graftwork.data.rules.note import Sight
@@ -73,7 +74,22 @@ def gather(
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
     ]
-    return Corpus(folder, segments=seen.segments, inputs=inputs)
+    corpus = Corpus(folder, segments=seen.segments, inputs=inputs)
+    corpus.withdraw(_find_disputed(corpus))
+    return corpus
+
+
+def _find_disputed(corpus: Corpus) -> dict[int, str]:
+    """Captures that were exported before users said that they are bad, and again after that."""
+    captures = corpus.column("capture")
+    if not captures.any():
+        return {}
+    faults = corpus.labels("fault")
+    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == NEGATIVE])
+    again = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
+    again &= corpus.column("unconfirmed") != 0
+    reason = f"{NEGATIVE}: another row of the logs says that users called this reply bad"
+    return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
 
 
 class _Reading:

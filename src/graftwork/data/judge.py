@@ -6,12 +6,17 @@ against it, or None. Knows no other rows.
 
 from typing import NamedTuple
 
+from graftwork.data.captures import CAPTURE_CODES, find_refusal
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.redact import redact
 from graftwork.text.shape import find_cut, find_failure, find_stand_in
 
-CODES = frozenset({"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"})
+CODES = CAPTURE_CODES | {"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"}
+
+
+SAID = "the log says"
+"""How the reason of a fault begins that quotes the status of a row."""
 
 
 class Fault(NamedTuple):
@@ -21,14 +26,21 @@ class Fault(NamedTuple):
 
 def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
     """The first fault by weight: a failed call is not also called empty."""
-    return _judge_status(row, settings) or _judge_text(row) or _judge_claim(row)
+    return (
+        _judge_capture(row, settings) or _judge_status(row, settings) or _judge_text(row) or _judge_claim(row)
+    )
+
+
+def _judge_capture(row: Interaction, settings: DataSettings) -> Fault | None:
+    refusal = None if row.capture is None else find_refusal(row.capture, row.session, settings.captures)
+    return None if refusal is None else Fault(*refusal)
 
 
 def _judge_status(row: Interaction, settings: DataSettings) -> Fault | None:
     kept = {status.casefold() for status in settings.keep_status}
     if row.status is None or row.status.casefold() in kept:
         return None
-    return Fault("failed_status", f"the log says {redact(row.status).text[:40]!r}")
+    return Fault("failed_status", f"{SAID} {redact(row.status).text[:40]!r}")
 
 
 def _judge_text(row: Interaction) -> Fault | None:
@@ -54,6 +66,8 @@ def _judge_claim(row: Interaction) -> Fault | None:
 
 def is_dropped(code: str, settings: DataSettings) -> bool:
     """Whether the settings drop rows with this fault. A row without a reply never trains."""
+    if code in CAPTURE_CODES:
+        return True
     return {
         "empty": True,
         "placeholder": settings.drop_placeholders,

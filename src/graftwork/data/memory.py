@@ -25,7 +25,9 @@ class Memory:
         self._folder, self._settings = folder, settings
         self._keys = corpus.column("line_key")
         self._passed = corpus.column("passed").astype(bool)
-        self.pinned: Array = read_pins(folder / PINS, keys=self._keys, settings=settings)
+        self.pinned: Array = read_pins(
+            folder / PINS, keys=self._keys, settings=settings, conversations=corpus.column("later") != 0
+        )
         self.known: Decided | None = read_decided(
             folder / DECIDED,
             rows=corpus.rows,

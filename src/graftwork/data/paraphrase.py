@@ -15,7 +15,8 @@ import numpy as np
 from graftwork.data.bands import NO_PAIRS, Columns, merge_pairs, pack, unpack
 from graftwork.data.question import Asked, Wanted
 from graftwork.data.settings import DataSettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, pip_install
+from graftwork.records.interaction import Interaction
 from graftwork.text.compare import Array
 from graftwork.text.normalise import last_lines, words
 
@@ -49,7 +50,7 @@ def find_embedder(settings: DataSettings) -> Embedder | None:
     if missing:
         raise EnvironmentLacks(
             f"data.paraphrases is `embedder`, and {' and '.join(missing)} is not installed",
-            fix='pip install "graftwork[paraphrases]", or set data.paraphrases to off',
+            fix=f"{pip_install('paraphrases')}, or set data.paraphrases to off",
             where="data.paraphrases",
         )
     return _load()
@@ -91,9 +92,7 @@ class Paraphrases:
         # A line goes by the spelling of the first row that has it, whatever rows follow.
         first = dict(zip(reversed(keys), reversed(places.tolist()), strict=True))
         wanted = sorted(place for key, place in first.items() if key not in self._known)
-        lines = [
-            _pick_line(row.question, int(asked.number[place])) for place, row in self._corpus.rows_at(wanted)
-        ]
+        lines = [_pick_line(row, int(asked.number[place])) for place, row in self._corpus.rows_at(wanted)]
         if lines:
             vectors = self._embedder.embed(lines)
             self._known |= {
@@ -102,10 +101,16 @@ class Paraphrases:
         return np.stack([self._known[key] for key in keys])
 
 
-def _pick_line(turn: str, number: int) -> str:
-    """The line that the prints have under this number: the last that holds words is 0."""
-    spoken = (line for line in last_lines(turn) if words(line))
-    return next((line for at, line in enumerate(spoken) if at == number), turn)
+def _pick_line(row: Interaction, number: int) -> str:
+    """The line that the prints have under this number: the last that holds words is 0.
+
+    A conversation of several turns asks with all that the user says in it.
+    """
+    turns = [message.content for message in row.messages if message.role == "user"]
+    if len(turns) > 1:
+        return "\n".join(turns)
+    spoken = (line for line in last_lines(row.question) if words(line))
+    return next((line for at, line in enumerate(spoken) if at == number), row.question)
 
 
 class _MiniLM:

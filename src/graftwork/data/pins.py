@@ -27,6 +27,8 @@ DEALT_BY = ("seed", "validation", "test", "split_by", "stratify", "question_simi
 class Pins(NamedTuple):
     keys: Keys
     split: Array
+    conversations: bool = True
+    """Whether conversations were grouped by all their turns when this was written."""
 
 
 def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
@@ -40,17 +42,24 @@ def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) 
     np.savez(
         buffer,
         dealt_by=np.array(_describe(settings)),
+        conversations=np.array(True),
         keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
         split=np.concatenate((now, old.split[away])).astype(np.uint8),
     )
     write_whole(path, buffer.getvalue())
 
 
-def read_pins(path: Path, *, keys: Keys, settings: DataSettings) -> Array:
-    """The split of each of these rows the last time; 255 for a row that was in none."""
+def read_pins(path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None) -> Array:
+    """The split of each of these rows the last time; 255 for a row that was in none.
+
+    Once, `conversations` (rows of several turns) were grouped by their last turn alone: splits from that
+    time are not held on to for them.
+    """
     known = _read(path, settings=settings)
     places = find_places(keys, known.keys)
     pinned: Array = np.where(places >= 0, np.append(known.split, NOT_DEALT)[places], NOT_DEALT)
+    if conversations is not None and not known.conversations:
+        pinned[conversations] = NOT_DEALT
     return pinned.astype(np.uint8)
 
 
@@ -60,7 +69,7 @@ def _read(path: Path, *, settings: DataSettings) -> Pins:
     try:
         with np.load(path, allow_pickle=False) as file:
             same = str(file["dealt_by"]) == _describe(settings)
-            return Pins(file["keys"], file["split"]) if same else none
+            return Pins(file["keys"], file["split"], "conversations" in file) if same else none
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return none
 

@@ -16,7 +16,7 @@ import orjson
 
 from graftwork.data.assemble import Placed, assemble, write_drops
 from graftwork.data.corpus import Corpus
-from graftwork.data.dealing import Dealing, group_and_deal
+from graftwork.data.dealing import Dealing, find_unfit_references, group_and_deal
 from graftwork.data.doubts import find_doubts, require_split_key
 from graftwork.data.dropped import Outcomes, count_kept, list_dropped
 from graftwork.data.gather import gather
@@ -73,6 +73,7 @@ class _Decisions(NamedTuple):
     repeats: Repeats
     dealing: Dealing
     kept: _Kept
+    unfit_references: set[int]
     doubts: list[str]
 
 
@@ -124,14 +125,16 @@ def _decide(
     dealing = group_and_deal(
         corpus, settings=settings, embedder=embedder, known=memory.known, pinned=memory.pinned
     )
-    kept = _choose(corpus, repeats, dealing, passed, models=models, sight=sight)
+    unfit = find_unfit_references(corpus, dealing)
+    passed_on = passed & ~_mark(unfit, corpus.rows)
+    kept = _choose(corpus, repeats, dealing, passed_on, models=models, sight=sight)
     report("leak check", 0, 1)
     marked = _mark(kept.places, corpus.rows)
     require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
     memory.keep(dealing, marked)
     doubts += find_doubts(kept.facts, settings=settings, models=models)
     corpus.forget()
-    return _Decisions(passed, repeats, dealing, kept, doubts)
+    return _Decisions(passed, repeats, dealing, kept, set(unfit.tolist()), doubts)
 
 
 def _write(
@@ -146,13 +149,14 @@ def _write(
     out: Path,
 ) -> list[tuple[Dataset, Path]]:
     """The folder of each model's dataset."""
-    passed, repeats, dealing, kept, _ = decided
+    passed, repeats, dealing, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
+    unconfirmed = int((corpus.column("unconfirmed")[kept.places] != 0).sum())
     with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
-        each = Outcomes(repeats, dealing, refused, shortened, _find_unwanted(kept))
+        each = Outcomes(repeats, dealing, refused, shortened, _find_unwanted(kept), unfit)
         shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",
@@ -162,14 +166,29 @@ def _write(
             tokenizer_fingerprint=base.renderer.tokenizer_fingerprint,
             inputs=corpus.inputs,
             splits={},
-            kept_after=count_kept(passed=passed, repeats=repeats, dealing=dealing, refused=len(refused)),
+            kept_after=count_kept(
+                passed=passed,
+                repeats=repeats,
+                dealing=dealing,
+                refused=len(refused),
+                unfit_references=unfit,
+            ),
             dropped=dropped,
             drops=shard,
             redactions=_count_redactions(corpus, passed),
-            settings=publishable(sight.settings),
+            settings=sight.settings.to_manifest(),
         )
         return [
-            _assemble(head, portion, rendering, dealing, models=models, drops=drops, out=out)
+            _assemble(
+                head,
+                portion,
+                rendering,
+                dealing,
+                models=models,
+                drops=drops,
+                out=out,
+                unconfirmed=unconfirmed,
+            )
             for portion in kept.portions
         ]
 
@@ -183,12 +202,15 @@ def _assemble(
     models: Mapping[str, ModelSettings],
     drops: Path,
     out: Path,
+    unconfirmed: int,
 ) -> tuple[Dataset, Path]:
     """The dataset of one model."""
     settings = DataSettings.model_validate(head.settings)
     placed = [one for block in rendering for one in block.placed(portion.name, dealing)]
     main = portion.name == next(iter(models))
-    _require_rows(placed, settings, model=portion.name, after=head.kept_after, main=main)
+    _require_rows(
+        placed, settings, model=portion.name, after=head.kept_after, main=main, unconfirmed=unconfirmed
+    )
     model = publishable(models[portion.name])
     own = head.model_copy(update={"model": portion.name, "settings": {**head.settings, "model": model}})
     length = settings.pack_tokens or settings.max_tokens
@@ -255,7 +277,13 @@ def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
 
 
 def _require_rows(
-    placed: list[Placed], settings: DataSettings, *, model: str, after: Mapping[str, int], main: bool
+    placed: list[Placed],
+    settings: DataSettings,
+    *,
+    model: str,
+    after: Mapping[str, int],
+    main: bool,
+    unconfirmed: int,
 ) -> None:
     """A split that was asked for and got nothing is a no, with the numbers that led there."""
     shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
@@ -265,11 +293,21 @@ def _require_rows(
     if not empty:
         return
     counts = ", ".join(f"{count} after {step}" for step, count in after.items())
+    why = f"rows: {counts}"
+    fix = (
+        "run `graft data audit` to see why rows went; log more, or set the share of a split that you do "
+        "not need to 0, or try another data.seed"
+    )
+    if unconfirmed and "train" not in empty:
+        why += f"; {unconfirmed} captured replies that nobody confirmed are never held out"
+        fix = (
+            "add logs that no model of yours wrote, send corrections of captured replies to /v1/feedback, or "
+            "set data.captures.positive_confirms"
+        )
     raise AnswerIsNo(
         f"no row is left for {' and '.join(empty)} of the model {model}",
-        why=f"rows: {counts}",
-        fix="run `graft data audit` to see why rows went; log more, or set the share of a split that you do "
-        "not need to 0, or try another data.seed",
+        why=why,
+        fix=fix,
         where=", ".join(settings.logs),
     )
 

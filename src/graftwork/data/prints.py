@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graftwork.data.captures import is_confirmed
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.compare import Array, Ragged, as_sets, number_text, number_words, run_words, spread
@@ -25,6 +26,7 @@ TURN = tuple(f"turn_{band:02}" for band in range(TURN_BANDS))
 # The line that asks is one of the last; what follows it are instructions.
 LINES = 6
 LINE_WORDS = 48
+QUESTION_WORDS = 4
 # A turn of more runs than this is known by a fair sample of them.
 TURN_RUNS = 128
 GRAM_WORDS = 13
@@ -34,7 +36,12 @@ GRAM_WINDOW = 8
 SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
 """What `data.split_by` may name beside the keys of the log itself."""
 
-KEYS = ("prompt", "reply", "turn", "opening", "together")
+KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed")
+"""`turn` stands for all turns of the user, `later` for those behind the first, 0 where there are none.
+
+`capture` names the served exchange that the row was captured from; `unconfirmed` is 1 where nobody but a
+model stands behind its reply.
+"""
 
 
 class Prints(NamedTuple):
@@ -57,7 +64,10 @@ def take_prints(rows: Sequence[Interaction | None], *, settings: DataSettings) -
     fixed["length"] = np.array([0 if row is None else row.length for row in read], dtype=np.uint64)
     whole = _flatten([[] if row is None else row.words for row in read])
     turns = whole.take_spans([(0, 0) if row is None else row.turn for row in read])
-    fixed |= _bands(run_words(whole.words, size=3), NEAR, size=NEAR_ROWS)
+    said = whole.words
+    if any(row is not None and row.said < len(row.words) for row in read):
+        said = whole.take_spans([(0, 0) if row is None else (0, row.said) for row in read])
+    fixed |= _bands(run_words(said, size=3), NEAR, size=NEAR_ROWS)
     # A turn of one short line is its own asking line: comparing it again would only be coarser.
     long = np.array([row is not None and not row.is_one_line for row in read], dtype=bool)
     turn_runs = run_words(_only(turns, long), size=3)
@@ -73,58 +83,100 @@ def _as_pair(items: Ragged) -> tuple[Array, Array]:
 
 
 class _Line(NamedTuple):
+    """A line of a turn of the user. What it asks in a longer conversation depends on `context`."""
+
     words: list[str]
     asks: bool
+    context: list[str]
 
 
 class _Read(NamedTuple):
-    """A row as words: all but the system prompt, where in them the turn stands, its last lines."""
+    """A row as words: all but the system prompt, up to `said`, and where among them the user's turns stand.
 
-    keys: tuple[int, int, int, int, int]
+    The turns of a longer conversation stand apart from each other: they are repeated behind `said`.
+    """
+
+    keys: tuple[int, int, int, int, int, int, int, int]
     length: int
     words: list[str]
+    said: int
     turn: tuple[int, int]
     lines: tuple[_Line, ...]
     is_one_line: bool
 
 
 def _read(row: Interaction, *, settings: DataSettings) -> _Read:
-    asking = next((n for n in reversed(range(len(row.messages))) if row.messages[n].role == "user"), None)
     prompt: list[str] = []
     whole: list[str] = []
-    turn, lines, opening = (0, 0), list[_Line](), None
-    for number, message in enumerate(row.messages):
-        if number == asking:
-            lines = [
-                _Line(words(line), line.rstrip().endswith(("?", "？")))
-                for line in message.content.splitlines()
-            ]
-            found = [word for line in lines for word in line.words]
-            turn = (len(whole), len(whole) + len(found))
+    asked: list[_Turn] = []
+    for message in row.messages:
+        if message.role == "user":
+            lines = [(words(line), line) for line in message.content.splitlines()]
+            found = [word for line, _ in lines for word in line]
+            asked.append(_Turn(lines, found, begins=len(whole)))
         else:
             found = words(message.content)
-        if message.role == "user" and opening is None:
-            opening = found
         prompt += [message.role, fold(message.content)]
         if message.role != "system":
             whole += found
     reply = words(row.reply)
-    spoken = [line for line in lines if line.words]
+    opening = asked[0].words if asked else []
+    later = [word for turn in asked[1:] for word in turn.words]
+    said = len(whole) + len(reply)
+    if len(asked) > 1:
+        span, repeated = (said, said + len(opening) + len(later)), opening + later
+    else:
+        begins = asked[0].begins if asked else 0
+        span, repeated = (begins, begins + len(opening)), []
+    spoken = _list_lines(asked, later)
     return _Read(
         keys=(
             # To the letter, but for case and spacing: rows are dropped by these two.
             number_text("\x1f".join(prompt)),
             number_text(fold(row.reply)),
-            number_text(" ".join(whole[slice(*turn)])),
-            number_text("\x1f".join((row.session, *(opening or ())))) if row.session is not None else 0,
+            number_text(" ".join(opening + later)),
+            number_text("\x1f".join((row.session, *opening))) if row.session is not None else 0,
             _find_together(row, settings.split_by),
+            number_text(" ".join(later)) if later else 0,
+            number_text(row.capture.id) if row.capture is not None else 0,
+            int(row.capture is not None and not is_confirmed(row.capture, settings.captures)),
         ),
         length=sum(len(message.content) for message in row.messages) + len(row.reply),
-        words=whole + reply,
-        turn=turn,
-        lines=tuple(reversed(spoken[-LINES:])),
-        is_one_line=len(spoken) < 2 and turn[1] - turn[0] <= LINE_WORDS,
+        words=whole + reply + repeated,
+        said=said,
+        turn=span,
+        lines=spoken,
+        is_one_line=not later and len(spoken) < 2 and span[1] - span[0] <= LINE_WORDS,
     )
+
+
+class _Turn(NamedTuple):
+    """A turn of the user: its lines as words and as they stand, and where its words begin."""
+
+    lines: list[tuple[list[str], str]]
+    words: list[str]
+    begins: int
+
+
+def _list_lines(asked: Sequence[_Turn], later: list[str]) -> tuple[_Line, ...]:
+    """The lines of which one asks, in the order in which they are considered: the last of a turn first.
+
+    A conversation asks what its first turn asks, in the light of what the user says later. Its later turns
+    are considered only where the first is boilerplate: many chats open with "Hi", and many end with
+    "Thanks, and which region?".
+    """
+    found: list[_Line] = []
+    for number, turn in enumerate((*asked[:1], *reversed(asked[1:]))):
+        room = LINES if number == 0 else 2 * LINES - len(found)
+        spoken = [line for line in turn.lines if line[0]]
+        for line, text in reversed(spoken[-room:] if room else []):
+            asks = text.rstrip().endswith(("?", "？"))
+            if number == 0:
+                found.append(_Line(line, asks, later))
+            else:
+                # A short question ("And the region?") is the same in many conversations and pairs none.
+                found.append(_Line(line, asks and len(line) >= QUESTION_WORDS, later))
+    return tuple(found)
 
 
 def _find_together(row: Interaction, split_by: str) -> int:
@@ -199,12 +251,13 @@ def _bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str, Array]
 def _print_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Array, Array]]:
     """Each line's key (its lowest bit says whether it ends as a question) and its runs of 1 and 2 words.
 
-    The runs of all lines of a row stand one behind the other; `line_sizes` says how many each has.
-    Runs of one word have even numbers, runs of two odd ones.
+    The key is of the line alone, so that instructions are known by it; the runs are those of its context
+    too, where it has one. The runs of all lines of a row stand one behind the other; `line_sizes` says how
+    many each has. Runs of one word have even numbers, runs of two odd ones.
     """
     flat = [line for row in lines for line in row]
     keys = [number_text(" ".join(line.words)) & ~1 | line.asks for line in flat]
-    found = _flatten([line.words[-LINE_WORDS:] for line in flat]).words
+    found = _flatten([line.words[-LINE_WORDS:] + line.context[-LINE_WORDS:] for line in flat]).words
     singles, doubles = run_words(found, size=1), run_words(found, size=2)
     owners = np.concatenate((singles.owners(), doubles.owners()))
     values = np.concatenate(

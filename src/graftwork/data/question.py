@@ -3,7 +3,8 @@
 In: the prints of the lines of each turn. Out: window by window, the line of each row that asks, and
 pairs of rows whose lines ask the same in nearly the same words. Instructions that stand in many rows
 ("Answer in JSON.") ask nothing; which lines those are is learned from the rows before, not written
-here. The system prompt takes no part.
+here. The line that asks in a conversation of several turns counts together with what the user says
+later in it. The system prompt takes no part.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from graftwork.data.rare_runs import (
     propose_all,
     propose_sharing,
 )
-from graftwork.text.compare import NO_WEIGHTS, TOLERANCE, Array, Ragged, Weights, measure_pairs
+from graftwork.text.compare import NO_WEIGHTS, TOLERANCE, Array, Ragged, Weights, measure_pairs, spread
 
 # A line that stands in another asks the same, unless it has only this part of the other's words.
 CONTAINED_PART = 0.4
@@ -187,6 +188,9 @@ def _choose_lines(corpus: Columns, rows: int, instructions: Array, shown: Array)
         places = full[inside] + first
         chosen_keys[places] = keys[chosen[inside]]
         numbers[places] = (chosen - starts)[inside]
+    # The same line asks something else in another conversation.
+    later = corpus.column("later")[:rows]
+    chosen_keys = np.where(later == 0, chosen_keys, spread(spread(chosen_keys) ^ later) & ~ASKS)
     return chosen_keys, numbers
 
 

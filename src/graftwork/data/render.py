@@ -18,7 +18,7 @@ from graftwork.data.overlong import fit, take_each_answer
 from graftwork.data.ports import Rendered, Renderer
 from graftwork.data.prompts import give_system_prompt
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset_folder import row_schema, write_table
+from graftwork.files.dataset_folder import encode_captures, row_schema, write_table
 from graftwork.files.digest import file_digest, require_digest
 from graftwork.files.whole import write_whole
 from graftwork.records.dataset import Split
@@ -170,7 +170,12 @@ def _render(
             ready.append(_Ready(one.position, row, one.part, one.messages, one.reply, rendered))
         else:
             may_shorten = settings.overlong != "drop"
-            pieces = _shorten(one, renderer=renderer, settings=settings) if may_shorten else []
+            only_last = settings.train_on == "every" or row.capture is not None
+            pieces = (
+                _shorten(one, renderer=renderer, settings=settings, only_last=only_last)
+                if may_shorten
+                else []
+            )
             ready += [_Ready(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)]
             if not pieces:
                 length = len(rendered.tokens)
@@ -184,20 +189,21 @@ def _render(
 def _ask(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_Asked]:
     messages = give_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
-    if settings.train_on == "every":
+    # The earlier replies of a captured conversation are captures of their own, with feedback of their own.
+    if settings.train_on == "every" and row.capture is None:
         answers = [*take_each_answer(messages, row.reply)] or answers
     for part, (before, reply) in enumerate(answers):
         yield _Asked(position, part, before, reply)
 
 
 def _shorten(
-    one: _Asked, *, renderer: Renderer, settings: DataSettings
+    one: _Asked, *, renderer: Renderer, settings: DataSettings, only_last: bool
 ) -> list[tuple[tuple[Message, ...], str, Rendered]]:
     def count(turns: Sequence[Message], said: str) -> int:
         return renderer.count_tokens(turns, said)
 
     shorter = fit(one.messages, one.reply, count=count, settings=settings).rows
-    if settings.train_on == "every":
+    if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
     rendered = renderer.render_batch(shorter)
@@ -256,7 +262,9 @@ def _to_table(
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):
         columns[name] = [getattr(one.row, name) for one in chosen]
-    schema = row_schema()
+    captured = encode_captures([one.row.capture for one in chosen])
+    columns |= captured
+    schema = row_schema(captured=bool(captured))
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 

@@ -37,10 +37,12 @@ def find_repeats(corpus: Columns, *, settings: DataSettings) -> Repeats:
     passed = corpus.column("passed").astype(bool)
     repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8))
     prompt, reply = corpus.column("prompt"), corpus.column("reply")
-    _drop_conflicts(repeats, prompt, reply, passed=passed, rule=settings.conflicts)
+    unconfirmed = corpus.column("unconfirmed") != 0
+    _drop_conflicts(repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, rule=settings.conflicts)
     said = spread(prompt) + reply
     del prompt, reply
-    ranks = _rank(corpus, settings.keep_duplicate)
+    # What a model said and nobody confirmed never takes the place of another row.
+    ranks = _rank(corpus, settings.keep_duplicate) + np.where(unconfirmed, 4 * corpus.rows, 0)
     alive = passed & (repeats.instead < 0)
     stays = _choose_one(find_first(said, among=alive), ranks)
     _drop(repeats, np.flatnonzero(alive & (stays != np.arange(corpus.rows))), stays, DUPLICATE)
@@ -105,18 +107,24 @@ def _ask_alike(asked: Asked, pairs: Array, *, threshold: float) -> Array:
     return alike
 
 
-def _drop_conflicts(repeats: Repeats, prompt: Array, reply: Array, *, passed: Array, rule: str) -> None:
-    """The same prompt with different replies: only the reply that was logged last stays, or none."""
+def _drop_conflicts(
+    repeats: Repeats, prompt: Array, reply: Array, *, passed: Array, unconfirmed: Array, rule: str
+) -> None:
+    """The same prompt with different replies: only the reply that was logged last stays, or none.
+
+    Replies that a model gave and nobody confirmed contradict no other: they go where they differ.
+    """
     if rule == "keep_all":
         return
     places = np.flatnonzero(passed)
-    order = places[np.argsort(prompt[places], kind="stable")]
+    order = places[np.lexsort((places, ~unconfirmed[places], prompt[places]))]
     starts = np.flatnonzero(np.concatenate(([True], prompt[order][1:] != prompt[order][:-1]))[: len(order)])
     lengths = np.diff(np.append(starts, len(order)))
     last = np.repeat(order[starts + lengths - 1], lengths)
     gone = reply[order] != reply[last]
     if rule == "drop_all" and len(starts):
-        gone = np.repeat(np.logical_or.reduceat(gone, starts), lengths)
+        among_equals = gone & (unconfirmed[order] == unconfirmed[last])
+        gone = gone | np.repeat(np.logical_or.reduceat(among_equals, starts), lengths)
     repeats.instead[order[gone]] = last[gone]
     repeats.step[order[gone]] = CONFLICT
 

@@ -1,10 +1,12 @@
 """How logs become datasets: the `data:` and `models:` parts of graft.yaml."""
 
-from typing import Annotated, Literal, Self
+from datetime import UTC, date, datetime, time
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from graftwork.records.base import Record
+from graftwork.text.publish import publishable
 
 FormatName = Literal[
     "captured",
@@ -41,6 +43,58 @@ class Mapping(Record):
     def _something_is_asked(self) -> Self:
         if (self.question is None) == (self.messages is None):
             raise ValueError("a mapping names either `question` or `messages`")
+        return self
+
+
+def _take_moment(value: Any) -> Any:
+    """A day is its first moment; a time without a zone is UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError("give a date such as 2026-11-15, or a time such as 2026-11-15T08:30Z") from None
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return value
+
+
+Moment = Annotated[datetime, BeforeValidator(_take_moment)]
+
+
+class CaptureSettings(Record):
+    """Which captured exchanges among the logs become rows, and whose replies a test may be graded by.
+
+    Exchanges with negative feedback never become rows as they were served, whatever is set here.
+    """
+
+    feedback: Literal["not_negative", "positive"] = Field(
+        "not_negative",
+        description="`positive` takes only exchanges with positive feedback or a correction; `not_negative` "
+        "those without feedback too.",
+    )
+    negative_below: float = Field(
+        0.5, ge=0, le=1, description="Feedback with a score below this is negative, any other is positive."
+    )
+    releases: tuple[str, ...] = Field(
+        (), description="Only what these releases answered: their ids or how those begin, or `base`."
+    )
+    since: Moment | None = Field(None, description="Only what was served at this date or time or after it.")
+    until: Moment | None = Field(None, description="Only what was served before this date or time.")
+    sessions: tuple[str, ...] = Field((), description="Only these sessions.")
+    skip_sessions: tuple[str, ...] = Field((), description="None of these sessions.")
+    positive_confirms: bool = Field(
+        False,
+        description="Whether positive feedback makes a served reply a reference for tests. It is off because "
+        "users praise what the model is good at, so the model would be graded by its own successes; a "
+        "correction always counts.",
+    )
+
+    @model_validator(mode="after")
+    def _some_time_is_left(self) -> Self:
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise ValueError("`since` must be before `until`")
         return self
 
 
@@ -114,6 +168,10 @@ class DataSettings(Record):
         None, ge=8, description="The length of packed sequences; max_tokens if not given."
     )
     seed: int = Field(0, description="Another seed deals the groups to the splits anew.")
+    captures: CaptureSettings = Field(
+        default_factory=CaptureSettings,
+        description="Which rows of captured exchanges are used; `graft data captures` goes by the same.",
+    )
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:
@@ -128,6 +186,16 @@ class DataSettings(Record):
                 "a row must fit into a sequence"
             )
         return self
+
+    def to_manifest(self) -> dict[str, Any]:
+        """The settings as a dataset's manifest states them.
+
+        Left out where nothing is set: datasets of logs without captures keep the names that they had.
+        """
+        stated = publishable(self)
+        if self.captures == CaptureSettings():
+            del stated["captures"]
+        return stated
 
 
 class Keep(Record):

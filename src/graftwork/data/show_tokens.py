@@ -15,7 +15,7 @@ from graftwork.files.dataset_scan import fetch_rows, scan_columns
 from graftwork.files.whole import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Row, Split
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.interaction import Origin
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class TokenizerDecoder:
             raise EnvironmentLacks(
                 "the package tokenizers is not installed",
                 why="tokens cannot be turned back into text without it",
-                fix='pip install "graftwork[train]"',
+                fix=pip_install("train"),
             ) from error
         try:
             text = self._file.read_text(encoding="utf-8")

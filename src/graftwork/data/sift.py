@@ -29,7 +29,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script
 
-FORM = 4
+FORM = 5
 """Counts up when the columns change: older files are then made anew."""
 
 LATER = frozenset(

@@ -18,7 +18,7 @@ from graftwork.files.dataset_scan import fetch_rows, scan_columns, scan_drops
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Drop, Row, Split
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Origin
+from graftwork.records.interaction import CaptureOrigin, Origin
 
 SPLIT_NAMES: tuple[str, ...] = get_args(Split)
 
@@ -54,6 +54,7 @@ class TracedRow(Record):
     tokens: int
     trained_from: int
     token: TracedToken | None = None
+    capture: CaptureOrigin | None = None
 
 
 class TracedDrop(Record):
@@ -194,6 +195,7 @@ def _trace_row(
         tokens=len(row.tokens),
         trained_from=row.trained_from,
         token=None if token is None else _trace_token(row, token, decoder=tracer.decoder),
+        capture=row.capture,
     )
 
 

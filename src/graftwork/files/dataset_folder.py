@@ -17,7 +17,7 @@ from graftwork.files.whole import explain_os_error, write_whole
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import CaptureOrigin, Message, Origin
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,10 +98,20 @@ def rows_table(rows: Sequence[Row]) -> "pa.Table":
     }
     for name in ("group", "domain", "session", "stage", "weight", "duration_ms", "rejected", "reward"):
         columns[name] = [getattr(row, name) for row in rows]
-    return pa.table(columns, schema=row_schema())
+    captured = encode_captures([row.capture for row in rows])
+    columns |= captured
+    return pa.table(columns, schema=row_schema(captured=bool(captured)))
 
 
-def row_schema() -> "pa.Schema":
+def encode_captures(captures: Sequence[CaptureOrigin | None]) -> dict[str, list[str | None]]:
+    """The column that says which rows were captured; none where no row was."""
+    if not any(captures):
+        return {}
+    return {"capture": [None if one is None else one.model_dump_json() for one in captures]}
+
+
+def row_schema(*, captured: bool = False) -> "pa.Schema":
+    """The columns of a shard. Only `captured` rows have the last: shards of other logs keep their bytes."""
     import pyarrow as pa
 
     text = pa.string()
@@ -123,6 +133,7 @@ def row_schema() -> "pa.Schema":
             ("duration_ms", pa.float64()),
             ("rejected", text),
             ("reward", pa.float64()),
+            *([("capture", text)] if captured else ()),
         ]
     )
 
@@ -170,7 +181,9 @@ def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
 
 def row_from_values(values: dict[str, Any]) -> Row:
     """A row of the table as the record that it was made of."""
+    capture = values.pop("capture", None)
     return Row(
+        capture=None if capture is None else CaptureOrigin.from_json(capture),
         origin=Origin(file=values.pop("file"), line=values.pop("line")),
         messages=tuple(Message(**message) for message in orjson.loads(values.pop("messages"))),
         tokens=tuple(values.pop("tokens")),

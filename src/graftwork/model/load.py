@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.files.digest import file_digest
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
         raise EnvironmentLacks(
             f"the package {error.name} is not installed",
             why="a model is to be loaded",
-            fix='pip install "graftwork[train]"',
+            fix=pip_install("train"),
         ) from error
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:

@@ -24,7 +24,7 @@ from graftwork.model.rendered import CannotProve, Rendered, does_not_survive, no
 from graftwork.model.segments import Encoded, Segments
 from graftwork.model.skeleton import Skeletons
 from graftwork.model.turns import Turns
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.interaction import Message
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class Template:
         except ImportError as error:
             raise EnvironmentLacks(
                 "the package tokenizers is not installed",
-                fix='pip install "graftwork[train]"',
+                fix=pip_install("train"),
             ) from error
         tokenizer: Tokenizer = Tokenizer.from_str(self._definition_between_control_tokens())
         tokenizer.no_padding()

@@ -29,12 +29,12 @@ class NoAnswer(OSError):
 
 
 class HttpClient:
-    """Threads may share one. Proxies are used as the environment names them."""
+    """Threads may share one. Proxies are used as the environment names them, unless `proxies` is off."""
 
-    def __init__(self, *, longest: int = LONGEST_ANSWER) -> None:
+    def __init__(self, *, longest: int = LONGEST_ANSWER, proxies: bool = True) -> None:
         self._opener = urllib.request.OpenerDirector()
         for handler in (
-            urllib.request.ProxyHandler(),
+            urllib.request.ProxyHandler(None if proxies else {}),
             urllib.request.UnknownHandler(),
             _HttpHandler(longest),
             _HttpsHandler(longest),

@@ -21,7 +21,7 @@ from graftwork.process import lock
 from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
 from graftwork.process.parent import stop_with_parent
 from graftwork.records.base import Record
-from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvironmentLacks, GraftError
+from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvironmentLacks, GraftError, pip_install
 
 ERROR_FILE = "error.json"
 
@@ -84,7 +84,7 @@ def _lacks(missing: ModuleNotFoundError) -> GraftError:
     return EnvironmentLacks(
         f"the package {missing.name} is not installed",
         why="models run only where it is",
-        fix='pip install "graftwork[train]", or "graftwork[serve]" to serve too',
+        fix=f"{pip_install('train')}; the extra `serve` in its place serves too",
     )
 
 

@@ -41,8 +41,7 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
         first = error.errors(include_url=False)[0]
         key = tuple(str(part) for part in first["loc"])
         name = ".".join(key)
-        more = error.error_count() - 1
-        why = f"and {more} more" if more else ""
+        why = _name_others(error, lines)
         # A rule about several keys is told at the first of them that is set.
         concerned = _concerned(key, first["msg"]) if first["type"] == "value_error" else []
         told_at = next((one for one in concerned if one in lines), key)
@@ -70,6 +69,23 @@ def _validate(content: dict[str, Any], lines: dict[tuple[str, ...], int], path: 
             fix=_describe(key) or "`graft schema` lists what each key takes",
             where=where,
         ) from error
+
+
+_MOST_OTHERS = 8
+
+
+def _name_others(error: ValidationError, lines: dict[tuple[str, ...], int]) -> str:
+    """The mistakes beside the first, each with its line, so that all can be mended in one go."""
+    others = []
+    for found in error.errors(include_url=False, include_input=False)[1:]:
+        key = tuple(str(part) for part in found["loc"])
+        line = next((lines[key[:n]] for n in range(len(key), 0, -1) if key[:n] in lines), None)
+        place = f" (line {line})" if line is not None else ""
+        said = "unknown key" if found["type"] == "extra_forbidden" else _plain(found["msg"])
+        others.append(f"{'.'.join(key)}{place}: {said}")
+    rest = len(others) - _MOST_OTHERS
+    more = [f"and {rest} more"] if rest > 0 else []
+    return f"also wrong: {'; '.join([*others[:_MOST_OTHERS], *more])}" if others else ""
 
 
 def _read(path: Path) -> str:

@@ -8,6 +8,9 @@ from graftwork.records.base import Record
 
 Arm = Literal["champion", "challenger"]
 
+TRY_OUT_SESSION = "try-out"
+"""The session in which `graft run` asks a new release held-out questions: no data for training."""
+
 
 class Capture(Record):
     """One served exchange, redacted before it is kept."""
@@ -33,6 +36,8 @@ class Capture(Record):
     """The share of sessions that the challenger gets in that experiment."""
     feedback: float | None = None
     """What users said of it last, from 0 (bad) to 1 (good). Filled in when captures are exported."""
+    correction: str | None = None
+    """The reply that a person wrote in its place, the last one. Filled in when captures are exported."""
 
 
 class Feedback(Record):
@@ -44,3 +49,5 @@ class Feedback(Record):
     """From 0 (bad) to 1 (good)."""
     comment: str | None = None
     who: str | None = None
+    correction: str | None = None
+    """The right reply, as a person wrote it; the served reply itself confirms that one."""

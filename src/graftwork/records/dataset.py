@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from graftwork.records.base import Record
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import CaptureOrigin, Message, Origin
 
 Split = Literal["train", "validation", "test", "rl"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -32,6 +32,7 @@ class Row(Record):
     rejected: str | None = None
     reward: float | None = None
     input_hash: str = ""
+    capture: CaptureOrigin | None = None
 
 
 class InputFile(Record):

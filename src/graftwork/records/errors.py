@@ -66,6 +66,10 @@ class Damaged(EnvironmentLacks):
     """A file does not have the bytes that its manifest promises."""
 
 
+class Stale(EnvironmentLacks):
+    """A result that is needed is not there or not of what the settings and logs say now."""
+
+
 class WorkerFailed(EnvironmentLacks):
     """A child process ended without a result."""
 
@@ -99,3 +103,20 @@ class Interrupted(GraftError):
     """The user pressed Ctrl-C."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+def pip_install(extra: str) -> str:
+    """The command that brings an optional part, from where this installation came: it is on no index."""
+    import json
+    from importlib import metadata
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        said = metadata.distribution("graftwork").read_text("direct_url.json")
+        url = urlsplit(json.loads(said)["url"]) if said else None
+    except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        url = None
+    extras = f"[{extra}]" if extra else ""
+    if url is not None and url.scheme == "file":
+        return f'pip install "{unquote(url.path)}{extras}"'
+    return f'pip install ".{extras}" in a checkout of graftwork'

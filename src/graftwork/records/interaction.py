@@ -24,13 +24,25 @@ class Message(Record):
     content: str
 
 
+class CaptureOrigin(Record):
+    """The served exchange that a row was captured from, and what users said of it."""
+
+    id: str
+    release: str
+    at: str
+    feedback: float | None = None
+    corrected: bool = False
+    """Whether a person wrote or confirmed the reply of the row; otherwise the release wrote it."""
+
+
 class Interaction(Record):
     """What was asked (`messages`), what was answered (`reply`), and what the log says about it.
 
     `group` is the role of the agent and `domain` its subject; `session` ties exchanges of one
     conversation; `stage` is the place in a curriculum. `rejected` is the reply that lost against
     `reply` in a preference pair, `reward` a judgement of the reply from outside, `split` the side
-    that already divided data puts the row on. What the log does not state is None, never guessed.
+    that already divided data puts the row on, `capture` the served exchange that it was captured from.
+    What the log does not state is None, never guessed.
     """
 
     id: str
@@ -49,6 +61,7 @@ class Interaction(Record):
     rejected: str | None = None
     reward: float | None = None
     split: str | None = None
+    capture: CaptureOrigin | None = None
     extra: dict[str, Any] = {}
 
     @property

@@ -159,7 +159,9 @@ def _stages(page: ReportPage) -> list[dict[str, Any]]:
         "audit": f"{wording.plural(page.audit.rows, 'row')} read",
         "prepare": f"{wording.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
         "plan": f"{wording.number(page.plan.minutes.value)} min foreseen",
-        "train": wording.plural(page.outcome.steps, "step"),
+        # All of it, loading, checks and restarts too; the section on training tells the time in steps.
+        "train": f"{wording.plural(page.outcome.steps, 'step')}, "
+        f"{wording.duration(page.outcome.seconds)} in them",
         "evaluate": wording.plural(page.report.cases, "case"),
         "gate": HEADLINES[page.verdict.decision].lower(),
         "release": wording.short(page.release.id) if page.release else "none made",

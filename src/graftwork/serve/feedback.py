@@ -1,8 +1,8 @@
 """`POST /v1/feedback`: what users say of an answer, kept beside its capture.
 
-In: a request with the id of an answer and a score. Out: a Feedback, redacted and kept before the caller is
-told so. Captures are written behind the caller's back, so feedback may be faster than what it is about: it
-waits for a moment, and only then says that there is no such answer.
+In: a request with the id of an answer and a score, or the answer as it should have been. Out: a Feedback,
+redacted and kept before the caller is told so. Captures are written behind the caller's back, so feedback
+may be faster than what it is about: it waits for a moment, and only then says that there is no such answer.
 """
 
 import asyncio
@@ -27,10 +27,11 @@ log = logging.getLogger(__name__)
 PAUSES = (0.02, 0.08, 0.3, 0.6)
 """Seconds between tries to find the capture."""
 _ID = re.compile(r"(?:chatcmpl-)?([0-9a-f]{32})")
-_KEYS = ("capture", "score", "comment", "user")
+_KEYS = ("capture", "score", "comment", "user", "correction")
 _MOST_BYTES = 64 * 1024
 _LONGEST_COMMENT = 8000
 _LONGEST_USER = 512
+_LONGEST_CORRECTION = 32_000
 _AT_ONCE = 16
 _RETRY = (("retry-after", "1"),)
 
@@ -101,12 +102,16 @@ def parse_feedback(data: bytes, *, at: float) -> Feedback:
             raise ApiError(400, message, param=key[:80], code="unsupported_parameter")
     redactor = Redactor()
     comment = _take_text(body, "comment", longest=_LONGEST_COMMENT)
+    correction = _take_text(body, "correction", longest=_LONGEST_CORRECTION)
+    # Who only writes a better answer has said that the served one was not right.
+    score = 0.0 if correction is not None and "score" not in body else _take_score(body.get("score"))
     return Feedback(
         capture=_take_capture(body.get("capture")),
         at=datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-        score=_take_score(body.get("score")),
+        score=score,
         comment=None if comment is None else redactor.redact(comment).text,
         who=redact_name(_take_text(body, "user", longest=_LONGEST_USER), redactor, kind="user"),
+        correction=None if correction is None else redactor.redact(correction).text,
     )
 
 

@@ -42,11 +42,10 @@ from graftwork.serve.openai_api import (
     parse_chat,
 )
 from graftwork.serve.ports import FeedbackBook
-from graftwork.serve.routes import Routes
+from graftwork.serve.routes import RETRY, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
-_RETRY = (("retry-after", "1"),)
 _KNOWN = {
     "/v1/chat/completions": "POST",
     "/v1/models": "GET",
@@ -118,7 +117,9 @@ class Gateway:
         if route == ("POST", "/v1/chat/completions"):
             return await self._chat(request)
         if route == ("GET", "/v1/models"):
-            return Response(200, encode_models(self._routes().names()))
+            routes = self._routes()
+            routes.require_loaded()
+            return Response(200, encode_models(routes.names()))
         if route == ("GET", "/metrics"):
             return Response(200, self._render_metrics(), (("content-type", "text/plain; version=0.0.4"),))
         if route == ("POST", "/v1/feedback"):
@@ -150,11 +151,11 @@ class Gateway:
     # -- how it is -----------------------------------------------------------------------------
 
     def _health(self, request: Request) -> Response:
-        engine = self._engine.describe()
-        ready = engine["state"] == "ready"
-        health: dict[str, Any] = {"status": "ok" if ready else engine["state"]}
+        engine, routes = self._engine.describe(), self._routes()
+        ready = engine["state"] == "ready" and routes.loaded
+        starting = engine["state"] == "ready" and not routes.loaded
+        health: dict[str, Any] = {"status": "ok" if ready else "starting" if starting else engine["state"]}
         if self._may_ask(request):
-            routes = self._routes()
             health |= {"engine": engine, "aliases": routes.aliases, "pending": routes.pending}
             health |= {"releases": sorted(routes.releases), "captures": self._count_captures()}
             if self._settings.split is not None:
@@ -254,7 +255,7 @@ class Gateway:
         """The request as a checked call, if there is room for it."""
         _require_json(request)
         if self.metrics.in_flight >= self._settings.queue_limit:
-            raise ApiError(429, "the server is full; try again soon", code="full", headers=_RETRY)
+            raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
         return parse_chat(request.body, self._limits)
 
     async def _ask_engine(self, running: Running) -> tuple[ClientReply, bytes]:
@@ -348,7 +349,7 @@ class Gateway:
         engine = self._engine.describe()
         why = engine["reason"] or "it has just stopped"
         message = f"the engine is not ready: {why}; try again soon"
-        return ApiError(503, message, code="engine_down", headers=_RETRY)
+        return ApiError(503, message, code="engine_down", headers=RETRY)
 
     def _too_slow(self) -> ApiError:
         seconds = self._settings.request_timeout_seconds
@@ -379,7 +380,7 @@ def _pass_on(status: int, body: bytes) -> ApiError:
     """What the engine refused, in its own words; one that has none is broken."""
     try:
         said = orjson.loads(body)["error"]
-        headers = _RETRY if status in (429, 503) else ()
+        headers = RETRY if status in (429, 503) else ()
         return ApiError(status, said["message"], param=said["param"], code=said["code"], headers=headers)
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return ApiError(502, f"the engine answered with status {status} and no reason", code="engine_error")

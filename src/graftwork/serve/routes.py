@@ -12,6 +12,7 @@ from graftwork.serve.settings import SplitSettings
 from graftwork.serve.split import Deal, NoDeal, set_up_deal
 
 _SHORTEST_PREFIX = 8
+RETRY = (("retry-after", "1"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Routes:
     """The experiment that draws who answers one of the aliases."""
     no_deal: str = ""
     """Why there is none although one is set."""
+    loaded: bool = True
+    """False until the aliases have been read and their releases loaded for the first time."""
 
     def resolve(self, name: str) -> str:
         """The engine's model for `name`: an alias, `base`, a release id or its first 8+ characters."""
@@ -40,10 +43,17 @@ class Routes:
             raise ApiError(400, message, param="model", code="ambiguous_model")
         if name in self.pending:
             message = f"the alias {name!r} points to {self.pending[name]}, which is not loaded"
-            raise ApiError(503, message, param="model", code="model_not_loaded")
+            raise ApiError(503, message, param="model", code="model_not_loaded", headers=RETRY)
+        self.require_loaded()
         known = ", ".join(self.names())
         message = f"there is no model {name!r}; known are: {known}"
         raise ApiError(404, message, param="model", code="model_not_found")
+
+    def require_loaded(self) -> None:
+        """Refuse with a status that clients retry: what is not known yet is not unknown."""
+        if not self.loaded:
+            message = "the server is starting: its aliases and releases are not loaded yet; try again soon"
+            raise ApiError(503, message, code="starting", headers=RETRY)
 
     def names(self) -> dict[str, str]:
         """Every name that can be asked for, with what answers it."""

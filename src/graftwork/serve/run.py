@@ -122,7 +122,7 @@ class AliasBook:
         self._find = find_adapter
         self._clock = clock
         self._put_off: dict[str, PutOff] = {}
-        self.routes = Routes()
+        self.routes = Routes(loaded=False)
 
     async def refresh(self) -> None:
         aliases = await asyncio.to_thread(self._resolve)

@@ -4,7 +4,7 @@ import ipaddress
 import os
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
@@ -13,6 +13,9 @@ from graftwork.text.publish import VariableName
 
 class SplitSettings(Record):
     """Two releases behind one alias, drawn by lot for each session: what `graft release ab` compares."""
+
+    # What stands under a key is its description in `graft schema`.
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     alias: str = "champion"
     """Requests for this alias take part; those that name another model never do."""
@@ -36,6 +39,8 @@ class SplitSettings(Record):
 
 class ServeSettings(Record):
     """The endpoint, its limits, and what it keeps of what it serves."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
     """Address to listen on. Anything but this machine itself needs `api_key_env`."""

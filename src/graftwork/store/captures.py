@@ -83,13 +83,13 @@ class CaptureStore:
             return int(connection.scalar(query) or 0)
 
     def export(self, *, release: str | None = None) -> Iterator[Capture]:
-        """All in the order they came in, each with the last feedback on it."""
+        """All in the order they came in, each with the last score and the last correction of it."""
         which = [captures.c.release == release] if release is not None else []
         for _, page in self._pages(*which):
-            scores = self._last_scores([capture.id for capture in page])
+            said = self._last_said([capture.id for capture in page])
             for capture in page:
-                found = scores.get(capture.id)
-                yield capture if found is None else capture.model_copy(update={"feedback": found})
+                found = said.get(capture.id)
+                yield capture if found is None else capture.model_copy(update=found)
 
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
@@ -134,14 +134,21 @@ class CaptureStore:
             yield [row.seq for row in rows], [Capture.model_validate(row.body) for row in rows]
             after = rows[-1].seq
 
-    def _last_scores(self, ids: list[str]) -> dict[str, float]:
+    def _last_said(self, ids: list[str]) -> dict[str, dict[str, object]]:
         query = (
             select(feedback.c.capture_id, feedback.c.body)
             .where(feedback.c.project == self._project, feedback.c.capture_id.in_(ids))
             .order_by(feedback.c.seq)
         )
         with self._database.read() as connection:
-            return {row.capture_id: row.body["score"] for row in connection.execute(query)}
+            found: dict[str, dict[str, object]] = {}
+            for row in connection.execute(query):
+                said = found.setdefault(row.capture_id, {})
+                said["feedback"] = row.body["score"]
+                # A correction stays the better answer, whatever is said of the served one after it.
+                if row.body.get("correction") is not None:
+                    said["correction"] = row.body["correction"]
+            return found
 
     def _all(self) -> Select[tuple[dict[str, object]]]:
         return select(captures.c.body).where(captures.c.project == self._project)
@@ -157,6 +164,6 @@ class CaptureStore:
             "captured_at": capture.at,
             "release": capture.release,
             # Feedback has a table of its own, where it can still come in.
-            "body": capture.model_dump(mode="json", exclude={"feedback"}),
+            "body": capture.model_dump(mode="json", exclude={"feedback", "correction"}),
             "dealt": capture.dealt,
         }

@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, Progra
 
 from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.store.explain import explain_driver_error, is_busy, leave_values_unsaid
 from graftwork.store.migrations import migrate
 
@@ -235,7 +235,7 @@ def _open_postgresql(url: URL, wait_seconds: float) -> Database:
         raise EnvironmentLacks(
             "the PostgreSQL driver is not installed",
             why=f"Python finds no module {error.name}",
-            fix="pip install 'graftwork[postgres]'",
+            fix=pip_install("postgres"),
             where=name,
         ) from error
 

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from graftwork.files.whole import folder_made_whole
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.secret import hide_login
 from graftwork.text.unsaid import leave_login_unsaid
 from graftwork.train.checkpoint import (
@@ -274,7 +274,7 @@ def open_url(url: str) -> tuple[Any, str]:
         raise EnvironmentLacks(
             "the package fsspec is not installed",
             why="`train.run.mirror` names a place for copies",
-            fix='pip install "graftwork[mirror]"',
+            fix=pip_install("mirror"),
         ) from error
     try:
         files, root = url_to_fs(url)

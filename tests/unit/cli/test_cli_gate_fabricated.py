@@ -1,5 +1,6 @@
 """`graft gate` by the rules of docs/gate.md on reports made for it: every verdict, exit code and word."""
 
+import hashlib
 import json
 import re
 import sys
@@ -11,10 +12,15 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.coordinate import pipeline
+from graftwork.coordinate import freshness, pipeline
+from graftwork.coordinate.gate_reports import find_verdict
+from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.step import Step
 from graftwork.coordinate.steps import gate
 from graftwork.coordinate.steps.evaluate import Evaluated
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.records.errors import Stale
 from graftwork.records.run import TrainOutcome
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluate"))
@@ -34,6 +40,7 @@ class Bench:
         self.folder = folder
         self.report = None
         self.outcome = None
+        self.trainings = 0
         monkeypatch.setattr(
             pipeline,
             "STEPS",
@@ -55,8 +62,9 @@ class Bench:
         self.report, self.outcome = found, outcome([2.0, 1.0], **trained)
         return self
 
-    def graft(self, *words):
-        done = CliRunner().invoke(app, ["gate", "-C", str(self.folder), *words])
+    def graft(self, *words, update=True):
+        asked = ["gate", "-C", str(self.folder), *(["--update"] if update else []), *words]
+        done = CliRunner().invoke(app, asked)
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return done
 
@@ -65,6 +73,7 @@ class Bench:
         return done.exit_code, json.loads(done.stdout)
 
     def _train(self, _work, _made):
+        self.trainings += 1
         return self.outcome
 
     def _evaluate(self, _work, _made):
@@ -203,6 +212,57 @@ def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):
 def test_a_session_that_began_at_an_adapter_nobody_judged_is_told_what_to_do(bench):
     bench.write(**BETWEEN)
     bench.measured(after_session(300), adapter_hash=TWO, started_from=ONE)
-    done = CliRunner().invoke(app, ["gate", "-C", str(bench.folder), "--session"])
+    done = CliRunner().invoke(app, ["gate", "-C", str(bench.folder), "--session", "--update"])
     assert done.exit_code != 0
     assert "was never evaluated here" in str(done.exception)
+
+
+@pytest.mark.parametrize("words", [(), ("--junit", "gate.xml"), ("--session",), ("--all",)])
+def test_without_update_it_refuses_what_is_missing_and_never_trains(bench, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    bench.write(**TEAM)
+    bench.measured(tried(295, 20.0))
+    done = CliRunner().invoke(app, ["gate", "-C", str(bench.folder), *words])
+    assert isinstance(done.exception, Stale)
+    assert "`train` was never done" in done.exception.why
+    assert "--update" in done.exception.fix
+    assert done.exception.exit_code == 3
+    assert bench.trainings == 0
+    assert not (tmp_path / "gate.xml").exists()
+
+
+def test_without_update_it_judges_what_is_up_to_date_by_new_rules_and_names_what_is_not(bench):
+    bench.write(**TEAM)
+    bench.measured(tried(295, 20.0)).graft()
+    # Other rules are judged without doing anything again.
+    bench.write(gate={"rules": [{"metric": "latency_seconds", "under": 1000.0}]})
+    done = bench.graft("--json", update=False)
+    assert json.loads(done.stdout)["decision"]
+    assert bench.trainings == 1
+    # Another training setting is not.
+    bench.measured(tried(295, 20.0), adapter_hash="b" * 64)
+    refused = CliRunner().invoke(app, ["gate", "-C", str(bench.folder)]).exception
+    assert isinstance(refused, Stale)
+    assert "`train` is stale: train has changed" in refused.why
+    assert "`evaluate` is stale: `train` has to be done before it" in refused.why
+    assert bench.trainings == 1
+
+
+def test_a_step_that_goes_stale_after_the_check_is_not_done_either(bench, monkeypatch):
+    bench.write(**TEAM)
+    bench.measured(tried(295, 20.0))
+    monkeypatch.setattr(freshness, "require_fresh", lambda *_, **__: None)
+    assert isinstance(CliRunner().invoke(app, ["gate", "-C", str(bench.folder)]).exception, Stale)
+    assert bench.trainings == 0
+
+
+def test_an_abort_is_remembered_by_the_content_of_the_weights(bench, tmp_path):
+    bench.write(**TEAM)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"weights that were refused")
+    code, _ = bench.measured(tried(270, 25.0)).json()
+    assert code == 11
+    copy = hashlib.sha256(b"weights that were refused").hexdigest()
+    with open_workplace(open_project(bench.folder), Silent()) as work:
+        assert find_verdict(work, copy).decision == "abort"
+        assert find_verdict(work, "0" * 64) is None

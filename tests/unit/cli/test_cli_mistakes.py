@@ -1,11 +1,14 @@
 """A mistake gets what, why and fix, the designed exit code, no traceback, and nothing is lost."""
 
 import json
+import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 
 from graftwork.cli.main import main
+from graftwork.records.errors import pip_install
 
 GOOD_ROW = '{"prompt": "Where is the fern?", "completion": "By the pond."}\n'
 PROJECT = "project: p\ndata:\n  logs: [log.jsonl]\n"
@@ -184,3 +187,100 @@ def test_every_verb_has_help_with_an_example(graft, verb):
     assert code == 0
     assert "Example:" in out
     assert verb == ["schema"] or "--json" in out
+
+
+def test_every_misspelt_key_is_named_with_its_line_in_one_go(graft, tmp_path):
+    (tmp_path / "log.jsonl").write_text(GOOD_ROW)
+    (tmp_path / "graft.yaml").write_text(f"{PROJECT}  sead: 3\ntrain:\n  epocs: 1\n  rnak: 8\n")
+    code, out, _ = graft("status", "-C", tmp_path, "--json")
+    error = error_of(out)
+    assert code == 2
+    assert "data.sead" in error["what"]
+    assert "train.epocs (line 6): unknown key" in error["why"]
+    assert "train.rnak (line 7): unknown key" in error["why"]
+
+
+def test_every_setting_of_serving_and_captures_is_described_in_the_schema(graft):
+    _, out, _ = graft("schema")
+    parts = json.loads(out)["$defs"]
+    for name in ("ServeSettings", "SplitSettings", "CaptureSettings"):
+        lacking = [key for key, value in parts[name]["properties"].items() if not value.get("description")]
+        assert lacking == [], name
+
+
+@pytest.mark.parametrize("verb", [["schema"], ["--help"], ["status"], ["data", "audit", "log.jsonl"]])
+def test_a_reader_that_leaves_early_is_no_error(project, verb):
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVES_EARLY, *verb],
+        cwd=project, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Broken" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# Standard output is a pipe that nobody reads any more, as after `| head -0`.
+LEAVES_EARLY = """
+import os, sys
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+os.close(writing)
+os.close(reading)
+sys.argv[0] = "graft"
+from graftwork.cli.main import main
+main()
+"""
+
+
+def test_a_missing_part_is_installed_from_where_this_installation_came(monkeypatch):
+    monkeypatch.setattr(
+        metadata, "distribution", lambda _name: Installed('{"url": "file:///src/my%20graft"}')
+    )
+    assert pip_install("train") == 'pip install "/src/my graft[train]"'
+    monkeypatch.setattr(metadata, "distribution", lambda _name: Installed(None))
+    assert pip_install("train") == 'pip install ".[train]" in a checkout of graftwork'
+
+
+class Installed:
+    def __init__(self, said):
+        self.said = said
+
+    def read_text(self, _name):
+        return self.said
+
+
+def test_records_of_an_array_on_one_line_are_not_named_by_one_number_many_times(graft, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"Question {n} of {n}?", "completion": "Mock response"} for n in range(5)]
+    (tmp_path / "log.json").write_text(json.dumps(rows))
+    _, out, _ = graft("data", "audit", "log.json")
+    assert "1, 1" not in out
+    assert "5 rows there" in " ".join(out.split())
+
+
+def test_a_status_that_nobody_foresaw_is_named(graft, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"prompt": f"Question {n} of {n}?", "completion": f"Reply {n}.", "status": status}
+        for n, status in enumerate(["escalated", "escalated", "error"])
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, out, _ = graft("data", "audit", "log.jsonl", "--json")
+    finding = next(one for one in json.loads(out)["findings"] if one["code"] == "failed_status")
+    assert (
+        finding["title"] == "3 rows state a status that does not count as success: 'escalated' 2, 'error' 1"
+    )
+
+
+def test_the_doctor_names_its_smaller_findings(graft, project):
+    (project / "graft.yaml").write_text(f"{PROJECT}train:\n  learning_rate: 0.01\n  epochs: 30\n")
+    _, out, _ = graft("doctor", "-C", project, "--json")
+    said = next(check["found"] for check in json.loads(out) if check["name"] == "configuration")
+    assert "train." in said
+    assert "smaller finding;" not in said
+
+
+def test_verbs_that_need_a_project_say_so_in_their_help(graft):
+    for verb in (["plan", "probe"], ["doctor"]):
+        _, out, _ = graft(*verb, "--help")
+        assert "project" in " ".join(out.split()).partition("Options")[0]

@@ -37,6 +37,10 @@ class Repeats(NamedTuple):
 class Dealing(NamedTuple):
     group: np.ndarray
 
+    @property
+    def split(self):
+        return np.where(self.group < 0, 255, self.group % 3).astype(np.uint8)
+
 
 def take_print(text):
     return int.from_bytes(hashlib.sha256(normalise(text).encode()).digest()[:8]) | 1
@@ -63,6 +67,8 @@ class MemoryCorpus:
         if name == "prompt":
             prompts = ["\n".join(f"{m.role}: {m.content}" for m in row.messages) for row in self._raw]
             return np.array([take_print(prompt) for prompt in prompts], dtype=np.uint64)
+        if name == "unconfirmed":
+            return np.zeros(self.rows, dtype=np.uint64)
         assert name == "reply"
         return np.array([take_print(row.reply) for row in self._raw], dtype=np.uint64)
 

@@ -364,3 +364,11 @@ def test_a_large_corpus_is_never_read_back_as_a_whole():
     placeholder = finding(found, "placeholder")
     assert (placeholder.count, len(placeholder.rows)) == (3000, MOST_ROWS)
     assert corpus.read_places < 300
+
+
+@pytest.mark.parametrize(("rows", "fit"), [(40, False), (12, True)])
+def test_a_log_whose_rows_ask_alike_is_not_fit_where_a_split_would_stay_empty(rows, fit):
+    asked = [make_row("Which region?", f"Region {n} of {n * 3}.", line=n + 1) for n in range(rows)]
+    found = audit_rows(asked, dealing=Dealing(np.zeros(rows, dtype=np.int64)), conflicts="keep_all")
+    assert found.fit_to_train == fit
+    assert ("empty_split" in codes(found)) == (not fit)

@@ -351,6 +351,18 @@ def test_a_long_conversation_becomes_a_row_of_each_turn_where_the_rule_says_so(t
     assert "render" not in dataset.dropped
 
 
+def test_conversations_that_end_with_the_same_words_are_prepared_like_others(tmp_path):
+    def talk(row):
+        turns = [*row["messages"], {"role": "user", "content": "Thanks, and region?"}]
+        return {"messages": [*turns, {"role": "assistant", "content": f"North, for {row['messages'][1]}."}]}
+
+    dataset, folder = run(tmp_path, [talk(row) for row in good_rows()])
+    assert sum(summary.groups for summary in dataset.splits.values()) >= 0.7 * len(good_rows())
+    asked = {split: {row.messages[0].content for row in read_rows(folder, split)} for split in SPLITS}
+    assert all(asked.values())
+    assert not asked["train"] & (asked["validation"] | asked["test"])
+
+
 def test_every_reply_of_a_conversation_is_trained_on_where_the_settings_say_so(tmp_path):
     turns = [
         {"role": role, "content": f"{role} says {word}."}

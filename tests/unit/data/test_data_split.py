@@ -81,6 +81,68 @@ def test_turns_of_one_conversation_stay_together():
     assert groups[0] == groups[1] != groups[2]
 
 
+def make_chat(*turns, **more):
+    """A conversation: the user's turns, each but the last answered."""
+    row = make_row(turns[0], **more)
+    messages = [row.messages[0]]
+    for turn in turns[1:]:
+        messages += [Message(role="assistant", content="Surely."), Message(role="user", content=turn)]
+    return row.model_copy(update={"messages": tuple(messages)})
+
+
+TICKETS = (
+    *("How do I reset my password?", "My invoice of March shows a charge I never made."),
+    *("The app crashes when I upload a photo", "Can I move my booking to Friday next week"),
+    *("Please cancel the second subscription", "Why is delivery to Norway so expensive?"),
+    *("Where do I find the serial number of the pump?", "Is there a student discount on the annual plan"),
+    *("The courier left the parcel at the wrong door", "How many users may share one licence?"),
+    *("I was charged twice for order 1182", "Do you ship batteries by air?"),
+    *("My login code never arrives by SMS", "What is the warranty on refurbished laptops?"),
+    *("Change the delivery address of my order please", "Does the pro tier include phone support?"),
+)
+
+
+@pytest.mark.parametrize("ending", ["Thanks, and region?", "Thank you. And which region does this apply to?"])
+def test_conversations_that_end_alike_are_groups_of_their_own(ending):
+    dealt = deal([make_chat(ticket, ending) for ticket in TICKETS])
+    sizes = Counter(dealt.group.tolist())
+    # While a question of several words stands in few rows, it may be a rare one: they stay together.
+    assert max(sizes.values()) <= 5
+    assert len(sizes) >= len(TICKETS) - 4
+    assert set(dealt.split.tolist()) == {0, 1, 2}
+
+
+def test_conversations_that_open_with_a_greeting_go_by_what_is_asked_later():
+    again = make_chat("Hi", "how do I reset the password")
+    groups = deal([*(make_chat("Hi", ticket) for ticket in TICKETS), again]).group.tolist()
+    assert len(set(groups[:-1])) == len(TICKETS)
+    assert groups[-1] == groups[0]
+
+
+def test_the_same_conversation_in_nearly_the_same_words_is_one_group():
+    rows = [
+        make_chat("How long may I keep the oak psaltery?", "And may a friend play it meanwhile?"),
+        make_chat("how long may I keep the oak psaltery", "and may a friend play it meanwhile, please?"),
+        make_chat("How long may I keep the brass tuba?", "And what if I break it on a journey?"),
+    ]
+    groups = deal([*EARLIER, *rows]).group.tolist()[len(EARLIER) :]
+    assert groups[0] == groups[1] != groups[2]
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        ("Hello!", "How long may I keep the oak psaltery?"),
+        ("How long may I keep the oak psaltery?", "Thanks!"),
+        ("Who built the tower?", "Fine. Next question.\nHow long may I keep the oak psaltery?"),
+    ],
+)
+def test_a_conversation_shares_the_group_of_a_single_question_that_it_asks(turns):
+    rows = [make_row("How long may I keep the oak psaltery?"), make_chat(*turns)]
+    groups = deal([*EARLIER, *rows]).group.tolist()[len(EARLIER) :]
+    assert groups[0] == groups[1]
+
+
 @pytest.mark.parametrize(
     ("split_by", "together"), [("session", True), ("task.id", True), ("question", False)]
 )
@@ -199,7 +261,11 @@ def test_long_logs_are_stable_and_do_not_leak_either(data):
             " ".join(random.choices([*WORDS, *THINGS], k=random.randint(2, 7))) + random.choice("?.")
         )
         lines += random.choice([[], ["Answer as JSON."], ["Be brief.", "Answer as JSON."]])
-        rows.append(make_row("\n".join(lines), group=random.choice(["coder", "writer"])))
+        row = make_row("\n".join(lines), group=random.choice(["coder", "writer"]))
+        if random.random() < 0.3:
+            turns = random.choices(["Hi", "Thanks, and region?", "Who made the harp of old?", *WORDS], k=2)
+            row = make_chat(*random.sample([lines[0], *turns], 3), group=row.group)
+        rows.append(row)
     cut = random.randint(0, len(rows))
     columns = ColumnsInMemory(rows, settings=SETTINGS, block=40)
     dealing = group_and_deal(columns, settings=SETTINGS)

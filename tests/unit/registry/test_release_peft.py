@@ -1,5 +1,6 @@
 """A PEFT folder from anywhere becomes a release that nobody has judged; pickles and damage do not get in."""
 
+import hashlib
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_ad
 
 from graftwork.files.digest import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
+from graftwork.records.verdict import Verdict
 from graftwork.registry.exchange.peft import Ground, take_peft_folder
 from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.promote import promote
@@ -107,3 +109,24 @@ def test_what_is_not_a_whole_adapter_in_safetensors_is_refused(folder, spoil):
         take(folder)
     assert told.value.why
     assert told.value.fix
+
+
+@pytest.mark.parametrize(
+    ("known", "decision"),
+    [
+        ("abort", "abort"),
+        ("iterate", "iterate"),
+        ("deploy", "not_enough_evidence"),
+        ("not_enough_evidence", "not_enough_evidence"),
+    ],
+)
+def test_a_refusal_of_the_same_weights_is_not_forgotten(folder, known, decision):
+    weights = hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+    said = {weights: Verdict(decision=known, reason="it is worse", rules=(), report_hash="")}
+    taken = take_peft_folder(
+        folder, ground=GROUND, created_at=WHEN, versions={}, find_verdict=said.__getitem__
+    )
+    assert taken.release.decision == decision
+    kept = Verdict.from_json(taken.sources["verdict.json"])
+    assert kept.decision == decision
+    assert ("it is worse" in kept.reason) == (decision in ("abort", "iterate"))

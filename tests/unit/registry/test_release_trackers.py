@@ -278,7 +278,7 @@ def test_a_missing_package_is_said_with_how_to_install_it(made, monkeypatch, nam
     }[name]
     with pytest.raises(EnvironmentLacks, match="not installed") as told:
         push()
-    assert f"graftwork[{name}]" in told.value.fix
+    assert f"[{name}]" in told.value.fix
 
 
 def test_a_trackio_without_artifacts_is_said(made, trackio):

@@ -51,6 +51,19 @@ async def ask(house, **more):
         return await client.chat.completions.create(model="champion", messages=HELLO, **more)
 
 
+def test_a_correction_is_redacted_and_says_by_itself_that_the_answer_was_wrong():
+    alone = parse_feedback(
+        json.dumps({"capture": ID, "correction": "Write to ada@example.com."}).encode(), at=0
+    )
+    assert alone.score == 0.0
+    assert alone.correction.startswith("Write to ")
+    assert "ada@example.com" not in alone.correction
+    praised = parse_feedback(json.dumps({"capture": ID, "score": 1, "correction": "Yes."}).encode(), at=0)
+    assert (praised.score, praised.correction) == (1.0, "Yes.")
+    with pytest.raises(ApiError):
+        parse_feedback(json.dumps({"capture": ID, "correction": "x" * 40_000}).encode(), at=0)
+
+
 def test_feedback_is_kept_for_the_answer_that_it_names_in_either_way(run):
     async def main():
         book = Book()

@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -134,6 +136,41 @@ def test_an_alias_that_moves_to_a_new_release_loads_it_first(run, tmp_path):
                 return (await ask(http))[1]["system_fingerprint"] == OTHER
 
             await until(moved)
+
+    run(main)
+
+
+def test_until_the_aliases_are_loaded_their_names_are_answered_with_a_status_that_clients_retry(
+    run, tmp_path
+):
+    async def main():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        asked, may_answer = threading.Event(), threading.Event()
+
+        def resolve():
+            asked.set()
+            may_answer.wait(DEADLINE)
+            return {"champion": RELEASE}
+
+        async def look(http):
+            assert await asyncio.to_thread(asked.wait, DEADLINE)
+            headers = (("content-type", "application/json"),)
+            reply = await http.send("POST", "/v1/chat/completions", body=BODY, headers=headers)
+            assert reply.status == 503
+            assert reply.headers["retry-after"] == "1"
+            assert json.loads(await reply.read())["error"]["code"] == "starting"
+            for path in ("/v1/models", "/health"):
+                assert (await http.fetch("GET", path))[0] == 503
+            may_answer.set()
+
+        looking = asyncio.create_task(look(Client(port=port)))
+        settings = ServeSettings(port=port, alias_refresh_seconds=0.02)
+        async with serving(tmp_path, settings=settings, resolve_alias=resolve) as http:
+            await looking
+            assert (await ask(http))[0] == 200
+            assert (await http.fetch("GET", "/health"))[0] == 200
 
     run(main)
 

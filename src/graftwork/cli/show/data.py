@@ -74,8 +74,11 @@ def _where(finding: Finding, files: tuple[str, ...]) -> str:
     if not finding.rows:
         return ""
     if len(files) == 1:
-        lines = ", ".join(str(row.line) for row in finding.rows[:4])
-        return f"line {lines}{' …' if len(finding.rows) > 4 else ''}"
+        # The records of an array may all stand on one line.
+        numbers = list(dict.fromkeys(row.line for row in finding.rows))
+        lines = ", ".join(str(number) for number in numbers[:4])
+        several = f" ({len(finding.rows):,} rows there)" if len(numbers) < min(len(finding.rows), 4) else ""
+        return f"line {lines}{' …' if len(numbers) > 4 else ''}{several}"
     return f"{finding.rows[0]}{' …' if len(finding.rows) > 1 else ''}"
 
 

@@ -87,6 +87,11 @@ def _show_traced_row(console: Console, row: TracedRow) -> None:
     for label, value in (("group", row.group), ("domain", row.domain), ("stage", row.stage)):
         if value is not None:
             rows.add_row(label, quote(value))
+    if row.capture is not None:
+        said = "no feedback" if row.capture.feedback is None else f"feedback {row.capture.feedback:g}"
+        corrected = ", corrected by a person" if row.capture.corrected else ""
+        served = f"{row.capture.id} by {row.capture.release[:12]} at {row.capture.at[:19]}"
+        rows.add_row("captured", quote(f"{served}, {said}{corrected}"))
     if row.weight != 1:
         rows.add_row("weight", f"{row.weight:g}")
     trained = row.tokens - row.trained_from

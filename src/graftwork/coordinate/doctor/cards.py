@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from graftwork.coordinate.doctor.check import Check, decide
+from graftwork.records.errors import pip_install
 from graftwork.records.hardware import FIRST_WITH_BF16, FIRST_WITH_FP8
 
 QUERY = ("name", "driver_version", "memory.total", "memory.free", "compute_cap")
@@ -128,7 +129,7 @@ def judge_torch(sight: TorchSight | None, cards: tuple[Card, ...]) -> Iterator[C
             name="torch on the gpu",
             result="note",
             found="torch is not installed, or cannot be loaded",
-            fix='pip install "graftwork[train]"',
+            fix=pip_install("train"),
         )
         return
     if not sight.available:

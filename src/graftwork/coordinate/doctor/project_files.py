@@ -75,8 +75,8 @@ def _configuration(project: Project) -> Check:
 
     done = lint_file(project.file, Given())
     wrong = [finding for finding in done.findings if finding.severity == "error"]
-    lesser = len(done.findings)
-    found = f"valid; {lesser} smaller finding{'s' * (lesser != 1)}" if lesser else "valid, and nothing found"
+    lesser = [f"{finding.key}: {finding.what}" if finding.key else finding.what for finding in done.findings]
+    found = f"valid; smaller findings: {'; '.join(lesser)}" if lesser else "valid, and nothing found"
     return decide(
         "configuration",
         not wrong,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from graftwork.coordinate.doctor.check import Check, decide
+from graftwork.records.errors import pip_install
 
 NEEDED_EXTRAS = ("train", "serve")
 OTHER_EXTRAS = ("deepspeed", "postgres", "mirror", "tensorboard", "wandb", "mlflow", "trackio")
@@ -48,12 +49,11 @@ def _packages(extra: str, wanted: dict[str, str], *, needed: bool) -> Check:
     if not lacking:
         told = ", ".join(f"{name} {metadata.version(name)}" for name in wanted)
         return Check(name=f"packages [{extra}]", result="ok", found=told)
-    install = "graftwork" if extra == "core" else f"graftwork[{extra}]"
     return Check(
         name=f"packages [{extra}]",
         result="missing" if needed else "note",
         found=f"lacking: {', '.join(lacking)}",
-        fix=f'pip install -U "{install}"',
+        fix=pip_install("" if extra == "core" else extra),
     )
 
 

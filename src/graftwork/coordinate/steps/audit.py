@@ -25,10 +25,11 @@ STEP = Step(
     needs=(),
     makes=Audit,
     depends_on=lambda work, _made: [
-        work.settings.data.model_dump(mode="json"),
+        work.settings.data.to_manifest(),
         log_hashes(work),
         work.settings.base,
         work.base.revision,
     ],
     do=_do,
+    input_names=("data", "log file", "base", "weights of the base"),
 )

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.coordinate.gate_champion import Champion, look_for_champion, surroundings_of, with_champion
-from graftwork.coordinate.gate_reports import keep_report
+from graftwork.coordinate.gate_reports import keep_report, keep_verdict
 from graftwork.coordinate.gate_rules import note_rules, with_changes
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
@@ -44,7 +44,9 @@ def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Ver
     noted = note_rules(work, outcome.run_id, stage="judged")
     # The champion may stand beside it from elsewhere; what is released is the report without it.
     verdict = verdict.model_copy(update={"report_hash": report.fingerprint()})
-    return with_changes(verdict, judged, noted)
+    verdict = with_changes(verdict, judged, noted)
+    keep_verdict(work, Path(outcome.adapter_folder), verdict)
+    return verdict
 
 
 def _asks_champion(work: Workplace) -> bool:

@@ -239,4 +239,5 @@ STEP = Step(
     do=_do,
     # Later steps care for what will be trained, not for how well it was foretold.
     identity=identity_of,
+    input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
 )

@@ -61,7 +61,7 @@ STEP = Step(
     needs=(),
     makes=Prepared,
     depends_on=lambda work, _made: [
-        work.settings.data.model_dump(mode="json"),
+        work.settings.data.to_manifest(),
         {name: model.model_dump(mode="json") for name, model in work.settings.all_models.items()},
         work.model,
         log_hashes(work),
@@ -70,4 +70,5 @@ STEP = Step(
     do=_do,
     identity=lambda prepared: str(prepared.dataset.content_hash),
     still_there=_is_there,
+    input_names=("data", "models", "model", "log file", "weights of the base"),
 )

@@ -9,7 +9,8 @@ from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated, load_cases
 from graftwork.coordinate.workplace import Workplace
 from graftwork.records.base import Record
-from graftwork.records.errors import EnvironmentLacks, WorkerFailed
+from graftwork.records.capture import TRY_OUT_SESSION
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric
 
@@ -92,7 +93,7 @@ def _client(url: str) -> Any:
         raise EnvironmentLacks(
             "the package openai is not installed",
             why="the release is tried out through the client that its users will use",
-            fix='pip install "graftwork[serve]"',
+            fix=pip_install("serve"),
         ) from error
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
@@ -101,14 +102,18 @@ def _ask_both(work: Workplace, client: Any, case: Case, place: int, total: int) 
     messages = [{"role": m.role, "content": m.content} for m in case.messages]
     limit = work.settings.evaluate.max_new_tokens
     work.narrator.progress("asking", place, total, seconds_left=None, detail={})
-    base = client.chat.completions.create(model="base", messages=messages, max_tokens=limit, temperature=0)
+    # Held-out questions: what is captured of this session never becomes data.
+    session = {"x-session-id": TRY_OUT_SESSION}
+    base = client.chat.completions.create(
+        model="base", messages=messages, max_tokens=limit, temperature=0, extra_headers=session
+    )
     begun = time.perf_counter()
     raw = client.chat.completions.with_raw_response.create(
         model=own_alias(work),
         messages=messages,
         max_tokens=limit,
         temperature=0,
-        extra_headers={"x-session-id": "try-out"},
+        extra_headers=session,
     )
     seconds = time.perf_counter() - begun
     answer = raw.parse()

@@ -1,4 +1,7 @@
-"""What our own endpoint captured: the request as the client sent it, and the reply that was served."""
+"""What our own endpoint captured: the request as the client sent it, and the reply that was served.
+
+Where a person corrected the reply, the correction is the reply, and what was served is the one that lost.
+"""
 
 from typing import Any
 
@@ -7,7 +10,7 @@ from pydantic import ValidationError
 from graftwork.data.formats.fields import BadRow, first_of, take_count, take_text
 from graftwork.data.formats.turns import require_user, take_turns, to_messages
 from graftwork.records.capture import Capture
-from graftwork.records.interaction import Interaction, Origin
+from graftwork.records.interaction import CaptureOrigin, Interaction, Origin
 
 EXPECTS = "a capture with request and reply"
 
@@ -28,19 +31,30 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = take_turns(request["messages"], "request.messages")
     require_user(turns, "request.messages")
     limit = first_of(request, "max_completion_tokens", "max_tokens")
+    served = take_text(capture.reply, "reply")
+    reply = capture.correction if capture.correction is not None else served
+    was_wrong = reply != served
     return Interaction(
         id=capture.id,
         origin=origin,
         messages=to_messages(turns, tools=first_of(request, "tools", "functions")),
-        reply=take_text(capture.reply, "reply"),
+        reply=reply,
         # A client that hung up got a part of the reply: nobody has seen whether it was good.
-        status="disconnected" if capture.disconnected else None,
-        finish_reason=capture.finish_reason,
+        status="disconnected" if capture.disconnected and not was_wrong else None,
+        finish_reason=None if was_wrong else capture.finish_reason,
         group=capture.model,
         session=capture.session,
         model=capture.release,
         duration_ms=capture.total_ms,
-        max_tokens=take_count(limit),
-        reward=capture.feedback,
+        max_tokens=None if was_wrong else take_count(limit),
+        rejected=served if was_wrong and served.strip() else None,
+        reward=None if was_wrong else capture.feedback,
+        capture=CaptureOrigin(
+            id=capture.id,
+            release=capture.release,
+            at=capture.at,
+            feedback=capture.feedback,
+            corrected=capture.correction is not None,
+        ),
         extra={"timestamp": capture.at},
     )

@@ -67,8 +67,10 @@ class Repeats(Protocol):
 
 
 class Dealing(Protocol):
-    """For each row the place of the founder of its group: rows of one group ask alike."""
+    """For each row its split, and the place of the founder of its group: rows of one group ask alike."""
 
+    @property
+    def split(self) -> "NDArray[np.uint8]": ...
     @property
     def group(self) -> "NDArray[np.int64]": ...
 

@@ -7,23 +7,28 @@ import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from graftwork.data.judge import find_fault
+from graftwork.data.captures import FILTERED, NEGATIVE, TRIED
+from graftwork.data.judge import SAID, find_fault
 from graftwork.data.redaction import RedactedRow
 from graftwork.data.rules.facts import Facts
 from graftwork.data.rules.finding import count_rows, find_noted, mend
 from graftwork.data.rules.note import Note, Sight, show_around, show_end, show_start
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Finding
+from graftwork.records.audit import Finding, Severity
 from graftwork.records.interaction import Interaction
 
 # Where a blank in a long reply may stand: only for showing it, what is one the judge decides.
 _BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
 
 
+MOST_STATUSES = 6
+
+
 class _Wording(NamedTuple):
     what: str
     effect: str
     fix: Callable[[DataSettings], str]
+    severity: Severity = "blocker"
 
 
 def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
@@ -49,11 +54,19 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield find_noted(
                 facts,
                 code,
-                "blocker",
-                title=count_rows(count, wording.what),
+                wording.severity,
+                title=count_rows(count, wording.what) + _name_statuses(facts, code),
                 effect=wording.effect,
                 fix=wording.fix(facts.settings),
             )
+
+
+def _name_statuses(facts: Facts, code: str) -> str:
+    """Which statuses the log states: a value that nobody foresaw looks like a failure otherwise."""
+    if code != "failed_status":
+        return ""
+    said = facts.tally[code].say_reasons(MOST_STATUSES).replace(f"{SAID} ", "")
+    return f": {said}" if said else ""
 
 
 def _mend_failed(settings: DataSettings) -> str:
@@ -61,8 +74,27 @@ def _mend_failed(settings: DataSettings) -> str:
 
 
 _WORDINGS = {
+    NEGATIVE: _Wording(
+        "are captured replies that users said are bad",
+        "trained on, they teach the model to repeat its mistakes",
+        lambda settings: (
+            "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
+        ),
+    ),
+    TRIED: _Wording(
+        "are held-out questions that `graft run` asked to try a release out",
+        "trained on, they would make the evaluation measure memory",
+        lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
+        "warning",
+    ),
+    FILTERED: _Wording(
+        "are captured exchanges that data.captures leaves out",
+        "they are not trained on",
+        lambda settings: "data.captures says which captured exchanges are used",
+        "info",
+    ),
     "failed_status": _Wording(
-        "are logged as failed",
+        "state a status that does not count as success",
         "trained on, they teach the model to answer with failures",
         lambda settings: (
             f"{_mend_failed(settings)}; data.keep_status names what counts as success "

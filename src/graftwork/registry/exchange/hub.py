@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.process.apart import Apart
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
 from graftwork.registry.counting import Count, CountedReader, Listener, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
@@ -240,7 +240,7 @@ class Hub:
             from huggingface_hub import HfApi
         except ImportError as error:
             raise EnvironmentLacks(
-                "the package huggingface_hub is not installed", fix='pip install "graftwork[train]"'
+                "the package huggingface_hub is not installed", fix=pip_install("train")
             ) from error
         # False: never the token that somebody left in a file on this machine.
         return HfApi(endpoint=self._endpoint, token=self._token or False)

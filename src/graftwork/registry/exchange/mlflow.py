@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from graftwork.files.digest import file_digest
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
 from graftwork.registry.exchange.figures import RELEASE, facts_of, figures_of
 from graftwork.registry.folder import MINISIGN, SIGSTORE, files_of
@@ -192,9 +192,7 @@ def _client() -> Any:
     try:
         from mlflow import MlflowClient
     except ImportError as error:
-        raise EnvironmentLacks(
-            "the package mlflow is not installed", fix='pip install "graftwork[mlflow]"'
-        ) from error
+        raise EnvironmentLacks("the package mlflow is not installed", fix=pip_install("mlflow")) from error
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     return MlflowClient()
 

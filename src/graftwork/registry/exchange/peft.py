@@ -3,11 +3,12 @@
 In: a folder that PEFT wrote, and the base that it is to be used with. Out: a manifest and its files. Nothing
 is unpickled or executed: the weights are safetensors by their content or they are refused. Whether the
 adapter belongs to that base, and whether it is any good, is not known here; so its verdict is "not enough
-evidence".
+evidence", unless the same weights were refused before.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from graftwork.files.digest import file_digest
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.verdict import Verdict
+from graftwork.records.verdict import Decision, Verdict
 from graftwork.registry.adapter import ADAPTER_FILES, CONFIG, WEIGHTS, read_header
 from graftwork.registry.release import FORMAT, name_by_content
 
@@ -45,18 +46,25 @@ class Taken(NamedTuple):
     left: tuple[str, ...]
 
 
-def take_peft_folder(folder: Path, *, ground: Ground, created_at: str, versions: dict[str, str]) -> Taken:
+FindVerdict = Callable[[str], Verdict | None]
+"""What was decided here before about weights with this SHA-256, if anything was."""
+
+
+def take_peft_folder(
+    folder: Path,
+    *,
+    ground: Ground,
+    created_at: str,
+    versions: dict[str, str],
+    find_verdict: FindVerdict = lambda _sha256: None,
+) -> Taken:
     """Check the folder and describe it as a release."""
     names = _list(folder)
     config = _read_config(folder / CONFIG, names)
     _require_weights(folder, names)
     files = tuple(_describe(folder / name) for name in ADAPTER_FILES)
-    verdict = Verdict(
-        decision="not_enough_evidence",
-        reason="it was imported; nothing was measured here",
-        rules=(),
-        report_hash="",
-    )
+    weights = next(file.sha256 for file in files if file.path == WEIGHTS)
+    verdict = _judge(find_verdict(weights))
     named_base = str(config.get("base_model_name_or_path") or "")
     texts = {
         "README.md": _card(ground, named_base=named_base, method=str(config["peft_type"])),
@@ -93,6 +101,16 @@ def take_peft_folder(folder: Path, *, ground: Ground, created_at: str, versions:
         named_base=named_base,
         left=tuple(sorted(set(names) - set(ADAPTER_FILES))),
     )
+
+
+def _judge(known: Verdict | None) -> Verdict:
+    """A refusal of the same weights holds on; a consent does not, for its evidence does not come along."""
+    reason = "it was imported; nothing was measured here"
+    decision: Decision = "not_enough_evidence"
+    if known is not None and known.decision in ("abort", "iterate"):
+        decision = known.decision
+        reason = f"it was imported; the same weights were judged here before: {known.reason}"
+    return Verdict(decision=decision, reason=reason, rules=(), report_hash="")
 
 
 def _list(folder: Path) -> list[str]:

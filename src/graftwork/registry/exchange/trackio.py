@@ -17,7 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from graftwork.files.digest import file_digest
 from graftwork.process.http_client import HttpClient
-from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.registry.exchange.figures import facts_of, figures_of
 from graftwork.registry.folder import files_of
 from graftwork.registry.store import ReleaseStore
@@ -97,13 +97,9 @@ def _library() -> Any:
             warnings.simplefilter("ignore")
             import trackio
     except ImportError as error:
-        raise EnvironmentLacks(
-            "the package trackio is not installed", fix='pip install "graftwork[trackio]"'
-        ) from error
+        raise EnvironmentLacks("the package trackio is not installed", fix=pip_install("trackio")) from error
     if not hasattr(trackio, "log_artifact"):
-        raise EnvironmentLacks(
-            "this trackio knows no artifacts", fix='pip install --upgrade "graftwork[trackio]"'
-        )
+        raise EnvironmentLacks("this trackio knows no artifacts", fix=pip_install("trackio"))
     return trackio
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
+from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.secret import hide_login
 from graftwork.registry.counting import Count, counted_digest, nobody
@@ -220,7 +220,7 @@ def _open(url: str) -> tuple[Any, str]:
         raise EnvironmentLacks(
             "the package fsspec is not installed",
             why="the store of releases is named by a URL",
-            fix='pip install "graftwork[mirror]"',
+            fix=pip_install("mirror"),
         ) from error
     if "://" not in url:
         raise UserMistake(
@@ -233,7 +233,7 @@ def _open(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise EnvironmentLacks(
             f"a package for this kind of store is not installed: {leave_login_unsaid(error, url)}",
-            fix='install it: pip install "graftwork[s3]" for s3://, gcsfs for gs://',
+            fix=f"install it: {pip_install('s3')} for s3://, gcsfs for gs://",
             where=hide_login(url),
         ) from error
     except Exception as error:  # whatever a network library may raise

@@ -2,7 +2,7 @@
 
 import os
 
-from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.train.crew.alone import Alone
 from graftwork.train.crew.crew import Crew
 from graftwork.train.settings import TrainSettings
@@ -72,5 +72,5 @@ def _require_deepspeed() -> None:
         raise EnvironmentLacks(
             "the package deepspeed is not installed",
             why="`train.strategy` asks for it",
-            fix='DS_BUILD_OPS=0 pip install "graftwork[deepspeed]", or use `strategy: fsdp`',
+            fix=f"DS_BUILD_OPS=0 {pip_install('deepspeed')}, or use `strategy: fsdp`",
         )

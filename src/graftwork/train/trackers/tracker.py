@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.errors import EnvironmentLacks, pip_install
 
 PROJECT = "graftwork"
 """What a run is filed under, unless the user's environment says otherwise."""
@@ -43,5 +43,5 @@ def require_installed(names: Sequence[str]) -> None:
             raise EnvironmentLacks(
                 f"the tracker {name} is not installed",
                 why="`train.run.trackers` names it",
-                fix=f'pip install "graftwork[{name}]", or take it off the list',
+                fix=f"{pip_install(name)}, or take it off the list",
             )

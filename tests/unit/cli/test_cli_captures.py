@@ -1,0 +1,118 @@
+"""`graft data captures`: which exchanges are written, which are left out, and why that is said."""
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from graftwork.cli.data import app
+from graftwork.coordinate import captures as exporting
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.records.capture import TRY_OUT_SESSION, Capture, Feedback
+from graftwork.records.errors import UserMistake
+from graftwork.store.feedback import FeedbackStore
+
+NAMES = {
+    name: f"{number:032x}" for number, name in enumerate(("plain", "good", "bad", "mended", "tried", "late"))
+}
+
+
+def captured(name, **more):
+    return Capture(
+        **{
+            "id": NAMES[name],
+            "at": "2026-11-10T12:00:00.000+00:00",
+            "session": "s1",
+            "model": "champion",
+            "release": "a" * 64,
+            "request": {"messages": [{"role": "user", "content": f"What of the {name} one?"}]},
+            "reply": "It is.",
+            "finish_reason": "stop",
+            "prompt_tokens": 3,
+            "reply_tokens": 3,
+            "first_token_ms": None,
+            "total_ms": 5.0,
+            **more,
+        }
+    )
+
+
+@pytest.fixture
+def export(tmp_path):
+    """Keep some captures, run the command with options; the names that it wrote, and what it said."""
+
+    def run(*options, section=None):
+        data = {"logs": ["x.jsonl"], "captures": section or {}}
+        (tmp_path / "graft.yaml").write_text(yaml.safe_dump({"project": "p", "data": data}))
+        with open_workplace(open_project(tmp_path), Silent()) as work:
+            work.captures.add(
+                [
+                    *(captured(name) for name in ("plain", "good", "bad", "mended")),
+                    captured("tried", session=TRY_OUT_SESSION),
+                    captured("late", at="2026-11-14T12:00:00.000+00:00", release="b" * 64, session="s2"),
+                ]
+            )
+            said = FeedbackStore(work.database, project="p")
+            for name, score, correction in (
+                ("good", 1.0, None),
+                ("bad", 0.0, None),
+                ("mended", 0.0, "It is not."),
+            ):
+                said.add(Feedback(capture=NAMES[name], at="2026-11-11", score=score, correction=correction))
+            said.add(Feedback(capture=NAMES["mended"], at="2026-11-12", score=0.1))
+        out = tmp_path / "out.jsonl"
+        done = CliRunner().invoke(
+            app, ["captures", "--out", str(out), "-C", str(tmp_path), "--json", *options]
+        )
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        ids = {number: name for name, number in NAMES.items()}
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        return {ids[row["id"]]: row for row in rows}, json.loads(done.stdout)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "section", "written"),
+    [
+        ((), {}, {"plain", "good", "mended", "late"}),
+        (("--feedback", "positive"), {}, {"good", "mended"}),
+        ((), {"feedback": "positive"}, {"good", "mended"}),
+        (("--feedback", "negative"), {}, {"bad"}),
+        (("--feedback", "all"), {}, {"plain", "good", "bad", "mended", "late"}),
+        (("--since", "2026-11-14"), {}, {"late"}),
+        (("--until", "2026-11-14"), {}, {"plain", "good", "mended"}),
+        (("--release", "bbbbbbbb"), {}, {"late"}),
+        (("--session", "s2"), {}, {"late"}),
+        ((), {"releases": ["aaaaaaaa"]}, {"plain", "good", "mended"}),
+    ],
+)
+def test_captures_are_chosen_by_feedback_release_time_and_session(export, options, section, written):
+    rows, said = export(*options, section=section)
+    assert set(rows) == written
+    assert said["captures"] == len(written)
+    assert sum(said["left_out"].values()) == len(NAMES) - len(written)
+
+
+def test_each_row_says_what_users_said_last_and_keeps_the_correction(export):
+    rows, said = export()
+    assert (rows["mended"]["feedback"], rows["mended"]["correction"]) == (0.1, "It is not.")
+    assert (rows["good"]["feedback"], rows["good"]["correction"]) == (1.0, None)
+    assert "users said that this reply is bad" in said["left_out"]
+
+
+def test_held_out_questions_are_left_out_by_content(export, monkeypatch):
+    monkeypatch.setattr(exporting, "_held_out_questions", lambda _work: {"what of the plain one"})
+    rows, said = export()
+    assert "plain" not in rows
+    assert said["left_out"][exporting.HELD_OUT] == 1
+
+
+def test_a_time_that_is_none_is_named_by_its_option(export):
+    with pytest.raises(UserMistake, match="--since"):
+        export("--since", "yesterday")
