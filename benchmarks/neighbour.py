@@ -5,8 +5,8 @@ environment gets a training process of its own (embedded base, rank 16 on the up
 step, all cores). A round takes one step of each without the neighbour and one with it, in an order that
 changes from round to round, so that other load on the machine falls on all alike; the ratios are taken
 within a round and their median is reported with the quartiles. The neighbour is one single-threaded
-process at nice 19 in a session of its own. It is stopped (SIGSTOP) between its turns, and so are the
-training processes: only one of them can run at a time.
+process at nice 19 in a session of its own. Training processes that are not asked sleep. `GUARD=1` in an
+environment starts the product's guard against spinning beside a neighbour (`graftwork.model.threads`).
 """
 
 import argparse
@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from results import save_results
 from graftwork.process.environment import WORKER_ENVIRONMENT
 
 THREAD_VARIABLES = (
+    "GUARD",
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
     "OMP_PROC_BIND",
@@ -40,7 +40,8 @@ THREAD_VARIABLES = (
 """Cleared before an environment is set: nothing of the caller's own may leak into the measurement."""
 BURN = "while True: pass"
 TOKENS, SHARED, REPLY = 110, 40, 30
-GOAL = 2.2
+SETTLE_SECONDS = 9.0
+"""Untimed steps before each timed one; longer than the guard's longest hold."""
 
 
 class Trainer:
@@ -59,17 +60,13 @@ class Trainer:
         )
         _join(group, "training", self._child)
         self._read()
-        self._signal(signal.SIGSTOP)
 
     def step(self) -> dict[str, float]:
         """Wall and processor seconds of one step."""
-        self._signal(signal.SIGCONT)
         assert self._child.stdin is not None
         self._child.stdin.write("step\n")
         self._child.stdin.flush()
-        found = self._read()
-        self._signal(signal.SIGSTOP)
-        return found
+        return self._read()
 
     def close(self) -> None:
         self._child.kill()
@@ -82,9 +79,6 @@ class Trainer:
             raise RuntimeError(f"the training process of {self.name!r} ended")
         found: dict[str, float] = json.loads(line)
         return found
-
-    def _signal(self, number: signal.Signals) -> None:
-        os.kill(self._child.pid, number)
 
 
 @contextlib.contextmanager
@@ -114,12 +108,15 @@ def serve_steps(folder: Path) -> None:
 
     from graftwork.model.adapter import AdapterShape, attach
     from graftwork.model.base import EMBEDDED, find_base
-    from graftwork.model.load import load_base, use_threads
+    from graftwork.model.load import load_base
+    from graftwork.model.threads import guard_spinning, use_threads
     from graftwork.train.cpu.choose import processor_way
     from graftwork.train.engine import Engine
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
-    use_threads(int(os.environ["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in os.environ else None)
+    threads = use_threads(int(os.environ["OMP_NUM_THREADS"]) if "OMP_NUM_THREADS" in os.environ else None)
+    if "GUARD" in os.environ:
+        guard_spinning(threads)
     settings = TrainSettings(rank=16, alpha=32, upper_layers=15, batch_rows=8)
     rows = _rows(settings.batch_rows)
     model = load_base(Path(find_base(EMBEDDED, project_folder=Path()).folder))
@@ -140,6 +137,10 @@ def serve_steps(folder: Path) -> None:
     step()
     print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
     for _ in sys.stdin:
+        # The machine has just changed: what adapts itself needs a while.
+        until = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < until:
+            step()
         print(json.dumps(step()), flush=True)
 
 
@@ -220,7 +221,7 @@ def _environment(text: str) -> dict[str, str]:
     if text == "none":
         return {}
     if text == "product":
-        return dict(WORKER_ENVIRONMENT)
+        return {**WORKER_ENVIRONMENT, "GUARD": "1"}
     return dict(pair.split("=", 1) for pair in text.split(","))
 
 

@@ -278,12 +278,12 @@ def _make_exact(job: TrainJob, settings: TrainSettings) -> None:
     """The same sums in the same order, every time; on a card, as near as its fast kernels come to it."""
     import torch
 
-    from graftwork.model.load import use_threads
+    from graftwork.model.threads import guard_spinning, use_threads
 
     torch.use_deterministic_algorithms(job.plan.device.kind == "cpu")
     # Nothing here reads memory that it did not write: filling it first is work for nobody.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    use_threads(settings.threads or threads_each())
+    guard_spinning(use_threads(settings.threads or threads_each()))
 
 
 def job_settings(job: TrainJob) -> TrainSettings:
