@@ -11,6 +11,8 @@ from graftwork.coordinate.exchange_pace import tell_bytes
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace, now
+from graftwork.model.base import copy_base, loadable_name
+from graftwork.records.errors import UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.exchange.archive import Exported, read_archive, write_archive
 from graftwork.registry.exchange.peft import Ground, take_peft_folder
@@ -35,6 +37,19 @@ def export_release(work: Workplace, name: str, *, target: Path | None = None) ->
     if path.is_dir():
         path /= f"{release.project}-{release.id[:12]}.tar"
     return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.narrator))
+
+
+def export_base(work: Workplace, name: str, *, target: Path) -> int:
+    """Write the exact base weights of a release as a folder; the number of bytes comes back."""
+    release = find_release(work.releases, name)
+    if release.base_fingerprint != work.base.revision:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained on another base than this project has now",
+            why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
+            fix="export the base from a project, or with a --model, that has it",
+            where="--base",
+        )
+    return copy_base(work.base, target)
 
 
 def import_release(work: Workplace, path: Path) -> Imported:
@@ -79,7 +94,7 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
         "nothing was measured: `graft eval --subject base --subject release:ID` compares it, and "
         "`graft release promote --force --reason …` takes it as it is"
     ]
-    if taken.named_base and taken.named_base != base.name:
+    if taken.named_base and taken.named_base not in (base.name, loadable_name(base.name)):
         remarks.append(
             f"the adapter says that it is for {taken.named_base}; it is taken to be for {base.name}"
         )

@@ -267,7 +267,7 @@ def _suspects(
 ) -> list[Suspect]:
     import numpy as np
 
-    other = {}
+    other: dict[int, int] = {}
     for a, b in differ:
         other.setdefault(a, b)
         other.setdefault(b, a)

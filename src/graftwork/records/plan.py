@@ -146,6 +146,8 @@ class Plan(Record):
     """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
+    base_note: str = ""
+    """What is to be known about the base's weights; empty where they are what they are called."""
     parts: dict[str, Figure] = {}
     """What figures are made of, as "minutes.load" or "peak_memory_gib.weights"; "peak_memory_gib.computed" is
     the peak before earlier runs corrected it."""

@@ -228,6 +228,7 @@ def _finish(
     loaded: float,
 ) -> TrainOutcome | None:
     """Prove the base again, save the adapter, say what came of it."""
+    from graftwork.model.base import loadable_name
     from graftwork.model.learn import save_learned
     from graftwork.train.crew.follow import whole_model
 
@@ -240,7 +241,7 @@ def _finish(
         return None
     require_unchanged(ready.base_hash, after, where=job.folder)
     adapter = folder / ADAPTER
-    save_learned(model, adapter, shape=ready.shape, base=job.plan.base)
+    save_learned(model, adapter, shape=ready.shape, base=loadable_name(job.plan.base))
     steps, looks = read_steps(folder), read_looks(folder)
     busy = sum(step.seconds for step in steps)
     return TrainOutcome(

@@ -35,6 +35,8 @@ def show_plan(console: Console, plan: Plan) -> None:
         spread = "" if figure.low == figure.high else f"{number(figure.low)} … {number(figure.high)}"
         rows.add_row(title, f"{number(figure.value)} {figure.unit}".strip(), spread)
     console.print(rows)
+    if plan.base_note:
+        print_line(console, f"[yellow]base:[/] {quote(plan.base_note)}")
     for note in plan.notes:
         print_line(console, f"[dim]{quote(note)}[/]")
 
