@@ -153,6 +153,32 @@ class Plan(Record):
     the peak before earlier runs corrected it."""
 
 
+StageState = Literal["to do", "up to date", "if the gate says deploy", "not needed"]
+
+
+class StagePlan(Record):
+    """How long one stage of a run is expected to take."""
+
+    stage: str
+    title: str
+    seconds: Figure
+    """Nothing where the stage is up to date or not needed."""
+    state: StageState
+    runs: int = 0
+    """Past runs of the stage that the figure rests on; without any it is computed."""
+    note: str = ""
+
+
+class RunPlan(Record):
+    """How long a whole run is expected to take, stage by stage."""
+
+    stages: tuple[StagePlan, ...]
+    minutes: Figure
+    """All stages together, those included that are done only if the gate says deploy."""
+    rough: bool = False
+    """The dataset is not prepared yet: training and evaluation are estimated from the size of the logs."""
+
+
 class Residual(Record):
     """One figure of the plan beside what came of it."""
 
