@@ -17,8 +17,9 @@ from pathlib import Path
 
 TASKS = Path("/proc/self/task")
 LOOK_SECONDS = 0.25
-CONTENDED = 0.25
-"""Seconds that our threads wait for a core, together, per second: from here on spinning is shortened."""
+CONTENDED, CONTENDED_A_THREAD = 0.25, 0.03
+"""Seconds that our threads wait for a core, together, per second: from here on spinning is shortened. Two
+threads beside one neighbour wait about 1.0, on an idle machine 0.01. Many threads wait more, idle or not."""
 FIRST_HOLD, LONGEST_HOLD = 2.0, 8.0
 """How long it stays short before long spinning is tried again; doubled each time that this was too early."""
 FORGET_SECONDS = 10.0
@@ -57,7 +58,8 @@ class Contention:
     seen while spinning is short: after a while long spinning is tried again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 2) -> None:
+        self._contended = max(CONTENDED, CONTENDED_A_THREAD * threads)
         self._hold = FIRST_HOLD
         self._until = 0.0
         self._free_since: float | None = None
@@ -70,7 +72,7 @@ class Contention:
             # What was waited until now was waited with short spinning.
             self._free_since = now
             return False
-        if elapsed <= 0 or waited / elapsed <= CONTENDED:
+        if elapsed <= 0 or waited / elapsed <= self._contended:
             if self._free_since is not None and now - self._free_since >= FORGET_SECONDS:
                 self._hold = FIRST_HOLD
             return False
@@ -83,7 +85,8 @@ class Contention:
 class SpinGuard:
     """Watches for contention in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int = 2) -> None:
+        self._threads = threads
         self._over = threading.Event()
         self._second: tuple[threading.Thread, threading.Event] | None = None
         self._thread = threading.Thread(target=self._watch, name="spin guard", daemon=True)
@@ -101,7 +104,7 @@ class SpinGuard:
         return self._second is not None
 
     def _watch(self) -> None:
-        state = Contention()
+        state = Contention(self._threads)
         before, then = waited_seconds(), time.monotonic()
         while before is not None and not self._over.wait(LOOK_SECONDS):
             waited, now = waited_seconds(), time.monotonic()
@@ -144,5 +147,5 @@ _guards: list[SpinGuard] = []
 def guard_spinning(threads: int) -> None:
     """Start the guard of this process, once. One thread waits for nobody; other systems tell no waiting."""
     if not _guards and threads > 1 and waited_seconds() is not None:
-        _guards.append(SpinGuard())
+        _guards.append(SpinGuard(threads))
         _guards[0].start()

@@ -1,6 +1,12 @@
 """Threads spin shortly while the machine is contended, and long again when it is not."""
 
+import json
+import os
+import subprocess
+import sys
 import threading
+
+import pytest
 
 from graftwork.model.threads import (
     CONTENDED,
@@ -11,6 +17,37 @@ from graftwork.model.threads import (
     SpinGuard,
     waited_seconds,
 )
+from graftwork.process.environment import WORKER_ENVIRONMENT
+
+SPENDING = """
+import json, os, time
+import torch
+from graftwork.model.threads import SpinGuard, use_threads
+
+use_threads(2)
+numbers = torch.ones(2**17)
+for _ in range(50):
+    numbers.sum()
+core = min(os.sched_getaffinity(0))
+for task in os.listdir("/proc/self/task"):
+    os.sched_setaffinity(int(task), {core})
+
+def spend():
+    began = time.process_time()
+    for _ in range(100):
+        numbers.sum()
+    return time.process_time() - began
+
+guard, spent = SpinGuard(2), {}
+spent["long"] = spend()
+guard._hold()
+time.sleep(0.2)
+spent["short"] = spend()
+guard._release()
+time.sleep(0.2)
+spent["long again"] = spend()
+print(json.dumps(spent))
+"""
 
 
 def look(state, now, *, share):
@@ -24,6 +61,11 @@ def test_without_waiting_for_a_core_threads_spin_long():
 
 def test_contention_shortens_spinning_at_the_first_look():
     assert look(Contention(), 1.0, share=1.0)
+
+
+def test_many_threads_may_wait_more_before_spinning_is_shortened():
+    assert not look(Contention(threads=32), 1.0, share=2 * CONTENDED)
+    assert look(Contention(threads=32), 1.0, share=6 * CONTENDED)
 
 
 def test_long_spinning_is_tried_again_after_the_contention():
@@ -78,3 +120,15 @@ def test_guard_stops_in_order():
     guard.start()
     guard.stop()
     assert not guard.holds
+
+
+@pytest.mark.skipif(waited_seconds() is None or len(os.sched_getaffinity(0)) < 2, reason="Linux, two cores")
+def test_two_threads_on_one_core_do_not_burn_it_while_the_guard_holds():
+    """The documented behaviour of libgomp that the guard rests on, in processor time: load cannot change it."""
+    environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", SPENDING], env=environment, capture_output=True, text=True, check=True
+    )
+    spent = json.loads(done.stdout)
+    assert spent["short"] < spent["long"] / 5
+    assert spent["short"] < spent["long again"] / 5
