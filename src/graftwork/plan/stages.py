@@ -16,7 +16,7 @@ from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 MEASURED = ("audit", "prepare", "plan", "evaluate", "gate", "release", "try", "report")
 """Stages whose time is recorded here. Training has its own residuals."""
 FIXED_SECONDS = {
-    "audit": 1.0,
+    "audit": 2.0,
     "prepare": 2.0,
     "plan": 4.0,
     "evaluate": 2.0,
@@ -35,7 +35,7 @@ ALONE_SHARE = 0.03
 """Single requests are bound by memory, not by products."""
 TRIED_ANSWERS = 6
 GUESSED_GFLOPS_A_THREAD = 35.0
-SPREAD = {"audit": 3.0, "prepare": 3.0, "evaluate": 3.0, "try": 2.5}
+SPREAD = {"audit": 4.0, "prepare": 4.0, "evaluate": 3.0, "try": 2.5}
 USUAL_SPREAD = 2.5
 
 

@@ -124,7 +124,7 @@ def test_guard_stops_in_order():
 
 @pytest.mark.skipif(waited_seconds() is None or len(os.sched_getaffinity(0)) < 2, reason="Linux, two cores")
 def test_two_threads_on_one_core_do_not_burn_it_while_the_guard_holds():
-    """The documented behaviour of libgomp that the guard rests on, in processor time: load cannot change it."""
+    """The documented behaviour of libgomp that the guard rests on. Processor time does not depend on load."""
     environment = {**os.environ, **WORKER_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", SPENDING], env=environment, capture_output=True, text=True, check=True
