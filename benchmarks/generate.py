@@ -15,8 +15,9 @@ import torch
 
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.generate import Generator, Sampling
-from graftwork.model.load import load_base, use_threads
+from graftwork.model.load import load_base
 from graftwork.model.template import Template
+from graftwork.model.threads import use_threads
 from graftwork.records.interaction import Message
 
 LOG = Path(__file__).parents[1] / "examples" / "cited_answers" / "logs" / "interactions.jsonl"

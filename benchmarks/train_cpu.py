@@ -25,7 +25,8 @@ from transformers import AutoTokenizer
 from graftwork.files.dataset_folder import read_rows
 from graftwork.model.adapter import AdapterShape, adapter_tensors, attach, load_adapter
 from graftwork.model.base import EMBEDDED, find_base
-from graftwork.model.load import load_base, use_threads
+from graftwork.model.load import load_base
+from graftwork.model.threads import use_threads
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
 from graftwork.train.attend.pulse import Pulse

@@ -112,7 +112,7 @@ def main() -> None:
 
     from graftwork.files.dataset_folder import read_rows
     from graftwork.model.base import EMBEDDED, find_base
-    from graftwork.model.load import use_threads
+    from graftwork.model.threads import use_threads
     from graftwork.train.order import choose_rows
 
     parser = argparse.ArgumentParser(description=__doc__)

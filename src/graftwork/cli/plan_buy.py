@@ -59,7 +59,9 @@ def buy(
     host_watts: Annotated[
         float, typer.Option("--host-watts", help="What the machine around the cards takes.", min=0)
     ] = 120.0,
-    ram: Annotated[float, typer.Option("--ram", help="GiB of the machine's own memory.", min=1)] = 64.0,
+    ram: Annotated[
+        float | None, typer.Option("--ram", help="GiB of the machine's own memory; 64 by default.", min=1)
+    ] = None,
     place: Places = None,
     waiting: Waiting = 0.0,
     today: Today = None,

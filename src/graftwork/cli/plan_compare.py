@@ -166,9 +166,7 @@ def run_asked(
     """What is trained how, as `graft plan fit` understands it; a card is only named to complete it."""
     from graftwork.coordinate.fit import Asked, question_of
 
-    return question_of(
-        Asked(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, ram=64.0, **stated)
-    )
+    return question_of(Asked(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, **stated))
 
 
 def cards_of(text: str, option: str) -> tuple[str, int]:

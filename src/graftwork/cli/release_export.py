@@ -14,23 +14,35 @@ Target = Annotated[
     typer.Option("--to", help="The tar file, or a folder for it; PROJECT-ID.tar in the project by default."),
 ]
 
+BaseTarget = Annotated[
+    Path | None,
+    typer.Option("--base", help="Also write the exact base weights into this new folder, for transformers."),
+]
 
-def export(name: Name = "champion", to: Target = None, project: Folder = None, json: Json = False) -> None:
+
+def export(
+    name: Name = "champion",
+    to: Target = None,
+    base: BaseTarget = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
     """Write a release as a tar file: the same bytes for the same release, every time.
 
-    Every byte is checked first, and again where it is imported.
+    Every byte is checked first, and again where it is imported. `--base` writes the weights that the adapter
+    was trained and evaluated on, which for the embedded base are not the official ones.
 
-    Example:  graft release export champion --to champion.tar
+    Example:  graft release export champion --to champion.tar --base champion-base
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.exchange import export_release
+    from graftwork.coordinate.exchange import export_base, export_release
 
     with opened_aloud(project) as work:
         done = export_release(work, name, target=to)
+        size = None if base is None else export_base(work, name, target=base)
     if json:
-        print_json(
-            {"id": done.release.id, "file": str(done.path), "sha256": done.sha256, "bytes": done.bytes}
-        )
+        written = {"id": done.release.id, "file": str(done.path), "sha256": done.sha256, "bytes": done.bytes}
+        print_json(written if size is None else {**written, "base": str(base), "base_bytes": size})
     else:
         stdout.print(
             f"{done.release.id[:12]} is in {done.path} ({done.bytes:,} bytes)\nsha256 {done.sha256}",
@@ -38,3 +50,7 @@ def export(name: Name = "champion", to: Target = None, project: Folder = None, j
             markup=False,
             soft_wrap=True,
         )
+        if size is not None:
+            stdout.print(
+                f"its base is in {base} ({size:,} bytes)", highlight=False, markup=False, soft_wrap=True
+            )

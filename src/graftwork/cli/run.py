@@ -21,6 +21,7 @@ def run(project: Folder = None, detach: Detach = False, json: Json = False) -> N
     from graftwork.cli.steps import run_upto
     from graftwork.records.verdict import Verdict
 
+    _tell_plan(project)
     made = run_upto(None, project=project, tables=not json)
     verdict = made.get("gate", Verdict)
     if json:
@@ -30,3 +31,16 @@ def run(project: Folder = None, detach: Detach = False, json: Json = False) -> N
         report = getattr(made.outputs.get("report"), "path", None)
         stdout.print(f"the whole story: {report}", highlight=False)
     raise typer.Exit(verdict.exit_code)
+
+
+def _tell_plan(project: Folder) -> None:
+    """How long it will take, on standard error. What is wrong with the project the run itself says."""
+    from graftwork.cli.output import stderr
+    from graftwork.cli.show import show
+    from graftwork.cli.steps import whole_run
+    from graftwork.records.errors import GraftError
+
+    try:
+        show(stderr, whole_run(project))
+    except GraftError:
+        return

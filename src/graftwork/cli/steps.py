@@ -7,6 +7,7 @@ import typer
 
 if TYPE_CHECKING:
     from graftwork.coordinate.step import Made
+    from graftwork.records.plan import RunPlan
 
 Folder = Annotated[
     Path | None, typer.Option("--project", "-C", help="Folder of the project; the working folder by default.")
@@ -45,3 +46,14 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str |
         print_json(output)
     else:
         show(stdout, output)
+
+
+def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
+    """How long the whole run is expected to take. Nothing is done."""
+    from graftwork.coordinate.narrator import Silent
+    from graftwork.coordinate.pipeline import plan_whole_run
+    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.project.folder import open_project
+
+    with open_workplace(open_project(project), Silent(), model=model) as work:
+        return plan_whole_run(work)

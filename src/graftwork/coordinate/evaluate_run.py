@@ -16,13 +16,14 @@ from graftwork.evaluate.compare import compare
 from graftwork.evaluate.score import make_report, score, sessions_of
 from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.book import ANSWERS_FILE, forget_answers, read_answers
-from graftwork.evaluate.subjects.engines import PRECISIONS, agree_on_engine
+from graftwork.evaluate.subjects.engines import PRECISIONS, agree_on_engine, is_vllm
 from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
+from graftwork.evaluate.timing import group_of, is_timed
 from graftwork.evaluate.wear import wear_of
 from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.files.whole import write_whole
 from graftwork.records.base import Record
-from graftwork.records.report import Case, Generation, Report, SubjectReport
+from graftwork.records.report import Case, Generation, Report, SubjectReport, TimingJob
 
 
 class Evaluated(Record):
@@ -113,9 +114,54 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
 
 
 def ask_everybody(work: Workplace, lineup: Lineup, cases: Sequence[Case]) -> None:
-    """Endpoints first: a wrong address or key shows at once, and not after the models have answered."""
-    for subject in sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint):
-        ask_subject(work, subject, cases)
+    """Endpoints first: a wrong address or key shows at once, and not after the models have answered.
+
+    Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
+    """
+    subjects = sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint)
+    together = timed_together(subjects)
+    for subject in subjects:
+        ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
+    if together:
+        time_together(work, together, cases)
+
+
+def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those that one process can load beside each other; none where there is nobody to compare with."""
+    found = [
+        subject
+        for subject in subjects
+        if subject.job is not None
+        and not subject.is_endpoint
+        and subject.job.latency_cases
+        and not is_vllm(subject.job)
+    ]
+    return found if len(found) > 1 else []
+
+
+def _timed_later(subject: Subject) -> Subject:
+    """Its own worker times nothing, but on a card one request, whose memory it notes."""
+    assert subject.job is not None
+    requests = 1 if subject.job.device.startswith("cuda") else 0
+    return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
+
+
+def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
+    """Single requests of all subjects in turn, unless this very group was timed before."""
+    jobs = tuple(subject.job for subject in subjects if subject.job is not None)
+    requests = jobs[0].latency_cases
+    group = group_of(jobs, cases=cases, requests=requests)
+    if is_timed(jobs, group):
+        return
+    folder = work.project.evaluations / f"timing-{group}"
+    folder.mkdir(parents=True, exist_ok=True)
+    run_job(
+        name="timing the subjects in turn",
+        module="graftwork.evaluate.timing",
+        job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
+        folder=folder,
+        narrator=work.narrator,
+    )
 
 
 def measure_subjects(

@@ -12,6 +12,8 @@ from graftwork.coordinate.gate_reports import find_verdict
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.sight import load_template
 from graftwork.coordinate.workplace import Workplace, now
+from graftwork.model.base import copy_base, loadable_name
+from graftwork.records.errors import UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.exchange.archive import Exported, read_archive, write_archive
 from graftwork.registry.exchange.peft import Ground, take_peft_folder
@@ -36,6 +38,19 @@ def export_release(work: Workplace, name: str, *, target: Path | None = None) ->
     if path.is_dir():
         path /= f"{release.project}-{release.id[:12]}.tar"
     return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.narrator))
+
+
+def export_base(work: Workplace, name: str, *, target: Path) -> int:
+    """Write the exact base weights of a release as a folder; the number of bytes comes back."""
+    release = find_release(work.releases, name)
+    if release.base_fingerprint != work.base.revision:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained on another base than this project has now",
+            why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
+            fix="export the base from a project, or with a --model, that has it",
+            where="--base",
+        )
+    return copy_base(work.base, target)
 
 
 def import_release(work: Workplace, path: Path) -> Imported:
@@ -88,7 +103,7 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
     ]
     if taken.release.decision != "not_enough_evidence":
         remarks.insert(0, f"the same weights were judged here before: {taken.release.decision}")
-    if taken.named_base and taken.named_base != base.name:
+    if taken.named_base and taken.named_base not in (base.name, loadable_name(base.name)):
         remarks.append(
             f"the adapter says that it is for {taken.named_base}; it is taken to be for {base.name}"
         )

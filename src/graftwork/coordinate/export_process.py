@@ -22,8 +22,8 @@ MERGED_FILE = "merged.json"
 
 def export(job: ExportJob) -> None:
     from graftwork.model.agree import compare
-    from graftwork.model.load import use_threads
     from graftwork.model.merge import merge_into
+    from graftwork.model.threads import use_threads
 
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
     use_threads(job.threads)

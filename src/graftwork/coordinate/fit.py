@@ -73,7 +73,8 @@ def answer_fit(asked: Asked) -> FitAnswer:
         from graftwork.coordinate.fit_trace import correct
 
         answer = correct(answer, model, rates=rates)
-    return answer.model_copy(update={"reasons": (*answer.reasons, *doubts(model, answer))})
+    reasons = (*answer.reasons, *doubts(model, answer), *question.machine.assumed)
+    return answer.model_copy(update={"reasons": reasons})
 
 
 def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.model.probe import describe_device
-from graftwork.plan.catalog.hardware import find_cpu, find_gpu, guess_cpu
+from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, find_cpu, find_gpu, guess_cpu
 from graftwork.process.devices import is_visible
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Cpu, Gpu, Machine
@@ -19,6 +19,7 @@ from graftwork.records.plan import DeviceFacts
 QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 """Old drivers refuse a query for compute_cap as a whole: that is the catalog's to know."""
 PATIENCE_SECONDS = 10
+ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
 
 
 class Card(NamedTuple):
@@ -36,7 +37,8 @@ def named_machine(
     ram_gib: float | None = None,
     overlay: Path | None = None,
 ) -> Machine:
-    """The machine that was named; what is left out of it is this machine's."""
+    """The machine that was named. Without a card and a processor it is this one; else host memory that is not
+    stated is what such machines usually have, and `assumed` says so."""
     if gpu is None and cpu is None:
         machine = this_machine(overlay=overlay)
     else:
@@ -45,7 +47,8 @@ def named_machine(
             gpu=find_gpu(gpu, overlay=overlay) if gpu is not None else None,
             gpus=1 if gpu is not None else 0,
             cpu=find_cpu(cpu, overlay=overlay) if cpu is not None else None,
-            ram_gib=describe_device().memory_gib,
+            ram_gib=USUAL_RAM_GIB,
+            assumed=() if ram_gib is not None else (ASSUMED_RAM,),
         )
     if gpus is not None and machine.gpu is None:
         raise UserMistake(

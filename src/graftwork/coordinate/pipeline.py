@@ -9,12 +9,17 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.coordinate.lineage import starts_from_main
+from graftwork.coordinate.run_plan import plan_run, say_left
+from graftwork.coordinate.stage_times import gather_facts, record_stage, size_of_logs, time_spent
 from graftwork.coordinate.step import Inputs, Made, Step
 from graftwork.coordinate.steps import audit, evaluate, gate, plan, prepare, release, report, train, try_out
 from graftwork.coordinate.workplace import Workplace, now
+from graftwork.plan.stages import MEASURED, estimate_stage
 from graftwork.process import lock
 from graftwork.records.base import Record
-from graftwork.records.errors import Stale
+from graftwork.records.errors import GraftError, Stale
+from graftwork.records.figure import Figure
+from graftwork.records.plan import RunPlan
 from graftwork.records.verdict import Verdict
 
 STEPS: tuple[Step, ...] = (
@@ -51,7 +56,24 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
             output = _bring_up_to_date(step, work, made, identities, allowed=allowed)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
+            if step.name == "plan" and upto is None:
+                # The dataset is known now: a better estimate than the one at the start.
+                work.narrator.word(say_left(plan_whole_run(work, made=made)))
     return made
+
+
+def plan_whole_run(work: Workplace, *, made: Made | None = None) -> RunPlan:
+    """How long `run_pipeline` is expected to take, stage by stage. Nothing is done.
+
+    `made` holds the outputs of the steps that are up to date, where that is known already.
+    """
+    return plan_run(
+        work,
+        STEPS,
+        entry_of=lambda step: name_entry(work, step.name),
+        only_after_deploy=ONLY_AFTER_DEPLOY,
+        made=made,
+    )
 
 
 def _bring_up_to_date(
@@ -76,9 +98,12 @@ def _bring_up_to_date(
             where=work.model,
         )
     work.narrator.started(step.name, step.title)
+    expected = _expected(step, work, made)
     begun = time.perf_counter()
     output = step.do(work, made)
     seconds = time.perf_counter() - begun
+    if expected is not None:
+        record_stage(work, step.name, expected, seconds=time_spent(step.name, output, seconds))
     work.ledger.put(
         entry,
         fingerprint=inputs.fingerprint,
@@ -89,6 +114,17 @@ def _bring_up_to_date(
     _keep_inputs(work, step, inputs)
     work.narrator.finished(step.name, output, seconds)
     return output
+
+
+def _expected(step: Step, work: Workplace, made: Made) -> Figure | None:
+    """What is computed for the stage before it is done; None where nothing can be."""
+    if step.name not in MEASURED:
+        return None
+    try:
+        return estimate_stage(step.name, gather_facts(work, made, size=size_of_logs(work)))
+    except (GraftError, OSError):
+        # The step itself says what is wrong.
+        return None
 
 
 def _may_deploy(made: Made) -> bool:

@@ -10,7 +10,7 @@ from functools import cached_property
 from graftwork.coordinate.narrator import Narrator
 from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
-from graftwork.model.base import Base, find_base, is_ready
+from graftwork.model.base import Base, find_base, is_ready, note_on_weights
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
@@ -92,6 +92,13 @@ def open_workplace(project: Project, narrator: Narrator, *, model: str | None = 
         yield Workplace(project=project, database=database, narrator=narrator, asked_model=model)
     finally:
         database.close()
+
+
+def tell_note_on_base(work: Workplace) -> None:
+    """Say once more, where it matters, that a base's weights are not what its name suggests."""
+    note = note_on_weights(work.base.name)
+    if note:
+        work.narrator.word(note)
 
 
 def now() -> str:

@@ -34,6 +34,7 @@ from graftwork.data.rules import (
 from graftwork.data.rules.clusters import find_clusters
 from graftwork.data.rules.facts import Corpus, Dealing, Facts, Repeats
 from graftwork.data.rules.gather import Tally
+from graftwork.data.rules.labels import estimate_noise, find_wrong_labels
 from graftwork.data.rules.lacking import find_lacking
 from graftwork.data.rules.note import Sight
 from graftwork.data.rules.summary import (
@@ -78,8 +79,9 @@ def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, r
 def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: Sight) -> Audit:
     """Ask every rule, and answer. The gravest findings come first."""
     facts = Facts(corpus, repeated, dealing, Tally(corpus.notes()), sight)
+    noise = estimate_noise(facts)
     findings = sorted(
-        (finding for rule in RULES for finding in rule.find(facts)),
+        (*(finding for rule in RULES for finding in rule.find(facts)), *find_wrong_labels(noise)),
         key=lambda finding: (_WEIGHT[finding.severity], -finding.count),
     )
     return Audit(
@@ -100,4 +102,5 @@ def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: 
         length_histograms=draw_histograms(facts),
         clusters=find_clusters(facts),
         examples=choose_examples(facts),
+        label_noise=noise,
     )

@@ -6,7 +6,7 @@ the same way every time, so that what is asked again comes out the same. Knows n
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -26,7 +26,16 @@ from graftwork.records.errors import StoppedInOrder
 from graftwork.records.interaction import Message
 from graftwork.records.report import Answer, Case, EvalJob, Generation
 
-__all__ = ["ANSWERS_FILE", "BATCHES_FILE", "Asker", "Timing", "cut_batches", "read_answers", "summarise"]
+__all__ = [
+    "ANSWERS_FILE",
+    "BATCHES_FILE",
+    "Asker",
+    "Timing",
+    "cut_batches",
+    "read_answers",
+    "summarise",
+    "time_in_turn",
+]
 
 
 class Turns(Protocol):
@@ -62,6 +71,27 @@ class Timing(NamedTuple):
 
     first_token: float | None
     total: float
+
+
+def time_in_turn(
+    prompts: Mapping[str, Sequence[list[int]]],
+    *,
+    time_one: Callable[[str, list[int]], Timing],
+    after_round: Callable[[int], None] = lambda _round: None,
+) -> dict[str, tuple[Timing, ...]]:
+    """Every subject's requests, one case after the other, each case put to all subjects before the next.
+
+    Load that comes and goes then falls on all subjects alike. Who is first changes from case to case.
+    """
+    names = list(prompts)
+    timings: dict[str, list[Timing]] = {name: [] for name in names}
+    for number, asked in enumerate(zip(*prompts.values(), strict=True)):
+        by_name = dict(zip(names, asked, strict=True))
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            timings[name].append(time_one(name, by_name[name]))
+        after_round(number + 1)
+    return {name: tuple(found) for name, found in timings.items()}
 
 
 Generate = Callable[[list[list[int]]], Sequence[Said]]

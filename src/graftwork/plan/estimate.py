@@ -12,6 +12,7 @@ from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.model.step_memory import describe_tuning
 from graftwork.plan.memory import training_memory
 from graftwork.plan.passes import with_rows
+from graftwork.plan.pooling import ENOUGH_RUNS
 from graftwork.plan.residuals import correct_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
@@ -177,7 +178,7 @@ def _parts(
 
 
 def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: Rates | None) -> Certainty:
-    if learned:
+    if len(learned) >= ENOUGH_RUNS:
         return "learned"
     if rates is not None:
         return "probed" if rates.certainty == "probed" else "computed"

@@ -3,6 +3,7 @@
 import math
 
 from graftwork.model.shape import adapter_parameters, layer_parameters
+from graftwork.plan.pooling import pool_runs
 from graftwork.plan.time import Rates, card_step
 from graftwork.records.figure import Figure
 from graftwork.records.fit import Level
@@ -102,13 +103,24 @@ def tokens_per_second(
     plain: PlainStep | None = None,
     rates: Rates | None = None,
 ) -> Figure:
-    """From earlier runs of the same kind; else from a card's rates or a measured matrix rate; else a guess.
+    """From a card's rates or a measured matrix rate, else a guess; pooled with earlier runs of the same kind.
 
     `rates` are those of this very card: of a probe, or of the catalog.
     """
-    if learned:
-        middle = sorted(learned)[len(learned) // 2]
-        return Figure.about(middle, down=0.8, up=1.25, unit="tokens/s")
+    prior = _computed_rate(shape, work, device, tuning=tuning, plain=plain, rates=rates)
+    return pool_runs(prior, learned)
+
+
+def _computed_rate(
+    shape: ModelShape,
+    work: Workload,
+    device: DeviceFacts,
+    *,
+    tuning: Tuning | None,
+    plain: PlainStep | None,
+    rates: Rates | None,
+) -> Figure:
+    """What is expected before any run of this kind was seen."""
     if rates is not None and device.kind == "cuda":
         rate = _card_rate(shape, work, tuning=tuning, plain=plain, rates=rates)
         if rate is not None:

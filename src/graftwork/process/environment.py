@@ -5,7 +5,8 @@ from pathlib import Path
 WORKER_ENVIRONMENT = {
     # Threads that wait for each other spin for a moment and then sleep. Without a bound they burn
     # whole cores on a shared machine (the same generation took three times as long); without any
-    # spinning training on a quiet one loses a tenth.
+    # spinning training on a quiet one takes half as long again. Beside a busy neighbour even this is
+    # too long: `graftwork.model.threads` shortens it while threads wait for a core.
     "GOMP_SPINCOUNT": "30000",
     # What a card's allocator holds is then what it needs, and not what its fixed pieces leave over.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

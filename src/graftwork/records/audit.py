@@ -3,6 +3,7 @@
 from typing import Literal
 
 from graftwork.records.base import Record
+from graftwork.records.figure import Figure
 from graftwork.records.interaction import Origin
 
 Severity = Literal["blocker", "warning", "info"]
@@ -76,6 +77,50 @@ class Cluster(Record):
     shown: tuple[ReadableRow, ...]
 
 
+class SuspiciousLabel(Record):
+    """A row whose label disagrees with what the rest of the log says of such a prompt."""
+
+    origin: Origin
+    field: str | None
+    """The field of a JSON reply; None where the reply itself is the label."""
+    label: str
+    suggested: str
+    score: float
+    """How much more the rest of the log speaks for the suggested label; from 0 to about 1."""
+    question: str
+    near: Origin | None = None
+    """A row with nearly the same prompt that has another label."""
+
+
+class FieldNoise(Record):
+    """The estimated share of wrong labels, of the reply or of one field of it."""
+
+    field: str | None
+    rows: int
+    labels: int
+    rate: Figure
+    """With its 95 % interval."""
+    judged: int
+    """Rows that the estimate rests on: those whose label the rest of the log predicts clearly."""
+    agreement: float
+    """Share of all rows whose label is predicted from the other rows."""
+    near_duplicates: int = 0
+    """Pairs of rows with nearly the same prompt …"""
+    contradictions: int = 0
+    """… and those among them that have different labels."""
+
+
+class LabelNoise(Record):
+    """What is known about wrong labels. Without fields nothing was estimated, and `why_not` says why."""
+
+    fields: tuple[FieldNoise, ...] = ()
+    suspicious: tuple[SuspiciousLabel, ...] = ()
+    """To be reviewed, the most suspicious first."""
+    not_estimated: dict[str, str] = {}
+    """Fields that look like labels and cannot be judged, with the reason."""
+    why_not: str = ""
+
+
 class Audit(Record):
     """The answer to: may this be trained on as it is?"""
 
@@ -97,6 +142,7 @@ class Audit(Record):
     length_histograms: tuple[LengthHistogram, ...] = ()
     clusters: tuple[Cluster, ...] = ()
     examples: tuple[ReadableRow, ...] = ()
+    label_noise: LabelNoise = LabelNoise()
 
     @property
     def verdict(self) -> str:

@@ -62,6 +62,8 @@ class Machine(Record):
     ram_gib: float
     link_gb_s: float | None = None
     """One way between two cards; None: what the cards' connectors give through the host."""
+    assumed: tuple[str, ...] = ()
+    """What was not stated and had to be assumed, in words."""
 
     @property
     def name(self) -> str:

@@ -148,9 +148,37 @@ class Plan(Record):
     """How the plain step is taken where that had to be chosen; None: all rows of a step at once."""
     train: dict[str, Any]
     notes: tuple[str, ...] = ()
+    base_note: str = ""
+    """What is to be known about the base's weights; empty where they are what they are called."""
     parts: dict[str, Figure] = {}
     """What figures are made of, as "minutes.load" or "peak_memory_gib.weights"; "peak_memory_gib.computed" is
     the peak before earlier runs corrected it."""
+
+
+StageState = Literal["to do", "up to date", "if the gate says deploy", "not needed"]
+
+
+class StagePlan(Record):
+    """How long one stage of a run is expected to take."""
+
+    stage: str
+    title: str
+    seconds: Figure
+    """Nothing where the stage is up to date or not needed."""
+    state: StageState
+    runs: int = 0
+    """Past runs of the stage that the figure rests on; without any it is computed."""
+    note: str = ""
+
+
+class RunPlan(Record):
+    """How long a whole run is expected to take, stage by stage."""
+
+    stages: tuple[StagePlan, ...]
+    minutes: Figure
+    """All stages together, those included that are done only if the gate says deploy."""
+    rough: bool = False
+    """The dataset is not prepared yet: training and evaluation are estimated from the size of the logs."""
 
 
 class Residual(Record):

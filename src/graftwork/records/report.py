@@ -79,6 +79,17 @@ class EvalJob(Record):
     """Of the weights and of the arithmetic, as `float32`; empty lets the worker find it."""
 
 
+class TimingJob(Record):
+    """Subjects on one base whose single requests are timed in turn, so that other load hits all alike."""
+
+    folder: str
+    jobs: tuple[EvalJob, ...]
+    requests: int
+    """Cases to time; each is put to every subject before the next one."""
+    group: str
+    """Names who was timed together, and on which cases."""
+
+
 class Answer(Record):
     """What a subject said to a case."""
 
@@ -108,6 +119,11 @@ class Generation(Record):
     settings: dict[str, Any]
     first_token_seconds: tuple[float, ...] = ()
     """Until the first token of each request that was timed alone."""
+    timed_cases: tuple[str, ...] = ()
+    """The case of each timed request, where that was noted."""
+    timed_group: str = ""
+    """Subjects with the same group were timed in turn, request by request: their times can be compared in
+    pairs. Empty where a subject was timed by itself, as in records older than the field."""
 
 
 class Metric(Record):

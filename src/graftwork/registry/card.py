@@ -6,6 +6,7 @@ It names neither the release's own id nor its time: it is one of the files that 
 import json
 from collections.abc import Mapping
 
+from graftwork.model.base import loadable_name, note_on_weights
 from graftwork.records.report import Metric, Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
@@ -54,7 +55,8 @@ def write_card(
 def _front_matter(base: str, licence: str | None) -> str:
     # JSON strings are YAML strings: a colon in a model's name cannot break the header.
     stated = f"license: {json.dumps(licence)}\n" if licence else ""
-    return f"---\nbase_model: {json.dumps(base)}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---"
+    named = json.dumps(loadable_name(base))
+    return f"---\nbase_model: {named}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---"
 
 
 def _verdict_lines(verdict: Verdict) -> str:
@@ -137,11 +139,17 @@ def _data_lines(lineage: Lineage) -> str:
 
 def _usage(base: str) -> str:
     # A name is written as a Python string, so that none can end the example early.
+    note, where = note_on_weights(base), repr(base)
+    said = ""
+    if note:
+        said = f"**The base is not the official one:** {note}.\n\n"
+        where = '"path/to/base"  # written by `graft release export --base path/to/base`'
+    name, _, comment = where.partition("  # ")
     return (
-        "```python\n"
+        f"{said}```python\n"
         "from peft import PeftModel\n"
         "from transformers import AutoModelForCausalLM\n\n"
-        f"base = AutoModelForCausalLM.from_pretrained({base!r})\n"
+        f"base = AutoModelForCausalLM.from_pretrained({name}){'  # ' + comment if comment else ''}\n"
         'model = PeftModel.from_pretrained(base, "path/to/this/folder")\n'
         "```"
     )

@@ -39,13 +39,14 @@ class Engine:
     def __init__(self, job: EngineJob) -> None:
         from graftwork.model.adapter import load_adapter
         from graftwork.model.generate import Generator
-        from graftwork.model.load import load_base, use_threads
+        from graftwork.model.load import load_base
         from graftwork.model.template import Template
+        from graftwork.model.threads import guard_spinning, use_threads
 
         folder = Path(job.base_folder)
         self._template = Template.from_folder(folder, reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
-        use_threads(job.threads)
+        guard_spinning(use_threads(job.threads))
         self._model = load_base(folder, dtype=job.dtype, device=job.device)
         for name, adapter in job.adapters.items():
             load_adapter(self._model, Path(adapter), name=name)

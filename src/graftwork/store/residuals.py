@@ -13,6 +13,9 @@ from graftwork.records.plan import Residual
 from graftwork.store.database import Database
 from graftwork.store.schema import residuals
 
+STAGE = "stage:"
+"""Begins the base of entries that are about a stage's time and not about a training run."""
+
 
 class PastRun(Record):
     """The residuals of one run."""
@@ -53,9 +56,10 @@ class Residuals:
         return tuple(Residual.model_validate(one) for body in bodies for one in body)
 
     def past(self, *, runs: int = 50) -> tuple[PastRun, ...]:
-        """The latest runs of all kinds and machines, the newest first."""
+        """The latest training runs of all kinds and machines, the newest first."""
         columns = (residuals.c.run_id, residuals.c.device, residuals.c.recorded_at, residuals.c.body)
-        query = select(*columns).order_by(residuals.c.seq.desc()).limit(runs)
+        training = residuals.c.base.not_like(f"{STAGE}%")
+        query = select(*columns).where(training).order_by(residuals.c.seq.desc()).limit(runs)
         with self._database.read() as connection:
             rows = connection.execute(query).all()
         return tuple(

@@ -230,6 +230,7 @@ def _finish(
     loaded: float,
 ) -> TrainOutcome | None:
     """Prove the base again, save the adapter, say what came of it."""
+    from graftwork.model.base import loadable_name
     from graftwork.model.learn import save_learned
     from graftwork.train.crew.follow import whole_model
 
@@ -242,7 +243,7 @@ def _finish(
         return None
     require_unchanged(ready.base_hash, after, where=job.folder)
     adapter = folder / ADAPTER
-    save_learned(model, adapter, shape=ready.shape, base=job.plan.base)
+    save_learned(model, adapter, shape=ready.shape, base=loadable_name(job.plan.base))
     steps, looks = read_steps(folder), read_looks(folder)
     busy = sum(step.seconds for step in steps)
     return TrainOutcome(
@@ -280,12 +281,12 @@ def _make_exact(job: TrainJob, settings: TrainSettings) -> None:
     """The same sums in the same order, every time; on a card, as near as its fast kernels come to it."""
     import torch
 
-    from graftwork.model.load import use_threads
+    from graftwork.model.threads import guard_spinning, use_threads
 
     torch.use_deterministic_algorithms(job.plan.device.kind == "cpu")
     # Nothing here reads memory that it did not write: filling it first is work for nobody.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    use_threads(settings.threads or threads_each())
+    guard_spinning(use_threads(settings.threads or threads_each()))
 
 
 def job_settings(job: TrainJob) -> TrainSettings:

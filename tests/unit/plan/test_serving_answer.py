@@ -49,10 +49,11 @@ def test_six_whole_models_do_not_fit_and_six_adapters_do():
 
 def test_a_machine_that_answers_in_ten_minutes_is_called_so_and_a_way_out_is_named():
     answer = serve(ask(LLAMA_8B, TWO_CORES, ram_gib=64), cards=CARDS)
-    assert answer.answer_seconds.value > 600
+    assert answer.answer_seconds.value > 500
+    # The fastest is chosen already: no other width of weights is a way out.
+    assert answer.weights == "4 bits"
     assert "nobody waits for that" in answer.verdict
     assert " min (" in answer.verdict
-    assert any("4 bits" in advice for advice in answer.advice)
     assert any("RTX 5060 Ti" in advice for advice in answer.advice)
     assert any("slower than people read" in advice for advice in answer.advice)
 

@@ -10,6 +10,7 @@ from test_train_loop import make_rows
 
 from graftwork.model.adapter import activate, load_adapter
 from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
 from graftwork.records.errors import UserMistake
 from graftwork.records.figure import Figure
@@ -109,6 +110,18 @@ def test_a_method_learns_and_what_it_leaves_answers_as_it_did(tiny_base, tmp_pat
     activate(model, None)
     plain = mean_loss(model, make_rows()[:4], batch_rows=8, device="cpu")
     assert plain == pytest.approx(outcome.validation_loss_before, rel=1e-5)
+
+
+def test_an_adapter_of_the_embedded_base_names_an_id_that_peft_can_load(tiny_base, tmp_path):
+    """The tensors are those of any other name."""
+    job = make_job(tiny_base, tmp_path / "run", method="lora")
+    other = make_job(tiny_base, tmp_path / "other", method="lora")
+    embedded = other.model_copy(update={"plan": other.plan.model_copy(update={"base": EMBEDDED})})
+    plain, named = (Path(train(one).adapter_folder) for one in (job, embedded))
+    config = json.loads((named / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == HUB_ID
+    weights = "adapter_model.safetensors"
+    assert (plain / weights).read_bytes() == (named / weights).read_bytes()
 
 
 @pytest.mark.parametrize("method", ["dora", "qlora", "full"])

@@ -6,13 +6,14 @@ from rich.console import Console
 
 from graftwork.cli.show.prepared import show_prepared
 from graftwork.cli.show.tables import PlainTable, print_line, quote
-from graftwork.records.audit import Audit, Finding
+from graftwork.records.audit import Audit, Finding, LabelNoise, SuspiciousLabel
 
 MARKS = {"blocker": "✗", "warning": "!", "info": "·"}
 COLOURS = {"blocker": "red", "warning": "yellow", "info": "dim"}
 # Why a row could not be read is the finding; of the others the title says enough.
 WITH_REASONS = ("parse_error", "schema")
 MOST_REASONS = 3
+MOST_SUSPICIOUS = 5
 
 
 def show_audit(console: Console, audit: Audit) -> None:
@@ -33,12 +34,41 @@ def show_audit(console: Console, audit: Audit) -> None:
     console.print(findings)
     for why, codes in _group_reasons(audit).items():
         print_line(console, f"[dim]? {quote(codes)} not looked for: {quote(why)}[/]")
+    _show_noise(console, audit.label_noise)
     answer = (
         "[green]fit to train on as it is[/]"
         if audit.fit_to_train
         else "[red]must not be trained on as it is[/]: `graft data prepare` drops and mends what it can"
     )
     print_line(console, f"\n{answer}")
+
+
+def _show_noise(console: Console, noise: LabelNoise) -> None:
+    """The estimate of each field, and the first rows to review. The page and --json list all of them."""
+    if noise.why_not:
+        print_line(console, f"[dim]? label noise not estimated: {quote(noise.why_not)}[/]")
+        return
+    for field in noise.fields:
+        named = quote(field.field or "the reply")
+        print_line(
+            console,
+            f"label noise in [bold]{named}[/]: [bold]{100 * field.rate.value:.1f} %[/] "
+            f"({100 * field.rate.low:.1f} to {100 * field.rate.high:.1f} %) of {field.rows:,} labels"
+            + (f", {field.contradictions:,} near-duplicate pairs contradict" if field.contradictions else ""),
+        )
+    for name, why in noise.not_estimated.items():
+        print_line(console, f"[dim]? label noise in {quote(name)} not estimated: {quote(why)}[/]")
+    # A log without wrong labels has most suspicious rows too; nobody needs to see them here.
+    if any(field.rate.low > 0 for field in noise.fields):
+        for row in noise.suspicious[:MOST_SUSPICIOUS]:
+            print_line(console, f"[dim]  review {quote(_say_suspicious(row))}[/]")
+
+
+def _say_suspicious(row: SuspiciousLabel) -> str:
+    of = f"{row.field}: " if row.field else ""
+    near = f", like {row.near}" if row.near is not None else ""
+    question = " ".join(row.question.split())[:60]
+    return f"{row.origin}  {of}{row.label}, probably {row.suggested}{near}  «{question}»"
 
 
 def _say_too_long(audit: Audit) -> str:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from graftwork.cli.show.course import duration
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.figure import Figure
-from graftwork.records.plan import Plan, Residual
+from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
 from graftwork.train.files import PAGE
 
@@ -35,8 +36,30 @@ def show_plan(console: Console, plan: Plan) -> None:
         spread = "" if figure.low == figure.high else f"{number(figure.low)} … {number(figure.high)}"
         rows.add_row(title, f"{number(figure.value)} {figure.unit}".strip(), spread)
     console.print(rows)
+    if plan.base_note:
+        print_line(console, f"[yellow]base:[/] {quote(plan.base_note)}")
     for note in plan.notes:
         print_line(console, f"[dim]{quote(note)}[/]")
+
+
+def show_run_plan(console: Console, plan: RunPlan) -> None:
+    """Stage by stage, and all of them; what is up to date takes no time."""
+    rows = table("stage of the run", "planned", "range", "", right=("planned",))
+    for one in plan.stages:
+        figure = one.seconds
+        if figure.value == 0:
+            rows.add_row(one.stage, "", "", f"[dim]{one.state}[/]")
+            continue
+        state = "" if one.state == "to do" else one.state
+        rows.add_row(
+            one.stage, duration(figure.value), f"{duration(figure.low)} … {duration(figure.high)}", state
+        )
+    whole = plan.minutes
+    spread = f"{duration(60 * whole.low)} … {duration(60 * whole.high)}"
+    rows.add_row("[bold]whole run[/]", f"[bold]{duration(60 * whole.value)}[/]", spread, "")
+    console.print(rows)
+    if plan.rough:
+        print_line(console, "[dim]rough: from the size of the logs, since the dataset is not prepared yet[/]")
 
 
 def show_outcome(console: Console, outcome: TrainOutcome) -> None:
@@ -100,4 +123,4 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-PRINTERS = {"Plan": show_plan, "TrainOutcome": show_outcome}
+PRINTERS = {"Plan": show_plan, "RunPlan": show_run_plan, "TrainOutcome": show_outcome}

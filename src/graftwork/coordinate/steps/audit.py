@@ -4,13 +4,14 @@ from graftwork.coordinate.pace import tell_pace
 from graftwork.coordinate.sight import load_template, see
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.logs import log_hashes
-from graftwork.coordinate.workplace import Workplace
+from graftwork.coordinate.workplace import Workplace, tell_note_on_base
 from graftwork.records.audit import Audit
 
 
 def _do(work: Workplace, _made: Made) -> Audit:
     from graftwork.data.audit import audit
 
+    tell_note_on_base(work)
     return audit(
         see(work, template=load_template(work)),
         folder=work.project.sifted,

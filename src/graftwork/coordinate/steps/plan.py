@@ -13,6 +13,7 @@ from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace
 from graftwork.files.dataset_folder import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
+from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
 from graftwork.model.processor_step import (
     MEMORY_SHARE,
@@ -77,7 +78,8 @@ def _do(work: Workplace, made: Made) -> Plan:
         rates=rates,
     )
     # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
-    plan = plan.model_copy(update={"steps": Figure.exact(work_ahead.steps, "steps")})
+    counted = {"steps": Figure.exact(work_ahead.steps, "steps")}
+    plan = plan.model_copy(update={**counted, "base_note": note_on_weights(work.base.name)})
     if not plan.fits:
         raise AnswerIsNo(
             "the run does not fit the limits",

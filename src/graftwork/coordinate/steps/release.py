@@ -7,6 +7,7 @@ from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace, now, who
+from graftwork.model.base import note_on_weights
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
@@ -40,7 +41,7 @@ def _do(work: Workplace, made: Made) -> Release:
             verdict=made.get("gate", Verdict),
             parent=work.releases.aliases().get(alias),
             created_at=now(),
-            settings=publishable(work.settings),
+            settings={**publishable(work.settings), **_note_on_base(work)},
             versions=outcome.versions,
             licence=find_licence(Path(work.base.folder)),
         )
@@ -56,6 +57,11 @@ def _do(work: Workplace, made: Made) -> Release:
             require_verdict=work.settings.release.require_verdict,
         )
     return release
+
+
+def _note_on_base(work: Workplace) -> dict[str, str]:
+    note = note_on_weights(work.base.name)
+    return {"base_weights": note} if note else {}
 
 
 def _sign(work: Workplace, store: ReleaseStore, release: Release) -> None:

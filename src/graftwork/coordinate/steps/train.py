@@ -16,7 +16,7 @@ from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.supervise import run_job
 from graftwork.coordinate.training_page import write_training_page
 from graftwork.coordinate.vigil import Vigil
-from graftwork.coordinate.workplace import Workplace, now
+from graftwork.coordinate.workplace import Workplace, now, tell_note_on_base
 from graftwork.files.digest import folder_digest
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
@@ -39,6 +39,7 @@ def _do(work: Workplace, made: Made) -> TrainOutcome:
     run_id, folder = job.run_id, Path(job.folder)
     enter_run(work, job)
     verify_base(work.base)
+    tell_note_on_base(work)
     work.runs.update(run_id, state="running", when=now())
     try:
         minutes = _train(work, job)

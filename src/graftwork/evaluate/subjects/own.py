@@ -32,11 +32,13 @@ class OwnModel:
 
         from graftwork.model.adapter import load_adapter
         from graftwork.model.generate import Generator
-        from graftwork.model.load import load_base, use_threads
+        from graftwork.model.load import load_base
         from graftwork.model.template import Template
+        from graftwork.model.threads import guard_spinning, use_threads
 
         self._job = job
         threads = use_threads(job.threads)
+        guard_spinning(threads)
         on_card = job.device.startswith("cuda") and torch.cuda.is_available()
         self._device = job.device if on_card else "cpu"
         dtype = settle(job).precision if on_card else "float32"
@@ -57,6 +59,18 @@ class OwnModel:
             "base_as": f"{dtype}, not quantised",
             "threads": None if on_card else threads,
         }
+
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Load another adapter beside the base, to be chosen by `act_as`."""
+        from graftwork.model.adapter import load_adapter
+
+        load_adapter(self._model, folder, name=name)
+
+    def act_as(self, name: str | None) -> None:
+        """Answer with the adapter of this name, or as the base."""
+        from graftwork.model.adapter import activate
+
+        activate(self._model, name)
 
     def generate(self, prompts: list[list[int]]) -> "Sequence[Generated]":
         return self._fitted(prompts, self._sampling(seed=0, temperature=0.0))

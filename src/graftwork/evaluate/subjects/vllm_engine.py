@@ -51,8 +51,8 @@ class VllmModel:
         os.environ.update(KEEPS_TO_ITSELF if self._on_card else {**KEEPS_TO_ITSELF, **NOT_COMPILED})
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-        from graftwork.model.load import use_threads
         from graftwork.model.template import Template
+        from graftwork.model.threads import use_threads
 
         self._job = job = settle(job)
         threads = None if self._on_card else use_threads(job.threads)

@@ -12,6 +12,7 @@ from graftwork.plan.buying.decide import decide
 from graftwork.plan.buying.nouns import Choice, Purchase, Rental
 from graftwork.plan.buying.reach import Ask, reach_of
 from graftwork.plan.buying.wish import Wish
+from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.ask import compare_places, finder
 from graftwork.plan.cost.brief import Brief, fit_in_brief
 from graftwork.plan.cost.nouns import Comparison, Terms
@@ -31,14 +32,15 @@ def weigh_purchase(
     options: Sequence[Wish],
     use: Use,
     terms: Terms,
-    ram_gib: float,
+    ram_gib: float | None = None,
     overlay: Path | None = None,
     places: Sequence[str] = (),
 ) -> Purchase:
     """Keep what is there, buy one of the options, or rent: over the years, for this run."""
     find = finder(overlay)
     ask = _ask(question)
-    there = Machine(gpu=find(have.name), gpus=have.cards, ram_gib=ram_gib)
+    ram = USUAL_RAM_GIB if ram_gib is None else ram_gib
+    there = Machine(gpu=find(have.name), gpus=have.cards, ram_gib=ram)
     now = reach_of(there, ask)
     table = compare_places(question, terms=terms, overlay=overlay, places=places, with_sensitivity=False)
     rentals = list_rentals(table)
@@ -49,7 +51,7 @@ def weigh_purchase(
     ]
     for wish in options:
         gpu = find(wish.name)
-        machine = Machine(gpu=gpu, gpus=wish.cards, ram_gib=ram_gib)
+        machine = Machine(gpu=gpu, gpus=wish.cards, ram_gib=ram)
         reach = reach_of(machine, ask)
         price = price_of(wish, gpu, have=there)
         choices.append(
@@ -71,7 +73,7 @@ def weigh_purchase(
         choices=ranked,
         best=best.label if best else None,
         answer=answer,
-        assumptions=_assumptions(use, terms),
+        assumptions=(*_assumptions(use, terms), f"each machine has {ram:g} GiB of host memory (--ram)"),
         notes=_notes(ranked),
     )
 

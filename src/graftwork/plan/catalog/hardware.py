@@ -4,6 +4,7 @@ In: a name as people, drivers or price lists write it. Out: its figures with the
 not look at this machine.
 """
 
+import re
 from pathlib import Path
 
 from graftwork.plan.catalog.names import find_named
@@ -38,6 +39,11 @@ GUESSED_GB_S_A_THREAD = 10.0
 GUESSED_MOST_GB_S = 80.0
 """What a thread reads, and what two channels give to however many."""
 GUESSED_WATTS_A_THREAD = 15.0
+USUAL_RAM_GIB = 64.0
+"""Host memory of a machine that is named by its card or processor alone, in every plan alike. This machine's
+own memory says nothing about another one."""
+_COUNTED = re.compile(r"(\d{1,4})[\s-]*(cores?|threads?|v?cpus?)", re.IGNORECASE)
+THREADS_A_CORE = 2
 OWN_FILE = "or put it into your own {}.csv and name its folder with `--catalog` or GRAFT_CATALOG"
 
 
@@ -48,7 +54,12 @@ def find_gpu(name: str, *, overlay: Path | None = None) -> Gpu:
 
 
 def find_cpu(name: str, *, overlay: Path | None = None) -> Cpu:
-    """A processor by its name or an alias."""
+    """A processor by its name or an alias; "16 cores" or "8 vCPU" is guessed from the number."""
+    counted = _COUNTED.fullmatch(name.strip())
+    if counted and int(counted[1]):
+        number, by_core = int(counted[1]), counted[2].lower().startswith("core")
+        guessed = guess_cpu(name.strip(), threads=number * (THREADS_A_CORE if by_core else 1))
+        return guessed.model_copy(update={"cores": number})
     things = {cpu.name: (cpu, cpu.aliases) for cpu in list_cpus(overlay=overlay)}
     return find_named(name, things, kind="processor", fix=OWN_FILE.format("cpus"))
 

@@ -12,7 +12,6 @@ from graftwork.plan.fit.answer import LOAD_SECONDS, as_done, choose
 from graftwork.plan.fit.candidate import TIME_SPREAD, card_excess, fits, host_excess, reserved_figure
 from graftwork.plan.fit.describe import strategy_of
 from graftwork.plan.fit.room import card_room, host_room
-from graftwork.plan.fit.setups import why_plain
 from graftwork.plan.fit.strategies import search
 from graftwork.plan.time import rates_of
 from graftwork.records.errors import UserMistake
@@ -34,23 +33,13 @@ class Brief(NamedTuple):
 
 
 def fit_in_brief(question: FitQuestion) -> Brief:
-    """The best way of the engine asked for; of transformers, where our own has none or leaves cards idle."""
+    """The best way of the engine asked for, as `fit` finds it; of transformers, where our own has none."""
     question = as_done(question)
-    cards = question.machine.gpus
-    alone = cards > 1 and question.engine == "graft" and why_plain(question) is None
-    # Our own step takes one card of several: what it makes of that is reckoned once for all their numbers.
-    found = _known(_with(question, gpus=1) if alone else question)
-    if alone:
-        found = found._replace(question=question)
-    if question.engine == "hf" or (found.fits and cards == 1):
+    found = _known(question)
+    if question.engine == "hf" or found.fits:
         return found
     other = _known(question.model_copy(update={"engine": "hf"}))
-    better = other.fits and (not found.fits or other.hours.value < found.hours.value)
-    return other if better else found
-
-
-def _with(question: FitQuestion, *, gpus: int) -> FitQuestion:
-    return question.model_copy(update={"machine": question.machine.model_copy(update={"gpus": gpus})})
+    return other if other.fits else found
 
 
 def _known(question: FitQuestion) -> Brief:

@@ -134,6 +134,7 @@ def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
         + f" again as soon as answered; {question.prompt} tokens read, {question.answer} written, "
         f"{question.context} held for each"
     ]
+    notes += question.machine.assumed
     if question.doubt:
         notes.append(question.doubt)
     if question.context > shape.max_positions:

@@ -12,7 +12,7 @@ from graftwork.plan.serving.memory import hold, in_words
 from graftwork.plan.serving.question import Form, FormRow, ServeAnswer, ServeQuestion
 from graftwork.plan.serving.speed import time_answers
 from graftwork.plan.serving.weights import FORMATS
-from graftwork.plan.serving.words import say_verdict
+from graftwork.plan.serving.words import SLOW_SECONDS, say_verdict
 from graftwork.records.errors import UserMistake
 from graftwork.records.figure import Figure
 from graftwork.records.hardware import Gpu
@@ -74,7 +74,10 @@ def _row(question: ServeQuestion, form: Form) -> FormRow:
 
 
 def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
-    """The one asked for; else the most bits that do, else the fastest that fits, else the smallest."""
+    """The one asked for; else the most bits that do, else the fastest that fits, else the smallest.
+
+    Without a limit, what nobody would wait for does not do.
+    """
     if question.form != "auto":
         for row in rows:
             if row.form == question.form:
@@ -84,10 +87,16 @@ def _choose(question: ServeQuestion, rows: tuple[FormRow, ...]) -> FormRow:
             fix=f"name one of {', '.join(row.form for row in rows)}, or another engine",
             where="--weights",
         )
-    good = [row for row in rows if row.fits and row.meets_limit in (None, "yes", "likely")]
+    good = [row for row in rows if row.fits and _is_in_time(row)]
     if good:
         return good[0]
     fitting = [row for row in rows if row.fits]
     if fitting:
         return min(fitting, key=lambda row: row.latency.answer_seconds.value)
     return rows[-1]
+
+
+def _is_in_time(row: FormRow) -> bool:
+    if row.meets_limit is None:
+        return row.latency.answer_seconds.value < SLOW_SECONDS
+    return row.meets_limit in ("yes", "likely")

@@ -45,6 +45,10 @@ LAUNCH_SECONDS = 8e-6
 """One small kernel called from Python: 7 to 9 µs beside an H200 (2026-11). The host decides."""
 OLD_SHARE = 0.75
 """Cards before Ampere reach less with the libraries of today: derived."""
+SUSTAINED_TFLOPS = {"T4": 24.0}
+"""Half-precision products that a power cap leaves of the stated rate when they go on for long, where that is
+published. T4: 24 of 65 at 4096³ with cuBLAS; at 70 W that is what to expect of continuous products
+(forums.developer.nvidia.com/t/264462, 2023). The smaller products of a step reach less: `OLD_SHARE` of it."""
 FIRST_WITH_TENSOR_CORES = 7.0
 CONSUMER = ("RTX 3", "RTX 4", "RTX 5")
 """Cards whose products summed in float32 run at half the rate of their silicon."""
@@ -124,6 +128,8 @@ def rates_of(gpu: Gpu) -> Rates:
 
 
 def _share(gpu: Gpu) -> float:
+    if gpu.name in SUSTAINED_TFLOPS:
+        return SUSTAINED_TFLOPS[gpu.name] / gpu.half_tflops * OLD_SHARE
     share = POWER_FREE_SHARE - LOST_TO_A_TFLOP_A_WATT * gpu.half_tflops / gpu.watts
     share = min(max(share, LEAST_SHARE), MOST_SHARE)
     return share * OLD_SHARE if gpu.capability < 8.0 else share

@@ -1,0 +1,151 @@
+"""How many threads compute, and how they wait for each other on a machine that others use too.
+
+In: a number of threads, or None for all cores that this process may use. Out: torch set to it, and a guard
+that watches for contention. Threads of a parallel region wait for each other by spinning. On an idle machine
+that is the fastest way. Beside a busy neighbour it is the slowest one: the scheduler puts two of our threads
+on one core, and each spins through its time slice while the other has the work (measured on two cores: 6
+times slower beside one niced process). libgomp fixes the length of spinning at its start, but spins shortly
+as soon as it has more threads than there are cores (its manual: GOMP_SPINCOUNT). The guard makes use of
+that: while our threads wait for a core, it keeps a second, sleeping pool of threads. Results do not change:
+the number of threads that compute is the same.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+TASKS = Path("/proc/self/task")
+LOOK_SECONDS = 0.25
+CONTENDED, CONTENDED_A_THREAD = 0.25, 0.03
+"""Seconds that our threads wait for a core, together, per second: from here on spinning is shortened. Two
+threads beside one neighbour wait about 1.0, on an idle machine 0.01. Many threads wait more, idle or not."""
+FIRST_HOLD, LONGEST_HOLD = 2.0, 8.0
+"""How long it stays short before long spinning is tried again; doubled each time that this was too early."""
+FORGET_SECONDS = 10.0
+"""Without contention, after which the next hold is a first one again."""
+REGION = 2**18
+"""Elements of a sum that torch computes in parallel."""
+
+
+def use_threads(threads: int | None) -> int:
+    """Fix the number of threads: the same number gives the same sums, bit by bit."""
+    import torch
+
+    count = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else threads or 1
+    torch.set_num_threads(count)
+    return count
+
+
+def waited_seconds(tasks: Path = TASKS) -> float | None:
+    """How long the threads of this process have waited for a core; None where the system does not tell."""
+    total = 0.0
+    try:
+        for task in tasks.iterdir():
+            try:
+                total += int((task / "schedstat").read_text().split()[1]) / 1e9
+            except ProcessLookupError:
+                continue  # The thread ended while we looked.
+    except (OSError, IndexError, ValueError):
+        return None
+    return total
+
+
+class Contention:
+    """Decides from one look to the next whether threads should spin shortly. Pure: times are given.
+
+    Threads that sleep and wake wait a little each time, neighbour or not. So the end of contention cannot be
+    seen while spinning is short: after a while long spinning is tried again.
+    """
+
+    def __init__(self, threads: int = 2) -> None:
+        self._contended = max(CONTENDED, CONTENDED_A_THREAD * threads)
+        self._hold = FIRST_HOLD
+        self._until = 0.0
+        self._free_since: float | None = None
+
+    def see(self, *, waited: float, elapsed: float, now: float) -> bool:
+        """Whether to spin shortly until the next look; `waited` is over all threads since the last one."""
+        if now < self._until:
+            return True
+        if self._until and self._free_since is None:
+            # What was waited until now was waited with short spinning.
+            self._free_since = now
+            return False
+        if elapsed <= 0 or waited / elapsed <= self._contended:
+            if self._free_since is not None and now - self._free_since >= FORGET_SECONDS:
+                self._hold = FIRST_HOLD
+            return False
+        if self._free_since is not None and now - self._free_since < FORGET_SECONDS:
+            self._hold = min(self._hold * 2, LONGEST_HOLD)
+        self._until, self._free_since = now + self._hold, None
+        return True
+
+
+class SpinGuard:
+    """Watches for contention in a thread of its own."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self._threads = threads
+        self._over = threading.Event()
+        self._second: tuple[threading.Thread, threading.Event] | None = None
+        self._thread = threading.Thread(target=self._watch, name="spin guard", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def holds(self) -> bool:
+        """Whether spinning is short now."""
+        return self._second is not None
+
+    def _watch(self) -> None:
+        state = Contention(self._threads)
+        before, then = waited_seconds(), time.monotonic()
+        while before is not None and not self._over.wait(LOOK_SECONDS):
+            waited, now = waited_seconds(), time.monotonic()
+            if waited is None:
+                break
+            # Threads that ended take their share with them.
+            contended = state.see(waited=max(waited - before, 0.0), elapsed=now - then, now=now)
+            before, then = waited, now
+            if contended and not self.holds:
+                self._hold()
+            elif not contended and self.holds:
+                self._release()
+        self._release()
+
+    def _hold(self) -> None:
+        """A second pool of threads: it belongs to the thread that made it, and ends with it."""
+        enough = threading.Event()
+
+        def keep_pool() -> None:
+            import torch
+
+            torch.ones(REGION).sum()
+            enough.wait()
+
+        thread = threading.Thread(target=keep_pool, name="second pool", daemon=True)
+        thread.start()
+        self._second = (thread, enough)
+
+    def _release(self) -> None:
+        if self._second is not None:
+            thread, enough = self._second
+            enough.set()
+            thread.join()
+            self._second = None
+
+
+_guards: list[SpinGuard] = []
+
+
+def guard_spinning(threads: int) -> None:
+    """Start the guard of this process, once. One thread waits for nobody; other systems tell no waiting."""
+    if not _guards and threads > 1 and waited_seconds() is not None:
+        _guards.append(SpinGuard(threads))
+        _guards[0].start()

@@ -1,0 +1,132 @@
+"""Latency is measured in turn: load that comes and goes is no difference between models."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+from test_subjects_models import make_cases, make_job, read_generation
+
+from graftwork.coordinate import evaluate_run
+from graftwork.coordinate.evaluate_run import Lineup, ask_everybody, timed_together
+from graftwork.coordinate.evaluate_subjects import Subject
+from graftwork.evaluate.ask import Timing, time_in_turn
+from graftwork.evaluate.cases import cases_to_time
+from graftwork.evaluate.timing import group_of, is_timed, time_subjects
+from graftwork.evaluate.worker import evaluate
+from graftwork.records.report import Endpoint, Generation, TimingJob
+
+
+class BusyMachine:
+    """Requests take 1 s; from the given request on, whoever asks, 5 s."""
+
+    def __init__(self, *, busy_from):
+        self.asked = []
+        self._busy_from = busy_from
+
+    def time_one(self, name, _prompt):
+        self.asked.append(name)
+        return Timing(None, 5.0 if len(self.asked) > self._busy_from else 1.0)
+
+
+def test_load_that_comes_half_way_falls_on_all_subjects_alike():
+    machine = BusyMachine(busy_from=8)
+    prompts = {"base": [[1]] * 8, "adapter": [[1]] * 8}
+    timings = time_in_turn(prompts, time_one=machine.time_one)
+    base, adapter = ([one.total for one in timings[name]] for name in prompts)
+    assert median(base) == median(adapter)
+    assert base == adapter
+
+
+def test_who_is_asked_first_changes_from_case_to_case():
+    machine = BusyMachine(busy_from=99)
+    rounds = []
+    time_in_turn(
+        {"a": [[1]] * 3, "b": [[2]] * 3, "c": [[3]] * 3}, time_one=machine.time_one, after_round=rounds.append
+    )
+    assert machine.asked == ["a", "b", "c", "b", "c", "a", "c", "a", "b"]
+    assert rounds == [1, 2, 3]
+
+
+@pytest.fixture
+def subjects(tmp_path, tiny_base):
+    """Base and adapter that have answered their cases and were not timed."""
+    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.load import load_base
+
+    shape = AdapterShape(rank=2, alpha=4, targets=("q_proj",), layers=(0, 1))
+    model = load_base(tiny_base)
+    attach(model, shape, seed=1)
+    save_adapter(model, tmp_path / "learned", shape=shape, base="tiny")
+    base = make_job(tmp_path, tiny_base, cases=4, latency_cases=3)
+    adapter = base.model_copy(
+        update={
+            "subject": "adapter",
+            "folder": str(tmp_path / "adapter"),
+            "adapter_folder": str(tmp_path / "learned"),
+            "identity": "learned",
+        }
+    )
+    for job in (base, adapter):
+        evaluate(job.model_copy(update={"latency_cases": 0}))
+    return base, adapter
+
+
+def test_subjects_timed_in_turn_have_the_times_of_the_same_cases(tmp_path, subjects):
+    cases = make_cases(4)
+    group = group_of(subjects, cases=cases, requests=3)
+    assert read_generation(subjects[0].folder).single_latency_seconds == ()
+    assert not is_timed(subjects, group)
+    (tmp_path / "timing").mkdir()
+    time_subjects(TimingJob(folder=str(tmp_path / "timing"), jobs=subjects, requests=3, group=group))
+    assert is_timed(subjects, group)
+    made = [read_generation(job.folder) for job in subjects]
+    for one in made:
+        assert len(one.single_latency_seconds) == len(one.first_token_seconds) == 3
+        assert one.timed_cases == tuple(case.id for case in cases_to_time(cases, most=3))
+        assert one.timed_group == group
+    assert made[0].answers == made[1].answers == 4
+
+
+def test_a_generation_of_an_older_version_is_read():
+    old = Generation(
+        subject="base",
+        answers=1,
+        seconds=1,
+        tokens_per_second=1,
+        single_latency_seconds=(1.0,),
+        peak_memory_gib=0,
+        settings={},
+    ).model_dump(mode="json", exclude={"timed_cases", "timed_group"})
+    assert Generation.model_validate(old).timed_group == ""
+
+
+def make_subject(job, name, **changes):
+    job = job.model_copy(update={"subject": name, "folder": str(Path(job.folder).parent / name), **changes})
+    return Subject(name, Path(job.folder), job, name)
+
+
+def test_own_models_are_timed_together_after_all_have_answered(tmp_path, tiny_base, monkeypatch):
+    done = []
+    monkeypatch.setattr(
+        evaluate_run,
+        "ask_subject",
+        lambda _work, subject, _cases: done.append((subject.name, subject.job.latency_cases)),
+    )
+    monkeypatch.setattr(
+        evaluate_run,
+        "time_together",
+        lambda _work, subjects, _cases: done.append(
+            tuple((one.name, one.job.latency_cases) for one in subjects)
+        ),
+    )
+    job = make_job(tmp_path, tiny_base)
+    away = make_subject(job, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
+    base, adapter = make_subject(job, "base"), make_subject(job, "adapter")
+    ask_everybody(None, Lineup(base, adapter, references=(away,)), [])
+    assert done == [("away", 2), ("base", 0), ("adapter", 0), (("base", 2), ("adapter", 2))]
+
+
+def test_a_subject_alone_is_timed_by_its_own_worker(tmp_path, tiny_base):
+    job = make_job(tmp_path, tiny_base)
+    base = make_subject(job, "base")
+    assert timed_together([base, make_subject(job, "untimed", latency_cases=0)]) == []

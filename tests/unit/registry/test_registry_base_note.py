@@ -1,0 +1,39 @@
+"""Whoever gets a release learns which weights its base has."""
+
+import json
+from io import StringIO
+
+from registry_samples import PROJECT, parts, plan, write_adapter
+from rich.console import Console
+
+from graftwork.cli.show.training import show_plan
+from graftwork.model.base import EMBEDDED, HUB_ID, note_on_weights
+from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.publish import publish
+
+
+def card_of(folder, *, base):
+    made = {**parts(write_adapter(folder / "adapter")), "base": base}
+    release = publish(folder=folder / "releases", index=ReleasesInMemory(project=PROJECT), **made)
+    return (folder / "releases" / release.id / "README.md").read_text()
+
+
+def test_the_card_names_the_hub_id_and_says_that_the_weights_are_others(tmp_path):
+    card = card_of(tmp_path, base=EMBEDDED)
+    assert f"base_model: {json.dumps(HUB_ID)}" in card
+    assert "not the official one" in card
+    assert "expanded to float32" in card
+    assert "graft release export --base" in card
+    assert f"from_pretrained('{EMBEDDED}')" not in card
+
+
+def test_the_card_of_another_base_loads_it_by_its_name(tmp_path):
+    card = card_of(tmp_path, base="models/own")
+    assert "not the official one" not in card
+    assert "from_pretrained('models/own')" in card
+
+
+def test_a_plan_on_the_embedded_base_shows_the_note():
+    console = Console(file=StringIO(), width=600)
+    show_plan(console, plan().model_copy(update={"base_note": note_on_weights(EMBEDDED)}))
+    assert "expanded to float32" in console.file.getvalue()
