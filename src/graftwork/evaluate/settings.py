@@ -130,6 +130,14 @@ class EvaluateSettings(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> Self:
+        if "schema_valid" in self.metrics and self.fields.json_schema is None:
+            raise ValueError(
+                "metrics: schema_valid would grade nothing: give the schema under evaluate.fields.json_schema"
+            )
+        return self
+
     @property
     def graded(self) -> tuple[str, ...]:
         """Everything that one answer is graded by, in the order of the report."""
