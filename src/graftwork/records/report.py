@@ -138,6 +138,8 @@ class Metric(Record):
     """What the grader said at the first of them."""
     failed_cases: tuple[str, ...] = ()
     """Which cases those are; empty in records older than the field."""
+    vacuous: str = ""
+    """Why the figure proves nothing: no case is of the kind that the metric is about. Empty where one is."""
 
 
 class Comparison(Record):

@@ -24,8 +24,8 @@ from graftwork.records.errors import Damaged
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 
-STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}]}
-LAX = {"rules": [{"metric": "json_valid", "over": 0.5}]}
+STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}], "primary": "none"}
+LAX = {"rules": [{"metric": "json_valid", "over": 0.5}], "primary": "none"}
 
 
 def write_project(folder: Path, gate: dict) -> Path:

@@ -61,6 +61,7 @@ KINDS: dict[str, CheckKind] = {
 
 OF_ONE_TEXT = frozenset({"token_f1", "edit_similarity", "chrf"})
 """Metrics by name that can look at one field as well as at the whole answer."""
+ONLY_REFUSALS = frozenset({"refusal_correct", "refused_where_due", "answered_where_due"})
 OF_WHOLE_ANSWERS = frozenset({"all_fields", "reviewer_score"})
 """Rules that cannot."""
 _WORDS_ALONE = AnswerFields(form="text", refusals=())
@@ -162,6 +163,12 @@ class Check(Record):
         if isinstance(self._parameters, Exact | Numeric | Normalised | SetOf):
             return self._parameters.value is None
         return self.metric in AGAINST_REFERENCE or isinstance(self._parameters, AllFields)
+
+    @property
+    def tells_right(self) -> bool:
+        """Whether it tells a right answer from a wrong one, and not only whether its form is right."""
+        exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
+        return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)
 
     def grade(self, case: Case, text: str, context: GradeContext) -> Grade:
         """None where it is not about this case."""
