@@ -298,8 +298,8 @@ def _choose_metrics(
         return ("task_success",), (label,), "label", "the label is the reference's"
     if kind == "tool_calls":
         call = {"name": "same_call", "metric": "normalised"}
-        form = {"name": "calls_tool", "regex": r"(?s)<tool_call>.*</tool_call>"}
-        return ("chrf",), (call, form), "same_call", "the same tool with the same arguments"
+        calls = {"name": "calls_tool", "regex": r"(?s)<tool_call>.*</tool_call>"}
+        return ("chrf",), (call, calls), "same_call", "the same tool with the same arguments"
     if kind == "code":
         return ("code_compiles", "chrf"), (), "chrf", "nearness to the logged code; tests would be better"
     return ("chrf", "token_f1", *refuses), (), "chrf", "nearness to the logged reply, not correctness"
@@ -342,8 +342,8 @@ def _choose_rules(
     context = GradeContext(fields=evaluate.fields, checks=checks)
     rules: list[RuleProposal] = []
     left_out: list[str] = []
-    form = next((name for name in ("schema_valid", "json_valid") if name in evaluate.metrics), None)
-    form = form or next((name for name in ("calls_tool",) if name in checks), None)
+    known = ("schema_valid", "json_valid", "calls_tool")
+    form = next((name for name in known if name in evaluate.metrics or name in checks), None)
     limit = _provable(held_out)
     if form is not None and limit is not None:
         why = f"{held_out} cases can prove this much: its lower bound counts"
