@@ -153,6 +153,11 @@ class Check(Record):
         return self
 
     @property
+    def rule(self) -> Record | None:
+        """The parameters of its rule; None for a metric by name and for an own function."""
+        return self._parameters
+
+    @property
     def scored(self) -> bool:
         """Whether its grades lie between 0 and 1 instead of being one of them."""
         return self.at_least is None and (self.metric in SCORED or is_own(self.metric))
