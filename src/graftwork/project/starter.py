@@ -56,7 +56,7 @@ MOST_VISITED = 1200
 
 def write_starter(*, name: str, logs: str) -> str:
     """Without a log: the keys that one changes first."""
-    return STARTER.format(name=name, logs=_flow(logs))
+    return STARTER.format(name=_flow(name), logs=_flow(logs))
 
 
 def write_proposal(
@@ -65,7 +65,7 @@ def write_proposal(
     """What the log asks for, with the reason behind each setting."""
     lines = [
         f"# {KINDS[proposal.kind]}: {proposal.kind_why}.",
-        f"project: {name}",
+        f"project: {_flow(name)}",
         _line(f"base: {_flow(base)}", "the base model: embedded, or the path of a model folder"),
         "",
         *_data(proposal, logs),

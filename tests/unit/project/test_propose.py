@@ -163,3 +163,10 @@ def test_field_names_never_collide_with_metrics(tmp_path):
     assert [check.field for check in settings.evaluate.checks[:2]] == ["json_valid", "Latency Seconds"]
     assert settings.evaluate.checks[0].name == "json_valid_field"
     assert yaml.safe_load((tmp_path / "graft.yaml").read_text())["gate"]["primary"] == "all_right"
+
+
+@pytest.mark.parametrize("name", ["0", "true", "2026-11-15", "null", "1e3"])
+def test_a_folder_whose_name_is_no_text_in_yaml_becomes_a_project_all_the_same(tmp_path, name):
+    folder = tmp_path / name
+    start_project(folder, [], base="smollm2-135m-instruct")
+    assert load_settings(folder / "graft.yaml").project == name
