@@ -194,7 +194,7 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
                 severity="error",
                 what=f"{trial.name} grades none of the held-out cases",
                 why=trial.why,
-                fix=f"take {trial.name} out of graft.yaml, or mend what it looks at",
+                fix=_say_replacement(trial, gate),
             )
         ]
     if trial.name in _metrics_of_rules(gate) and trial.why:
@@ -203,11 +203,11 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
                 severity="error",
                 what=f"the rule on {trial.name} proves nothing on this log",
                 why=trial.why,
-                fix=f"take the rule on {trial.name} out of graft.yaml, or log such cases",
+                fix=_say_replacement(trial, gate),
             )
         ]
     found = []
-    primary = gate.primary_rule is not None and gate.primary_rule.metric == trial.name
+    primary = _is_primary(trial, gate)
     if trial.own is not None and trial.own == trial.spoiled == 1.0:
         found.append(
             Problem(
@@ -227,6 +227,25 @@ def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) ->
             )
         )
     return found
+
+
+def _say_replacement(trial: MetricTrial, gate: GateSettings) -> str:
+    """What to write instead of a metric that grades nothing, or proves nothing."""
+    if _is_primary(trial, gate):
+        return _NAME_A_PRIMARY
+    if "rules" not in gate.model_fields_set and trial.name in _metrics_of_rules(gate):
+        return "write rules that fit this log under gate.rules; `graft init LOG` proposes some"
+    return f"take {trial.name} out of graft.yaml, mend what it looks at, or log such cases"
+
+
+def _is_primary(trial: MetricTrial, gate: GateSettings) -> bool:
+    return gate.primary_rule is not None and gate.primary_rule.metric == trial.name
+
+
+_NAME_A_PRIMARY = (
+    "name what tells a right answer from a wrong one under gate.primary, such as a check of yours "
+    "({name: right, metric: exact, field: KEY} under evaluate.checks); `graft init LOG` proposes one"
+)
 
 
 def _judge_rules(
@@ -319,7 +338,18 @@ def _judge_margin(rule: Rule, trial: MetricTrial, *, cases: int) -> Problem | No
     )
 
 
-_FORM = frozenset({"json_valid", "schema_valid", "code_compiles", TRUNCATED})
+_FORM = frozenset(
+    {
+        "json_valid",
+        "schema_valid",
+        "code_compiles",
+        "citation_coverage",
+        "citations_exist",
+        "claims_cited",
+        "answered_where_due",
+        TRUNCATED,
+    }
+)
 """Any well-formed answer keeps these: that is what they are for."""
 
 
