@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def init(
     logs: Annotated[
         list[str] | None,
-        typer.Argument(help="Your log files, folders or globs. Without one: a file to fill in by hand."),
+        typer.Argument(help="Log files, folders or globs; logs/*.jsonl of the project's folder without one."),
     ] = None,
     project: Annotated[
         Path | None,
@@ -63,7 +63,10 @@ def _which(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
     if project is None and len(logs) == 1:
         path = Path(logs[0])
         new = not path.exists() and not path.suffix and not set(logs[0]) & set("*?[")
-        if new or (path.is_dir() and not any(path.iterdir())) or (path / "graft.yaml").exists():
+        holds_logs = path.is_dir() and any(
+            one.is_file() and one.name != "graft.yaml" for one in path.iterdir()
+        )
+        if new or (path.is_dir() and not holds_logs):
             return path, []
     return project or Path(), logs
 

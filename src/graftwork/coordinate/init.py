@@ -44,6 +44,8 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
             where=str(path),
         )
     name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
+    if not logs and any(folder.glob(USUAL_LOGS)):
+        logs = [str(folder / USUAL_LOGS)]
     if not logs:
         write_whole(path, write_starter(name=name, logs=USUAL_LOGS))
         load_settings(path)
