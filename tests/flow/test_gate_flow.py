@@ -66,7 +66,8 @@ def test_two_models_are_judged_in_one_go_and_a_change_of_the_rules_does_not_pass
     assert [[line["rules_hash"] for line in note] for note in notes] == [[first.rules_hash()]] * 2
 
     # A tiny model writes no JSON: the rule is broken, and it was not there when the run was judged first.
-    write(small_project, gate={"rules": [{"metric": "json_valid", "over": 0.9, "severity": "invariant"}]})
+    invariant = {"metric": "json_valid", "over": 0.9, "severity": "invariant"}
+    write(small_project, gate={"rules": [invariant], "primary": "none"})
     code, verdict = graft(small_project, "gate", "--junit", str(junit))
     assert (code, verdict["decision"]) == (11, "abort")
     assert "rules were changed after this run" in verdict["notes"][0]

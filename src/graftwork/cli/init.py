@@ -1,45 +1,101 @@
-"""`graft init`: a graft.yaml to start from."""
+"""`graft init`: a graft.yaml that fits the log."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graftwork.cli.output import Json
 
+if TYPE_CHECKING:
+    from graftwork.coordinate.init import Started
+    from graftwork.project.propose import Proposal
+
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="The folder of the new project.")] = Path(),
-    logs: Annotated[str, typer.Option(help="Your log files, relative to the folder.")] = "logs/*.jsonl",
+    logs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Log files, folders or globs; logs/*.jsonl of the project's folder without one."),
+    ] = None,
+    project: Annotated[
+        Path | None,
+        typer.Option("--project", "-C", help="Folder of the new project; the working folder by default."),
+    ] = None,
+    base: Annotated[
+        str, typer.Option(help="The base model: the embedded one, or a folder.")
+    ] = "smollm2-135m-instruct",
+    plan: Annotated[
+        bool, typer.Option("--plan/--no-plan", help="Then prepare the data and say how long the run takes.")
+    ] = True,
     json: Json = False,
 ) -> None:
-    """Write a graft.yaml to start from. An existing one is never overwritten.
+    """Read a log and write a graft.yaml that fits it. An existing one is never overwritten.
 
-    Example:  graft init my-agent --logs "logs/*.jsonl"
+    It finds the format, the kind of task and its fields, and proposes metrics, a primary metric that means
+    correctness, rules that a model which learned nothing cannot keep, a test split that can show a gain, and
+    training settings for this machine, each with its reason.
+
+    Example:  graft init logs/tickets.jsonl
     """
-    import re
-
     from graftwork.cli.output import print_json, stdout
-    from graftwork.files.whole import write_whole
-    from graftwork.project.load import PROJECT_FILE, load_settings
-    from graftwork.project.starter import write_starter
-    from graftwork.records.errors import UserMistake
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.coordinate.init import start_project
 
-    path = folder / PROJECT_FILE
-    if path.exists():
-        raise UserMistake(
-            f"there is a {PROJECT_FILE} already",
-            why="it is yours, and is not overwritten",
-            fix="edit it, or name another folder",
-            where=str(path),
+    folder, named = _which(logs or [], project)
+    started = start_project(folder, named, base=base)
+    if json and (started.proposal is None or not plan):
+        print_json(started)
+        return
+    if not json:
+        print_line(stdout, f"wrote {quote(str(started.file))}", soft_wrap=True)
+    if started.proposal is None:
+        if not json:
+            print_line(stdout, "Next: `graft data audit` looks at your logs, `graft run` does the rest.")
+        return
+    if not json:
+        _show(started.proposal)
+    if plan:
+        _look_ahead(folder, started, as_json=json)
+
+
+def _which(logs: list[str], project: Path | None) -> tuple[Path, list[str]]:
+    """The folder of the project, and its logs. One name that is no log is a folder to be made."""
+    if project is None and len(logs) == 1:
+        path = Path(logs[0])
+        new = not path.exists() and not path.suffix and not set(logs[0]) & set("*?[")
+        holds_logs = path.is_dir() and any(
+            one.is_file() and one.name != "graft.yaml" for one in path.iterdir()
         )
-    name = re.sub(r"[^a-z0-9._-]+", "-", folder.absolute().name.lower()).strip("-._") or "project"
-    write_whole(path, write_starter(name=name, logs=logs))
-    load_settings(path)
-    if json:
-        print_json({"file": str(path)})
+        if new or (path.is_dir() and not holds_logs):
+            return path, []
+    return project or Path(), logs
+
+
+def _show(proposal: "Proposal") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote, table
+    from graftwork.project.propose import KINDS
+
+    print_line(stdout, f"[bold]{KINDS[proposal.kind]}[/]: {quote(proposal.kind_why)}")
+    rows = table("rule of the gate", "why")
+    rows.add_row(quote(f"{proposal.primary} better than the base"), quote(proposal.primary_why))
+    for rule in proposal.rules:
+        rows.add_row(quote(f"{rule.metric} over {100 * rule.over:g} %"), quote(rule.why))
+    stdout.print(rows)
+    for told in proposal.left_out:
+        print_line(stdout, f"[yellow]![/] no rule on {quote(told)}")
+    held_out = f"about {proposal.test_cases} of {proposal.rows} rows are held out"
+    print_line(stdout, f"{held_out}: {quote(proposal.test_why)} in four runs of five")
+
+
+def _look_ahead(folder: Path, started: "Started", *, as_json: bool) -> None:
+    """What `graft run` will do, and how long it takes."""
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.run import look_ahead
+    from graftwork.cli.show.preflight import show_preflight
+
+    found = look_ahead(folder)
+    if as_json:
+        print_json({**started.model_dump(mode="json"), "preflight": found.model_dump(mode="json")})
     else:
-        stdout.print(
-            f"wrote {path}. Next: `graft data audit` looks at your logs, `graft run` does the rest.",
-            highlight=False,
-        )
+        show_preflight(stdout, found)

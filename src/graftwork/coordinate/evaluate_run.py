@@ -13,6 +13,7 @@ from graftwork.coordinate.evaluate_subjects import Subject
 from graftwork.coordinate.supervise import run_job
 from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.compare import compare
+from graftwork.evaluate.confusion import confuse
 from graftwork.evaluate.score import make_report, score, sessions_of
 from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.book import ANSWERS_FILE, forget_answers, read_answers
@@ -224,6 +225,7 @@ def report_on(
             "comparisons": (*report.comparisons, *against),
             "slices": sliced.figures,
             "cuts": sliced.cuts,
+            "confusions": confuse(cases, answers, checks=settings.checks, confidence=settings.confidence),
             "remarks": tuple(remarks),
             "wear": wear_of(report, candidates=work.looks.candidates(report.cases_hash)),
         }

@@ -5,13 +5,17 @@ remembers only the last one.
 """
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from graftwork.coordinate.workplace import Workplace
+from graftwork.evaluate.gate.course import GoodRun, compare_plans
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
+from graftwork.records.plan import Plan
 from graftwork.records.report import Report
+from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.registry.adapter import WEIGHTS
 
@@ -61,6 +65,33 @@ def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:
 
 def _verdict_place(work: Workplace, weights_sha256: str) -> Path:
     return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
+
+
+def find_better_run(work: Workplace, outcome: TrainOutcome, report: Report) -> GoodRun | None:
+    """The newest earlier run that was better at the primary metric, with what was changed since."""
+    primary = work.settings.gate.primary_rule
+    now, plan = work.runs.get(outcome.run_id), None
+    if primary is not None and now is not None:
+        plan = _read_plan(now.plan)
+    mine = report.candidate.metrics.get(primary.metric) if primary is not None else None
+    if plan is None or primary is None or mine is None:
+        return None
+    for entry in work.runs.list():
+        if entry.id == outcome.run_id or entry.outcome is None:
+            continue
+        kept, before = find_report(work, str(entry.outcome.get("adapter_hash", ""))), _read_plan(entry.plan)
+        theirs = kept.candidate.metrics.get(primary.metric) if kept is not None else None
+        if kept is None or before is None or theirs is None or not theirs.n or theirs.value <= mine.value:
+            continue
+        return GoodRun(entry.id, kept, compare_plans(before, plan))
+    return None
+
+
+def _read_plan(given: dict[str, Any]) -> Plan | None:
+    try:
+        return Plan.model_validate(given)
+    except ValidationError:
+        return None
 
 
 def _place(work: Workplace, adapter_hash: str) -> Path:

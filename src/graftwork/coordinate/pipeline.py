@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.coordinate.lineage import starts_from_main
+from graftwork.coordinate.preflight import Preflight, look_ahead, require_ready
 from graftwork.coordinate.run_plan import plan_run, say_left
 from graftwork.coordinate.stage_times import gather_facts, record_stage, size_of_logs, time_spent
 from graftwork.coordinate.step import Inputs, Made, Step
@@ -53,6 +54,10 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
             if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
                 continue
             allowed = may_do is None or step.name in may_do
+            trains = allowed and step is train.STEP and not _is_fresh(step, work, made, identities)
+            if trains and "evaluate" in wanted:
+                # What would be found only after an hour of training is looked for now.
+                require_ready(work, made)
             output = _bring_up_to_date(step, work, made, identities, allowed=allowed)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
@@ -76,20 +81,39 @@ def plan_whole_run(work: Workplace, *, made: Made | None = None) -> RunPlan:
     )
 
 
+def dry_run(work: Workplace) -> Preflight:
+    """Everything that can be known before training: the dataset, the plan, and what the checks find."""
+    made, identities = Made({}), dict[str, str]()
+    with lock.hold(work.project.state / "pipeline"):
+        for step in (audit.STEP, prepare.STEP, plan.STEP):
+            made.outputs[step.name] = output = _bring_up_to_date(step, work, made, identities, allowed=True)
+            identities[step.name] = step.identity(output)
+    return look_ahead(work, made)
+
+
+def _find_fresh(step: Step, work: Workplace, inputs: Inputs) -> Record | None:
+    last = work.ledger.get(name_entry(work, step.name))
+    if last is None or last.fingerprint != inputs.fingerprint:
+        return None
+    output = step.makes.model_validate(last.output)
+    return output if step.still_there(work, output) else None
+
+
+def _is_fresh(step: Step, work: Workplace, made: Made, identities: dict[str, str]) -> bool:
+    return _find_fresh(step, work, step.inputs_of(work, made, identities)) is not None
+
+
 def _bring_up_to_date(
     step: Step, work: Workplace, made: Made, identities: dict[str, str], *, allowed: bool
 ) -> Record:
     inputs = step.inputs_of(work, made, identities)
     entry = name_entry(work, step.name)
-    last = work.ledger.get(entry)
-    if last is not None and last.fingerprint == inputs.fingerprint:
-        output = step.makes.model_validate(last.output)
-        if step.still_there(work, output):
-            known = work.ledger.get(name_inputs(work, step.name))
-            if known is None or known.fingerprint != inputs.fingerprint:
-                _keep_inputs(work, step, inputs)
-            work.narrator.unchanged(step.name, step.title)
-            return output
+    if (kept := _find_fresh(step, work, inputs)) is not None:
+        known = work.ledger.get(name_inputs(work, step.name))
+        if known is None or known.fingerprint != inputs.fingerprint:
+            _keep_inputs(work, step, inputs)
+        work.narrator.unchanged(step.name, step.title)
+        return kept
     if not allowed:
         raise Stale(
             f"`{step.name}` is not up to date",

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import ValidationError
 
-from graftwork.data.formats.choose import to_interactions
+from graftwork.data.formats.choose import find_format, to_interactions
 from graftwork.data.formats.fields import BadRow, name_type
-from graftwork.data.settings import DataSettings
+from graftwork.data.settings import DataSettings, FormatName
 from graftwork.data.sources.block import Block
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.fault import FaultCode, ReadFault
@@ -63,6 +63,42 @@ def read_file(
     for block in cut_blocks(name, root=root):
         for row in read_block(block, settings=settings or _DEFAULTS):
             yield row.result
+
+
+class Sample(NamedTuple):
+    """Rows of a log, the shape that each line has, and what could not be read."""
+
+    rows: tuple[Interaction, ...]
+    formats: tuple[FormatName | None, ...]
+    faults: tuple[ReadFault, ...]
+    whole: bool
+    """Whether these are all rows."""
+
+
+def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000) -> Sample:
+    """The first rows of a log, with their shapes, to find out what it is about."""
+    rows: list[Interaction] = []
+    faults: list[ReadFault] = []
+    formats: list[FormatName | None] = []
+    for name in find_sources(paths, root=root):
+        for block in cut_blocks(name, root=root):
+            formats += [find_format(row) for line in block.data.split(b"\n") if (row := _parse_object(line))]
+            for found in read_block(block, settings=_DEFAULTS):
+                if isinstance(found.result, ReadFault):
+                    faults.append(found.result)
+                else:
+                    rows.append(found.result)
+            if len(rows) >= most:
+                return Sample(tuple(rows[:most]), tuple(formats), tuple(faults), whole=False)
+    return Sample(tuple(rows), tuple(formats), tuple(faults), whole=True)
+
+
+def _parse_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = orjson.loads(line) if line.strip() else None
+    except orjson.JSONDecodeError:
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def hash_line(line: bytes) -> str:

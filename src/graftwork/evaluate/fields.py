@@ -17,7 +17,8 @@ from graftwork.records.report import Case
 _BRACKETED = re.compile(r"\[(\d{1,6})\]")
 _NUMBER = re.compile(r"\[?(\d{1,6})\]?")
 _SOURCE_START = re.compile(r"^[ \t]*\[(\d{1,6})\][:.]?", re.MULTILINE)
-_MISSING = object()
+MISSING = object()
+"""What `look_up` gives where a key is not there; null is a value."""
 
 REFUSALS = (
     "i cannot answer",
@@ -62,8 +63,8 @@ class AnswerFields(Record):
     def inner(self, text: str, path: str) -> str | None:
         """What stands under a key of a JSON reply, as text; None where it is not there."""
         document = parse_object(text)
-        value = _MISSING if document is None else _look_up(document, path)
-        if value is _MISSING:
+        value = MISSING if document is None else look_up(document, path)
+        if value is MISSING:
             return None
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -87,13 +88,13 @@ def read_document(text: str, *, fields: AnswerFields) -> StructuredAnswer | None
     document = parse_object(text)
     if document is None:
         return None
-    answer = _look_up(document, fields.answer)
-    refused = _look_up(document, fields.refused)
+    answer = look_up(document, fields.answer)
+    refused = look_up(document, fields.refused)
     return StructuredAnswer(
         answer=answer if isinstance(answer, str) else "",
-        citations=_read_citations(_look_up(document, fields.citations)),
+        citations=_read_citations(look_up(document, fields.citations)),
         refused=refused if isinstance(refused, bool) else None,
-        complete=all(_look_up(document, key) is not _MISSING for key in fields.required),
+        complete=all(look_up(document, key) is not MISSING for key in fields.required),
     )
 
 
@@ -169,7 +170,7 @@ def _read_words(text: str, fields: AnswerFields) -> StructuredAnswer | None:
 
 
 def _read_citations(value: Any) -> frozenset[int] | None:
-    if value is _MISSING or value is None:
+    if value is MISSING or value is None:
         return frozenset()
     if isinstance(value, str):
         return _bracketed(value)
@@ -191,11 +192,12 @@ def _bracketed(text: str) -> frozenset[int]:
     return frozenset(int(number) for number in _BRACKETED.findall(text))
 
 
-def _look_up(document: dict[str, Any], path: str) -> Any:
+def look_up(document: dict[str, Any], path: str) -> Any:
+    """What stands under a key, a dot inwards; MISSING where nothing does."""
     value: Any = document
     for key in path.split("."):
         if not isinstance(value, dict) or key not in value:
-            return _MISSING
+            return MISSING
         value = value[key]
     return value
 

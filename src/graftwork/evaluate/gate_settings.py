@@ -35,6 +35,8 @@ TIMED = (LATENCY, FIRST_TOKEN)
 FIGURES = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY, PERPLEXITY)
 """Measured beside the grades of answers: what they cost."""
 KNOWN = (*GRADERS, *WITH_CONTEXT, JUDGE_PREFERENCE, TRUNCATED, *FIGURES)
+NO_PRIMARY = "none"
+"""What `gate.primary` says where an adapter may be deployed without being better at anything."""
 NEARLY = 0.85
 """A name this like a known one is a slip of the pen."""
 
@@ -221,7 +223,8 @@ class GateSettings(Record):
     )
     """All of them must hold."""
     primary: str | Primary | None = None
-    """A metric, named beforehand, on which the adapter must beat the base or another subject."""
+    """A metric, named beforehand, on which the adapter must beat the base or another subject. Without it (and
+    without a `win`) a project takes the first metric that tells right from wrong; `none` asks for no gain."""
     win: str | Win | None = None
     """A saving (`latency_seconds`, `peak_memory_gib`) that stands in for a better primary metric."""
     abort_when: Abort | None = None
@@ -238,7 +241,7 @@ class GateSettings(Record):
 
     @model_validator(mode="after")
     def _gains_are_sound(self) -> Self:
-        if isinstance(self.primary, str):
+        if isinstance(self.primary, str) and self.primary != NO_PRIMARY:
             Primary(metric=self.primary)
         if isinstance(self.win, str):
             Win(metric=self.win)
@@ -252,6 +255,8 @@ class GateSettings(Record):
 
     @property
     def primary_rule(self) -> Primary | None:
+        if self.primary == NO_PRIMARY:
+            return None
         return Primary(metric=self.primary) if isinstance(self.primary, str) else self.primary
 
     @property

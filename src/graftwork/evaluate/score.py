@@ -20,6 +20,7 @@ from graftwork.evaluate.metrics import (
     FailedGrade,
     GradeContext,
     against_reference,
+    explain_vacuous,
     grade,
 )
 from graftwork.evaluate.power import what_cases_show
@@ -79,6 +80,8 @@ def score(
             name, scores=scores, confidence=confidence, sessions=sessions, scored=_is_scored(name, context)
         )
         metric = _note_failures(metric, context.failed)
+        if vacuous := explain_vacuous(name, cases, graded=metric.n + metric.failed, context=context):
+            metric = metric.model_copy(update={"vacuous": vacuous})
         if metric.n or metric.failed or not context.is_reference:
             metrics[name] = metric
     cut = {case.id: average([float(a.finish_reason == "length") for a in said[case.id]]) for case in cases}

@@ -130,6 +130,14 @@ class EvaluateSettings(Record):
             )
         return self
 
+    @model_validator(mode="after")
+    def _schema_is_there(self) -> Self:
+        if "schema_valid" in self.metrics and self.fields.json_schema is None:
+            raise ValueError(
+                "metrics: schema_valid would grade nothing: give the schema under evaluate.fields.json_schema"
+            )
+        return self
+
     @property
     def graded(self) -> tuple[str, ...]:
         """Everything that one answer is graded by, in the order of the report."""
@@ -146,6 +154,33 @@ class EvaluateSettings(Record):
             return self.graded
         unnamed = self.metrics == tuple(METRICS)
         return (TASK_SUCCESS, *self.graded) if unnamed else (*self.graded, TASK_SUCCESS)
+
+
+CORRECTNESS = (
+    TASK_SUCCESS,
+    "code_passes",
+    "answer_match",
+    "citation_correct",
+    "nearer_to_preferred",
+    JUDGE_SCORE,
+    "chrf",
+    "token_f1",
+    "edit_similarity",
+)
+"""Metrics by name that tell a right answer from a wrong one, the surest first; those of form do not."""
+
+
+def choose_primary(settings: EvaluateSettings) -> str:
+    """The metric that an adapter must be better at than the base where graft.yaml names none.
+
+    A check that holds answers against the reference comes first, one about all fields before one about a
+    single field; then functions and tests of the project; then metrics by name. `task_success` stands for
+    the rule that is missing where nothing tells right from wrong.
+    """
+    told = [check for check in settings.checks if check.tells_right]
+    ranked = sorted(told, key=lambda check: (check.metric != "all_fields", not check.against_reference))
+    named = [name for name in CORRECTNESS if name in settings.graded]
+    return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
 
 
 def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:

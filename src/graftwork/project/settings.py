@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate_settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.metrics import OF_ANSWERS
-from graftwork.evaluate.settings import EvaluateSettings, require_evaluated, require_known
+from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
 from graftwork.plan.settings import PlanSettings
 from graftwork.project.partial import merge, part_of
 from graftwork.records.base import Record
@@ -58,7 +58,9 @@ class ProjectSettings(Record):
     evaluate: EvaluateSettings = Field(
         default_factory=EvaluateSettings, description="How base and adapter are measured."
     )
-    gate: GateSettings = Field(default_factory=GateSettings, description="When it may be shipped.")
+    gate: GateSettings = Field(
+        default_factory=GateSettings, validate_default=True, description="When it may be shipped."
+    )
     release: ReleaseSettings = Field(default_factory=ReleaseSettings, description="How it is released.")
     serve: ServeSettings = Field(default_factory=ServeSettings, description="How it is served.")
 
@@ -100,10 +102,15 @@ class ProjectSettings(Record):
         if evaluate is not None:
             # Only what graft.yaml says: the rules that stand for none may well not fit.
             for key, name in _metrics_named(gate.model_dump(exclude_unset=True)):
+                if key == "primary" and name == NO_PRIMARY:
+                    continue
                 try:
                     require_evaluated(name, evaluate)
                 except ValueError as error:
                     raise ValueError(f"{key}: {error}") from error
+            if gate.primary is None and gate.win is None:
+                # Well-formed nonsense keeps every rule of form: a deploy needs a better answer too.
+                return gate.model_copy(update={"primary": choose_primary(evaluate)})
         return gate
 
     @model_validator(mode="after")

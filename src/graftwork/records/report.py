@@ -154,6 +154,8 @@ class Metric(Record):
     """What the grader said at the first of them."""
     failed_cases: tuple[str, ...] = ()
     """Which cases those are; empty in records older than the field."""
+    vacuous: str = ""
+    """Why the figure proves nothing: no case is of the kind that the metric is about. Empty where one is."""
 
 
 class Comparison(Record):
@@ -251,6 +253,48 @@ class SliceFigure(Record):
     """p after Holm's correction over all parts that the metric was cut into this way."""
 
 
+class ClassFigure(Record):
+    """One label: how often it was due, how often it was given, how often both."""
+
+    label: str
+    cases: int
+    answered: int
+    right: int
+    recall_low: float
+    recall_high: float
+
+    @property
+    def recall(self) -> float:
+        return self.right / self.cases if self.cases else 0.0
+
+    @property
+    def precision(self) -> float | None:
+        """None where the label was never given."""
+        return self.right / self.answered if self.answered else None
+
+
+class Confusion(Record):
+    """Which label a subject took for which. `counts` has a row for each class, a cell for each column."""
+
+    metric: str
+    field: str = ""
+    subject: str
+    columns: tuple[str, ...]
+    """The labels in the order of the classes, then what was none of them."""
+    counts: tuple[tuple[int, ...], ...]
+    classes: tuple[ClassFigure, ...]
+
+    def mistakes(self) -> list[tuple[int, str, str]]:
+        """How often, which label, taken for what; the commonest first."""
+        found = [
+            (count, shown.label, column)
+            for shown, row in zip(self.classes, self.counts, strict=True)
+            for column, count in zip(self.columns, row, strict=True)
+            if count and column != shown.label
+        ]
+        return sorted(found, key=lambda mistake: (-mistake[0], mistake[1], mistake[2]))
+
+
 class Wear(Record):
     """What is left of a test set that candidates were chosen on."""
 
@@ -293,6 +337,8 @@ class Report(Record):
     """The same figures on parts of the cases, cut as `evaluate.slices` says."""
     cuts: dict[str, dict[str, str]] = {}
     """By what, then case by case, the part that each belongs to."""
+    confusions: tuple[Confusion, ...] = ()
+    """Which label is taken for which, for each check that compares labels and each subject that was asked."""
     wear: Wear | None = None
     """How far these cases can still be trusted; None in records older than the field."""
     remarks: tuple[str, ...] = ()

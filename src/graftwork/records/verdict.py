@@ -41,6 +41,8 @@ class RuleResult(Record):
     """p after Holm's correction, where several adapters were judged in one go."""
     test: str = ""
     """How p or the interval was found, as the report names it."""
+    vacuous: str = ""
+    """Why nothing can be said: no case is of the kind that the rule is about. It is then never a pass."""
     must: bool = True
     """False where another rule stands in for this one: a cost win for the primary metric, or the reverse."""
 

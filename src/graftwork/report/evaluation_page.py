@@ -56,6 +56,7 @@ def render_evaluation(page: EvaluationPage) -> str:
             pairs=_pair_rows(report),
             failed=_failed(report),
             cuts=_cut_tables(report.slices),
+            confusions=_confusion_tables(report),
             confidence=_confidence(report),
             told=_told(report),
             script=Markup(script) if browsed else "",
@@ -193,6 +194,36 @@ def _cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
                 "rows": [
                     {"part": part, "n": n, "cells": [cells.get((part, metric)) for metric in metrics]}
                     for part, n in sizes.items()
+                ],
+            }
+        )
+    return tables
+
+
+def _confusion_tables(report: Report) -> list[dict[str, Any]]:
+    """The candidate's matrix, and each class beside the baseline's."""
+    before = {one.metric: one for one in report.confusions if one.subject == report.baseline.subject}
+    tables = []
+    for found in report.confusions:
+        if found.subject != report.candidate.subject:
+            continue
+        base = before.get(found.metric)
+        known = {shown.label: shown for shown in base.classes} if base is not None else {}
+        tables.append(
+            {
+                "name": wording.name_of(found.metric),
+                "field": found.field,
+                "columns": found.columns,
+                "rows": [
+                    {
+                        "figure": shown,
+                        "before": known.get(shown.label),
+                        "cells": [
+                            {"count": count, "right": column == shown.label}
+                            for column, count in zip(found.columns, counts, strict=True)
+                        ],
+                    }
+                    for shown, counts in zip(found.classes, found.counts, strict=True)
                 ],
             }
         )

@@ -96,7 +96,7 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
 
 
 def _interval(metric: Metric) -> str:
-    if metric.low == metric.high:
+    if metric.low == metric.high or not metric.n:
         return ""
     return f"{wording.value_of(metric, metric.low)} to {wording.value_of(metric, metric.high)}"
 
@@ -117,12 +117,12 @@ def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": wording.name_of(name),
-                "before": wording.value_of(before, before.value),
+                "before": wording.value_of(before, before.value) if before.n else "–",
                 "before_interval": _interval(before),
-                "before_counts": f"{before.successes} of {before.n}" if rate else "",
-                "after": wording.value_of(after, after.value),
+                "before_counts": f"{before.successes} of {before.n}" if rate and before.n else "",
+                "after": wording.value_of(after, after.value) if after.n else "–",
                 "after_interval": _interval(after),
-                "after_counts": f"{after.successes} of {after.n}" if rate else "",
+                "after_counts": f"{after.successes} of {after.n}" if rate and after.n else after.vacuous,
                 "pair": pair,
                 "difference": _difference(pair, after) if pair else "",
                 "difference_interval": _difference_interval(pair, after) if pair else "",

@@ -9,6 +9,7 @@ import pytest
 
 from graftwork.cli.main import main
 from graftwork.records.errors import pip_install
+from tickets import write_tickets
 
 GOOD_ROW = '{"prompt": "Where is the fern?", "completion": "By the pond."}\n'
 PROJECT = "project: p\ndata:\n  logs: [log.jsonl]\n"
@@ -137,6 +138,28 @@ def test_init_writes_a_project_that_loads_and_never_overwrites(graft, tmp_path):
     code, out, _ = graft("init", tmp_path / "My Agent", "--json")
     assert code == 2
     assert path.read_text() == "mine"
+
+
+def test_init_in_a_folder_with_logs_reads_them(graft, tmp_path):
+    write_tickets(tmp_path / "desk" / "logs" / "tickets.jsonl", count=60)
+    code, out, _ = graft("init", tmp_path / "desk", "--no-plan", "--json")
+    assert code == 0
+    assert json.loads(out)["proposal"]["kind"] == "json"
+    assert "logs: [logs/*.jsonl]" in (tmp_path / "desk" / "graft.yaml").read_text()
+
+
+def test_init_of_a_log_outside_the_project_names_it_whole(graft, tmp_path):
+    write_tickets(tmp_path / "tickets.jsonl", count=60)
+    code, _, _ = graft("init", tmp_path / "tickets.jsonl", "-C", tmp_path / "desk", "--no-plan", "--json")
+    assert code == 0
+    assert f"logs: [{tmp_path / 'tickets.jsonl'}]" in (tmp_path / "desk" / "graft.yaml").read_text()
+
+
+def test_init_of_a_log_that_is_not_there_is_told(graft, tmp_path):
+    code, out, _ = graft("init", tmp_path / "none.jsonl", "-C", tmp_path, "--json")
+    assert code == 2
+    assert "none.jsonl" in json.dumps(error_of(out))
+    assert not (tmp_path / "graft.yaml").exists()
 
 
 def test_the_schema_describes_every_section(graft):

@@ -11,7 +11,7 @@ from graftwork.coordinate.gate_champion import (
     surroundings_of,
     with_champion,
 )
-from graftwork.coordinate.gate_reports import find_report, keep_report
+from graftwork.coordinate.gate_reports import find_better_run, find_report, keep_report
 from graftwork.coordinate.gate_rules import RULES, note_rules, with_changes
 from graftwork.coordinate.narrator import Silent
 from graftwork.coordinate.workplace import open_workplace
@@ -21,11 +21,14 @@ from graftwork.evaluate.score import compare, make_rate
 from graftwork.files.journal import Journal
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Damaged
+from graftwork.records.figure import Figure
+from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
+from graftwork.records.run import TrainOutcome
 
-STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}]}
-LAX = {"rules": [{"metric": "json_valid", "over": 0.5}]}
+STRICT = {"rules": [{"metric": "json_valid", "over": 0.95}], "primary": "none"}
+LAX = {"rules": [{"metric": "json_valid", "over": 0.5}], "primary": "none"}
 
 
 def write_project(folder: Path, gate: dict) -> Path:
@@ -231,3 +234,62 @@ def test_reports_are_found_again_by_their_adapter(tmp_path):
         assert find_report(work, "a" * 64) == report(60)
         next((work.project.evaluations / "reports").glob("a*")).write_text("{}")
         assert find_report(work, "a" * 64) is None
+
+
+def enter_run(work, name, *, right, **settings) -> tuple[TrainOutcome, Report]:
+    """A finished run with its plan and its report."""
+    figures = ("total_parameters", "trainable_parameters", "peak_memory_gib", "disk_gib", "tokens")
+    figures += ("trained_tokens", "steps", "tokens_per_second", "minutes")
+    plan = Plan(
+        base="b",
+        base_fingerprint="b",
+        dataset_hash="d",
+        method="lora",
+        dtype="float32",
+        device=DeviceFacts(kind="cpu", name="cpu", memory_gib=1, threads=1),
+        certainty="computed",
+        fits=True,
+        train={"settings": settings},
+        **dict.fromkeys(figures, Figure.exact(1)),
+    )
+    outcome = TrainOutcome(
+        run_id=name,
+        adapter_folder="adapter",
+        adapter_hash=hashlib.sha256(name.encode()).hexdigest(),
+        base_hash_before="b",
+        base_hash_after="b",
+        steps=1,
+        epochs=1,
+        first_loss=1,
+        final_loss=1,
+        validation_loss_before=None,
+        validation_loss_after=None,
+        seconds=1,
+        load_seconds=1,
+        tokens_per_second=1,
+        peak_memory_gib=1,
+        trainable_parameters=1,
+        restarts=0,
+        replayed_steps=0,
+        replay_identical=None,
+    )
+    when = "2025-03-01T12:00:00Z"
+    work.runs.create(name, folder=name, plan=plan.model_dump(mode="json"), when=when)
+    work.runs.update(name, state="done", when=when, outcome=outcome.model_dump(mode="json"))
+    found = report(right)
+    keep_report(work, outcome.adapter_hash, found)
+    return outcome, found
+
+
+def test_the_newest_better_run_is_found_with_what_was_changed_since(tmp_path):
+    gate = {"rules": [{"metric": "json_valid", "over": 0.5}], "primary": "json_valid"}
+    with opened(write_project(tmp_path / "p", gate)) as work:
+        enter_run(work, "old", right=90, epochs=4, rank=8)
+        enter_run(work, "good", right=80, epochs=3, rank=16)
+        enter_run(work, "bad", right=0, epochs=1, rank=16)
+        outcome, found = enter_run(work, "now", right=10, epochs=1, rank=16)
+        better = find_better_run(work, outcome, found)
+        assert better is not None
+        assert (better.run_id, better.changes) == ("good", ("train.epochs 3 → 1",))
+        best, seen = enter_run(work, "best", right=99, epochs=5, rank=16)
+        assert find_better_run(work, best, seen) is None

@@ -6,8 +6,10 @@ import pytest
 from gate_samples import marks, outcome, report, simple, steps, subject
 
 from graftwork.evaluate.gate import Training, decide
-from graftwork.evaluate.gate.course import find_spikes, hints_of
+from graftwork.evaluate.gate.course import GoodRun, compare_plans, find_spikes, hints_of
 from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.records.figure import Figure
+from graftwork.records.plan import DeviceFacts, Plan
 
 RULE = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))
 FLAT = [2.0, 1.5, 1.2, 1.1, 1.05, 1.02, 1.0] + [1.0] * 33
@@ -16,6 +18,25 @@ FALLING = [2.0 - 0.03 * i for i in range(40)]
 
 def training(losses, **more):
     return Training(outcome(losses, **more), steps(losses))
+
+
+def plan(**more):
+    device = DeviceFacts(kind="cpu", name="cpu", memory_gib=4, threads=1)
+    named = ("total_parameters", "trainable_parameters", "peak_memory_gib", "disk_gib", "tokens")
+    named += ("trained_tokens", "steps", "tokens_per_second", "minutes")
+    values = {
+        "base": "tiny",
+        "base_fingerprint": "f",
+        "dataset_hash": "d",
+        "method": "lora",
+        "dtype": "float32",
+        "device": device,
+        "certainty": "computed",
+        "fits": True,
+        "train": {},
+        **dict.fromkeys(named, Figure.exact(1)),
+    }
+    return Plan.model_validate({**values, **more})
 
 
 def advice(how, **more):
@@ -119,3 +140,28 @@ def test_latency_over_its_limit_asks_for_fewer_tokens_or_a_smaller_base():
     verdict = decide(seen, GateSettings(rules=(Rule(metric="latency_seconds", under=12),)))
     assert "fewer tokens (it makes 35 tokens a second)" in verdict.advice[0]
     assert "quantised" in verdict.advice[0]
+
+
+def test_advice_starts_with_what_was_changed_since_a_better_run():
+    better = simple(marks(0, 90), marks(70, 90), metric="queue")
+    worse = simple(marks(0, 90), marks(0, 90), metric="queue")
+    gate = GateSettings(rules=(Rule(metric="queue", over=0.5),), primary="queue")
+    changes = ("train.epochs 3 → 1", "train.upper_layers 15 → 8")
+    good = GoodRun("abcdef0123456789", better, changes)
+    verdict = decide(worse, gate, training=training(FLAT)._replace(good=good))
+    assert verdict.decision == "iterate"
+    assert "train.epochs 3 → 1, train.upper_layers 15 → 8" in verdict.advice[0]
+    assert "queue from 70 of 90 to 0 of 90" in verdict.advice[0]
+    # A run that did no better explains nothing.
+    alike = training(FLAT)._replace(good=GoodRun("abcdef0123456789", worse, changes))
+    assert not any("Changed since" in line for line in decide(worse, gate, training=alike).advice)
+
+
+def test_two_plans_are_compared_by_settings_data_and_base():
+    before = plan(train={"settings": {"epochs": 3, "examine": {"every": None}}}, dataset_hash="a" * 64)
+    now = plan(train={"settings": {"epochs": 1, "examine": {"every": 5}}}, dataset_hash="b" * 64)
+    changed = compare_plans(before, now.model_copy(update={"base_fingerprint": "other"}))
+    assert changed[0].startswith("the files of the base")
+    assert changed[1:3] == ("train.epochs 3 → 1", "train.examine.every none → 5")
+    assert changed[3].startswith("the dataset aaaaaaaa → bbbbbbbb")
+    assert compare_plans(now, now) == ()

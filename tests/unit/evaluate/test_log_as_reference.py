@@ -1,11 +1,13 @@
 """The log's answers are the references: nobody is compared with it by what holds answers against them."""
 
+from dataclasses import replace
+
 import pytest
 
 from graftwork.evaluate.compare import compare
 from graftwork.evaluate.gate import decide
 from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.evaluate.metrics import AGAINST_REFERENCE, GRADERS
+from graftwork.evaluate.metrics import AGAINST_REFERENCE, GRADERS, Check, GradeContext, grade
 from graftwork.evaluate.score import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.slices import slice_report
@@ -117,3 +119,34 @@ def test_a_gate_rule_against_the_log_on_such_a_metric_proves_nothing_and_says_wh
     assert "was not compared on any case" in held.rules[0].sentence
     assert "The log is a flatterer." in held.notes
     assert "The log is a flatterer." not in gate("base").notes
+
+
+OWN = """
+import json
+
+def reads_reference(case, text):
+    return json.loads(case.reference)["queue"] in text
+
+def dumps_case(case, text):
+    return case.model_dump()["reference"] == text
+
+def reads_prompt(case, text):
+    return case.messages[0].content != text and case.group is None
+"""
+
+
+def test_an_own_metric_that_reads_the_reference_says_nothing_of_the_log(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    case = Case(
+        id="1",
+        origin=Origin(file="log", line=1),
+        messages=(Message(role="user", content="a ticket"),),
+        reference='{"queue": "billing"}',
+    )
+    names = ("reads_reference", "dumps_case", "reads_prompt")
+    checks = {name: Check(name=name, metric=f"own.py:{name}") for name in names}
+    model = GradeContext(checks=checks, folder=tmp_path)
+    log = replace(model, is_reference=True)
+    assert [grade(name, case, case.reference, context=model) for name in names] == [1.0, 1.0, 1.0]
+    assert [grade(name, case, case.reference, context=log) for name in names] == [None, None, 1.0]
+    assert not log.failed

@@ -2,7 +2,7 @@
 
 import pytest
 from page_reader import read
-from report_sample import make_answers, make_audit, make_page, make_verdict
+from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
 from graftwork.records.audit import Finding
 from graftwork.report.inputs import SideBySide
@@ -163,3 +163,27 @@ def test_answers_keep_their_order(page):
     text = words(render_report(page))
     places = [text.index(pair.question) for pair in make_answers()]
     assert places == sorted(places)
+
+
+def test_a_metric_that_graded_no_case_shows_its_reason_and_no_figure(page):
+    empty = rate("answer_match", 0, 1, 0.0, 1.0).model_copy(update={"n": 0})
+    why = "no reference has the field queue"
+    report = page.report
+    changed = report.model_copy(
+        update={
+            "baseline": report.baseline.model_copy(
+                update={"metrics": {**report.baseline.metrics, "answer_match": empty}}
+            ),
+            "candidate": report.candidate.model_copy(
+                update={
+                    "metrics": {
+                        **report.candidate.metrics,
+                        "answer_match": empty.model_copy(update={"vacuous": why}),
+                    }
+                }
+            ),
+        }
+    )
+    shown = words(render_report(page.model_copy(update={"report": changed})))
+    assert "0 of 0" not in shown
+    assert why in shown

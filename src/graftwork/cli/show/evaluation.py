@@ -10,7 +10,7 @@ from graftwork.cli.show.evaluation_metrics import (
     metrics_table,
     subjects_of,
 )
-from graftwork.cli.show.evaluation_parts import show_parts
+from graftwork.cli.show.evaluation_parts import show_confusions, show_parts
 from graftwork.cli.show.tables import percent, print_line, quote, table
 from graftwork.evaluate.wording import name_of, plural
 from graftwork.records.report import Report
@@ -34,6 +34,7 @@ def show_report(console: Console, report: Report, *, held_out: bool = False) -> 
     for line in _told_beside(report):
         print_line(console, line)
     show_parts(console, report)
+    show_confusions(console, report)
     for line in _told_at_the_end(report):
         print_line(console, line)
 

@@ -4,7 +4,7 @@ In: a report, and how wide the console is. Out: a table: a column for each subje
 line for each. Does not know what is said before and after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -47,10 +47,20 @@ def figured(report: Report) -> list[str]:
 
 def figures_missing(report: Report) -> str | None:
     """Names the metrics without any figure, which are left out of the table."""
-    missing = [quote(name_of(name)) for name, known in _metrics(report).items() if not known]
+    missing = [name for name, known in _metrics(report).items() if not known]
     if not missing:
         return None
-    return f"without a figure, for no case could be graded by it: {', '.join(missing)}"
+    return f"without a figure, for no case could be graded by it: {', '.join(map(_say_why(report), missing))}"
+
+
+def _say_why(report: Report) -> Callable[[str], str]:
+    """The name of a metric without a figure, with the reason where it is known."""
+
+    def say(name: str) -> str:
+        metric = report.candidate.metrics.get(name)
+        return quote(f"{name_of(name)} ({metric.vacuous})" if metric and metric.vacuous else name_of(name))
+
+    return say
 
 
 def medians_unbounded(report: Report) -> str | None:

@@ -9,6 +9,7 @@ from graftwork.evaluate.wording import name_of, plural
 from graftwork.records.report import Report, SliceFigure
 
 MOST_ROWS = 8
+MOST_MISTAKES = 3
 FEWEST_CASES = 5
 """A part of fewer cases shows a large difference by chance."""
 ROOM_FOR_INTERVALS = 100
@@ -23,6 +24,22 @@ def show_parts(console: Console, report: Report) -> None:
     if telling:
         console.print(_table(report, telling, intervals=console.width >= ROOM_FOR_INTERVALS))
     print_line(console, f"[dim]{_say_rest(report, telling)}[/]")
+
+
+def show_confusions(console: Console, report: Report) -> None:
+    """For each field with few values: what became of each class, and what it was taken for most often."""
+    for found in report.confusions:
+        if found.subject != report.candidate.subject:
+            continue
+        rows = table(f"{name_of(found.metric)} due", "cases", "found", "right when said", "taken for")
+        taken: dict[str, list[str]] = {}
+        for count, label, column in found.mistakes():
+            taken.setdefault(label, []).append(f"{quote(column)} {count}")
+        for shown in found.classes:
+            said = "–" if shown.precision is None else percent(shown.precision)
+            most = ", ".join(taken.get(shown.label, [])[:MOST_MISTAKES])
+            rows.add_row(quote(shown.label), str(shown.cases), percent(shown.recall), said, most)
+        console.print(rows)
 
 
 def choose_parts(report: Report) -> list[SliceFigure]:

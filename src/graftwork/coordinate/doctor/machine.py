@@ -38,7 +38,7 @@ def look_at_machine(folder: Path, *, disk_gib: float | None) -> Iterator[Check]:
     yield _container(limit, device.memory_gib)
     yield _swap(memory)
     yield Check(name="processor", result="note", found=f"{device.name}, {device.threads} threads")
-    yield _disk(folder, needed=disk_gib)
+    yield look_at_disk(folder, needed=disk_gib)
     yield _writable(folder)
     yield _open_files()
     yield decide(
@@ -64,7 +64,7 @@ def _swap(memory: dict[str, float]) -> Check:
     return decide("swap", used < SWAPPED_GIB, f"{used:.1f} GiB in use", fix, otherwise="note")
 
 
-def _disk(folder: Path, *, needed: float | None) -> Check:
+def look_at_disk(folder: Path, *, needed: float | None) -> Check:
     near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(near).free / 2**30
     least = max(DISK_GIB, needed or 0.0)

@@ -17,7 +17,7 @@ def look_at_project(project: Project) -> Iterator[Check]:
     yield _logs(project)
     yield _configuration(project)
     yield _database(project)
-    yield _port(project)
+    yield look_at_port(project)
 
 
 def look_at_base(project: Project | None) -> Check:
@@ -98,7 +98,7 @@ def _database(project: Project) -> Check:
     return Check(name="database", result="ok", found=name)
 
 
-def _port(project: Project) -> Check:
+def look_at_port(project: Project) -> Check:
     settings = project.settings.serve
     with socket.socket() as probe:
         try:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.coordinate.gate_champion import Champion, look_for_champion, surroundings_of, with_champion
-from graftwork.coordinate.gate_reports import keep_report, keep_verdict
+from graftwork.coordinate.gate_reports import find_better_run, keep_report, keep_verdict
 from graftwork.coordinate.gate_rules import note_rules, with_changes
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
@@ -32,7 +32,7 @@ def gather(work: Workplace, made: Made) -> Judged:
     return Judged(
         report=with_champion(work, report, champion.release),
         settings=work.settings.gate,
-        training=Training(outcome, steps),
+        training=Training(outcome, steps, good=find_better_run(work, outcome, report)),
         around=surroundings_of(champion),
     )
 

@@ -42,6 +42,11 @@ _LOOKS = tuple((shape.fits, shape) for shape in FORMATS.values())
 _EXPECTED = "; ".join(shape.EXPECTS for shape in FORMATS.values())
 
 
+def find_format(row: dict[str, Any]) -> FormatName | None:
+    """The name of the shape that a row has; None where it has no known one."""
+    return next((name for name, shape in FORMATS.items() if shape.fits(row)), None)
+
+
 def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
     found = _read(row, origin, settings)
     if settings.reasoning == "keep":

@@ -6,7 +6,8 @@ In: a report, its judged rules, how training went. Out: sentences. Pure. Says no
 from collections import Counter
 from collections.abc import Sequence
 
-from graftwork.evaluate.gate.course import Training, hints_of
+from graftwork.evaluate.confusion import OTHER, UNREADABLE
+from graftwork.evaluate.gate.course import Training, hint_of_changes, hints_of
 from graftwork.evaluate.gate.evidence import count_cases_needed
 from graftwork.evaluate.gate.hint import Hint
 from graftwork.evaluate.gate.ungraded import find_ungraded
@@ -18,6 +19,7 @@ from graftwork.records.verdict import Decision, RuleResult
 
 CLUSTER_LEAST = 3
 """Fewer failures than this are no cluster."""
+MOST_CONFUSIONS = 3
 CLUSTER_FACTOR = 2.0
 """A group stands out when it fails so many times as often as the others."""
 
@@ -27,15 +29,17 @@ def advise(
 ) -> tuple[str, ...]:
     """What to try, ranked by how many answers each cause accounts for."""
     hints = [*_on_json(report), *_on_length(report, rules), *_on_refusals(report), *_on_citations(report)]
-    hints += [*_on_groups(report, rules), *_on_limits(report, rules)]
+    hints += [*_on_confusions(report, rules), *_on_groups(report, rules), *_on_limits(report, rules)]
     if decision != "not_enough_evidence":
         hints += hints_of(training, failures=_count_failures(report, rules))
     ranked = [hint.text for hint in sorted(hints, key=lambda hint: -hint.cases)]
-    evidence = [*_on_graders(report, rules), *_on_evidence(report, rules)]
+    # First what changed since it was better, then what the wrong answers have in common, then more cases.
+    changed = hint_of_changes(training, report=report, rules=rules)
+    graders = _on_graders(report, rules)
     if decision == "not_enough_evidence":
-        ranked = [*evidence, *ranked]
+        ranked = [*graders, *changed, *ranked, *_on_evidence(report, rules)]
     else:
-        ranked += evidence
+        ranked = [*changed, *ranked, *graders, *_on_evidence(report, rules)]
     if decision == "abort":
         ranked.insert(0, "Do not release this adapter; the one that serves now stays.")
     return tuple(dict.fromkeys(ranked)) or ("Train longer or on more rows, then evaluate again.",)
@@ -129,6 +133,34 @@ def _on_citations(report: Report) -> list[Hint]:
             "check the citations of the rows trained on, and train for more steps.",
         )
     ]
+
+
+def _on_confusions(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:
+    """Labels that are taken for each other, on the rules that did not pass."""
+    open_ones = set(_open_metrics(rules))
+    # A rule on all fields is open because of the fields that it is made of.
+    everything = any(name in open_ones for name in _all_fields(report))
+    hints = []
+    for found in report.confusions:
+        if found.subject != report.candidate.subject or not (everything or found.metric in open_ones):
+            continue
+        mistakes = [one for one in found.mistakes() if one[0] >= CLUSTER_LEAST]
+        for count, label, column in mistakes[:MOST_CONFUSIONS]:
+            due = next(shown.cases for shown in found.classes if shown.label == label)
+            if column in (OTHER, UNREADABLE):
+                told = f"{count} of {due} cases of {found.metric} {label} got {column}: train for more steps."
+            else:
+                told = (
+                    f"{count} of {due} cases of {found.metric} {label} were answered {column}: add rows of "
+                    "both, and look whether their labels are right."
+                )
+            hints.append(Hint(count, told))
+    return hints
+
+
+def _all_fields(report: Report) -> list[str]:
+    checks = report.settings.get("checks") or ()
+    return [str(check.get("name")) for check in checks if check.get("metric") == "all_fields"]
 
 
 def _on_groups(report: Report, rules: Sequence[RuleResult]) -> list[Hint]:

@@ -6,12 +6,16 @@ what was seen in the answers themselves comes first where it explains as many.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from graftwork.evaluate.gate.hint import Hint
+from graftwork.evaluate.wording import name_of
+from graftwork.records.plan import Plan
+from graftwork.records.report import Report
 from graftwork.records.run import Look, TrainOutcome, TrainStep
+from graftwork.records.verdict import RuleResult
 
 FEWEST_STEPS = 8
 """Too short a course says nothing about where it was going."""
@@ -28,11 +32,22 @@ FEWEST_BEFORE = 4
 HARDLY_LEARNED = 0.97
 
 
+class GoodRun(NamedTuple):
+    """An earlier run that did better, and what is otherwise now."""
+
+    run_id: str
+    report: Report
+    changes: tuple[str, ...]
+    """Settings, data and base, each as "train.epochs 3 → 1"."""
+
+
 class Training(NamedTuple):
     """How a run went."""
 
     outcome: TrainOutcome
     steps: tuple[TrainStep, ...] = ()
+    good: GoodRun | None = None
+    """The last run that did better, where there is one."""
 
     @property
     def losses(self) -> list[float]:
@@ -54,6 +69,54 @@ def hints_of(training: Training | None, *, failures: int) -> list[Hint]:
         # More steps would only make an overfitted adapter worse.
         hints += _on_falling_loss(training, weight)
     return hints + _on_nothing_learned(training, weight)
+
+
+def hint_of_changes(training: Training | None, *, report: Report, rules: Sequence[RuleResult]) -> list[str]:
+    """What was changed since an earlier run was better: the likeliest cause, and the cheapest to undo."""
+    if training is None or training.good is None or not training.good.changes:
+        return []
+    good = training.good
+    fell = []
+    for name in dict.fromkeys(rule.metric for rule in rules if rule.outcome != "pass"):
+        before, after = good.report.candidate.metrics.get(name), report.candidate.metrics.get(name)
+        if before and after and before.kind == "rate" and before.n and after.n and after.value < before.value:
+            fell.append(
+                f"{name_of(name)} from {before.successes} of {before.n} to {after.successes} of {after.n}"
+            )
+    if not fell:
+        return []
+    changed, sank = ", ".join(good.changes), ", ".join(fell)
+    return [
+        f"Changed since the run {good.run_id[:12]}, which was better: {changed}. {sank}: undo that first."
+    ]
+
+
+def compare_plans(before: Plan, now: Plan) -> tuple[str, ...]:
+    """What of settings, data and base is otherwise in the later run, in words."""
+    found = []
+    if before.base_fingerprint != now.base_fingerprint:
+        same = before.base == now.base
+        found.append(f"base {before.base} → {now.base}" if not same else f"the files of the base {now.base}")
+    old, new = _flat(before.train.get("settings", {})), _flat(now.train.get("settings", {}))
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            found.append(f"train.{key} {_show(old.get(key))} → {_show(new.get(key))}")
+    if before.dataset_hash != now.dataset_hash:
+        tokens = f"{before.tokens.value:,.0f} → {now.tokens.value:,.0f} tokens in all"
+        found.append(f"the dataset {before.dataset_hash[:8]} → {now.dataset_hash[:8]} ({tokens})")
+    return tuple(found)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        inner = isinstance(value, dict) and value
+        flat |= _flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+    return flat
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value)
 
 
 def _on_falling_loss(training: Training, weight: float) -> list[Hint]:

@@ -14,6 +14,7 @@ from graftwork.evaluate.gate.guardrails import judge_guardrail
 from graftwork.evaluate.gate.judge import judge_limit
 from graftwork.evaluate.gate.losses import find_stops
 from graftwork.evaluate.gate.pairs import Surroundings, confidence_of
+from graftwork.evaluate.gate.ungraded import never_vacuous
 from graftwork.evaluate.gate.wins import judge_gains, p_of_primary
 from graftwork.evaluate.gate.wording import say_reason
 from graftwork.evaluate.gate_settings import GateSettings, Rule
@@ -48,6 +49,7 @@ def decide(
     """
     rules = [_judge(rule, report=report, around=around) for rule in settings.rules]
     rules += judge_gains(report, settings, around=around, adjusted_p=adjusted_p)
+    rules = [never_vacuous(rule, report=report) for rule in rules]
     stops = find_stops(report, settings, judged=rules, around=around)
     rules += [stop.rule for stop in stops if stop.rule is not None]
     decision = _decide(rules, aborted=bool(stops))

@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from graftwork.evaluate.metrics import JUDGE_PREFERENCE
 from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.wording import name_of
 from graftwork.records.report import Metric, Report, SubjectReport
+from graftwork.records.verdict import RuleResult
 
 
 class Ungraded(NamedTuple):
@@ -51,6 +53,22 @@ def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> U
     asked = {case for metric in found for case in metric.scores}
     both = set.intersection(*map(_graded, found)) if found else set()
     return _gather(left_out, of=asked - both, metrics=found)
+
+
+def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
+    """The rule as judged; unknown, with the reason, where no case is of the kind that it is about.
+
+    "Refuses just where the reference does" holds for every model on a log without a refusal: that passes
+    nothing. What fails all the same has failed.
+    """
+    metric = report.candidate.metrics.get(rule.metric)
+    why = metric.vacuous if metric is not None else ""
+    if not why or rule.outcome == "fail":
+        return rule
+    seen = f"{metric.successes} of {metric.n}, but " if metric and metric.n and metric.kind == "rate" else ""
+    sentence = f"{name_of(rule.metric)}: {seen}{why}, so nothing is shown by it."
+    told = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
+    return rule.model_copy(update=told)
 
 
 def all_wrong(metric: Metric, cases: Set[str], *, wrong: float, sessions: Mapping[str, str]) -> Metric:

@@ -129,7 +129,7 @@ def say_reason(
     decision: Decision, rules: Sequence[RuleResult], stops: Sequence[str], *, needed: int | None
 ) -> str:
     def named(outcome: RuleOutcome) -> str:
-        open_ones = [rule for rule in rules if rule.outcome == outcome and rule.must]
+        open_ones = [rule for rule in rules if rule.outcome == outcome and rule.must and not rule.vacuous]
         return ", ".join(dict.fromkeys(name_of(rule.metric) for rule in open_ones))
 
     if decision == "abort":
@@ -144,7 +144,12 @@ def say_reason(
     settle = [plural(needed, "case")] if needed else []
     settle += [plural(timed, "timed request")] if timed else []
     ending = f" About {' and '.join(settle)} would settle it." if settle else ""
-    return f"Nothing is broken, but too few cases to promise: {named('unknown')}.{ending}"
+    shown = [f"{name_of(rule.metric)} ({rule.vacuous})" for rule in rules if rule.vacuous and rule.must]
+    empty = f"no case to judge by: {', '.join(dict.fromkeys(shown))}."
+    if not named("unknown"):
+        return f"Nothing is broken, but {empty}"
+    also = f" And {empty}" if shown else ""
+    return f"Nothing is broken, but too few cases to promise: {named('unknown')}.{ending}{also}"
 
 
 def _say_remedy(rule: Rule, metric: Metric, needed: int | None) -> str:

@@ -18,7 +18,13 @@ from graftwork.evaluate.metrics.context import (
     GradeFunction,
     Rater,
 )
-from graftwork.evaluate.metrics.grading import against_reference, grade, require_gradable, right_or_wrong
+from graftwork.evaluate.metrics.grading import (
+    against_reference,
+    explain_vacuous,
+    grade,
+    require_gradable,
+    right_or_wrong,
+)
 from graftwork.evaluate.metrics.table import (
     AGAINST_REFERENCE,
     ALWAYS_MEASURED,
@@ -77,6 +83,7 @@ __all__ = [
     "Rater",
     "Where",
     "against_reference",
+    "explain_vacuous",
     "grade",
     "read_case_checks",
     "require_gradable",

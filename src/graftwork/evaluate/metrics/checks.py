@@ -10,8 +10,18 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from graftwork.evaluate.fields import AnswerFields
 from graftwork.evaluate.metrics.code import PYTHON_TESTS, PythonTests, grade_python_tests
 from graftwork.evaluate.metrics.context import CannotGrade, CheckKind, Grade, GradeContext
+from graftwork.evaluate.metrics.json_fields import (
+    AllFields,
+    Normalised,
+    SetOf,
+    grade_all_fields,
+    grade_field,
+    grade_normalised,
+    grade_set,
+)
 from graftwork.evaluate.metrics.layout import Layout, grade_format
 from graftwork.evaluate.metrics.own import grade_own, is_own, require_own_name
 from graftwork.evaluate.metrics.reviewers import Review, grade_reviewed
@@ -36,6 +46,9 @@ NAME = r"^[a-z0-9][a-z0-9_.-]{0,63}$"
 
 KINDS: dict[str, CheckKind] = {
     "exact": CheckKind(Exact, grade_exact, "value"),
+    "normalised": CheckKind(Normalised, grade_normalised, "value"),
+    "set": CheckKind(SetOf, grade_set, "value"),
+    "all_fields": CheckKind(AllFields, grade_all_fields, "fields"),
     "contains": CheckKind(Contains, grade_contains, "value"),
     "regex": CheckKind(Regex, grade_regex, "pattern"),
     "numeric": CheckKind(Numeric, grade_numeric, "value"),
@@ -45,6 +58,14 @@ KINDS: dict[str, CheckKind] = {
     PYTHON_TESTS: CheckKind(PythonTests, grade_python_tests, "tests"),
 }
 """To add one: its parameters as a Record, its grader, a line here."""
+
+OF_ONE_TEXT = frozenset({"token_f1", "edit_similarity", "chrf"})
+"""Metrics by name that can look at one field as well as at the whole answer."""
+ONLY_REFUSALS = frozenset({"refusal_correct", "refused_where_due", "answered_where_due"})
+OF_WHOLE_ANSWERS = frozenset({"all_fields", "reviewer_score"})
+"""Rules that cannot."""
+_WORDS_ALONE = AnswerFields(form="text", refusals=())
+"""How the text of one field is read: as it stands."""
 
 
 class Where(Record):
@@ -88,11 +109,15 @@ class Check(Record):
 
     name: str = Field(pattern=NAME, description="What the report and the gate call it.")
     metric: str = Field(
-        description="A rule (exact, contains, regex, numeric, json_schema, format), a metric, or an own "
-        "function as path/file.py:function."
+        description="A rule (exact, numeric, set, normalised, all_fields, contains, regex, json_schema, "
+        "format), a metric, or an own function as path/file.py:function."
     )
     where: Where = Field(default_factory=Where, description="The cases that it is about; all without it.")
-    field: str | None = Field(None, description="The key of a JSON answer that is looked at; a dot inwards.")
+    field: str | None = Field(
+        None,
+        description="The key of a JSON answer that is looked at; a dot inwards. Without a value it is "
+        "compared with the same key of the reference.",
+    )
     at_least: float | None = Field(
         None, gt=0, le=1, description="Of a score: from here on the answer counts as right."
     )
@@ -107,17 +132,30 @@ class Check(Record):
     def _makes_sense(self) -> Self:
         given = self.model_extra or {}
         kind = KINDS.get(self.metric)
+        named = self.metric in GRADERS or self.metric in CONTEXT_GRADERS
+        if self.field is not None and (
+            self.metric in OF_WHOLE_ANSWERS or (named and self.metric not in OF_ONE_TEXT)
+        ):
+            raise ValueError(
+                f"{self.metric} reads the whole answer: with `field: {self.field}` it would grade nothing; "
+                "leave `field` out, or compare the field by exact, numeric, set or normalised"
+            )
         if kind is not None:
             self._parameters = _read_parameters(self.metric, kind, given)
             return self
         if is_own(self.metric):
             require_own_name(self.metric)
-        elif self.metric not in GRADERS and self.metric not in CONTEXT_GRADERS:
+        elif not named:
             known = (*KINDS, *GRADERS, *CONTEXT_GRADERS)
             raise ValueError(f"there is no metric {self.metric}; {_hint(self.metric, known)}")
         if given:
             raise ValueError(f"{self.metric} takes no {next(iter(given))}")
         return self
+
+    @property
+    def rule(self) -> Record | None:
+        """The parameters of its rule; None for a metric by name and for an own function."""
+        return self._parameters
 
     @property
     def scored(self) -> bool:
@@ -127,9 +165,15 @@ class Check(Record):
     @property
     def against_reference(self) -> bool:
         """Whether it holds an answer against the reference: by its metric, or for want of a value."""
-        if isinstance(self._parameters, Exact | Numeric):
+        if isinstance(self._parameters, Exact | Numeric | Normalised | SetOf):
             return self._parameters.value is None
-        return self.metric in AGAINST_REFERENCE
+        return self.metric in AGAINST_REFERENCE or isinstance(self._parameters, AllFields)
+
+    @property
+    def tells_right(self) -> bool:
+        """Whether it tells a right answer from a wrong one, and not only whether its form is right."""
+        exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
+        return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)
 
     def grade(self, case: Case, text: str, context: GradeContext) -> Grade:
         """None where it is not about this case."""
@@ -139,6 +183,8 @@ class Check(Record):
         return grade if grade is None or self.at_least is None else float(grade >= self.at_least)
 
     def _grade(self, case: Case, text: str, context: GradeContext) -> Grade:
+        if self.field is not None and self.against_reference:
+            return self._grade_field(self.field, case, text)
         if self.field is not None:
             # A key that is not there says nothing: the empty text, so that the rule is held against it.
             text = context.fields.inner(text, self.field) or ""
@@ -150,6 +196,16 @@ class Check(Record):
         if self.metric in CONTEXT_GRADERS:
             return CONTEXT_GRADERS[self.metric](case, text, context)
         return GRADERS[self.metric](case, text, context.fields)
+
+    def _grade_field(self, path: str, case: Case, text: str) -> Grade:
+        """The field of the answer against the field of the reference, not against the whole of it."""
+        if self._parameters is not None:
+            return grade_field(path, case, text, self._parameters)
+        expected, given = _WORDS_ALONE.inner(case.reference, path), _WORDS_ALONE.inner(text, path)
+        if not expected:
+            return None
+        only = case.model_copy(update={"reference": expected})
+        return GRADERS[self.metric](only, given or "", _WORDS_ALONE)
 
 
 def write_in_full(given: dict[str, Any]) -> dict[str, Any]:

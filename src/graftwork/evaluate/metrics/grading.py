@@ -4,8 +4,9 @@ In: a name, a case, a text, what graders may need. Out: a grade, or None where t
 arise or the grader failed; a failure is added to `context.failed` and stops nothing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from graftwork.evaluate.fields import AnswerFields, StructuredAnswer, parse_object, read_answer
 from graftwork.evaluate.metrics.checks import Check, read_case_checks
 from graftwork.evaluate.metrics.context import CannotGrade, FailedGrade, Grade, GradeContext
 from graftwork.evaluate.metrics.own import is_own, load_own, require_named
@@ -44,6 +45,62 @@ def require_gradable(context: GradeContext) -> None:
     for check in context.checks.values():
         if is_own(check.metric) and context.folder is not None:
             load_own(check.metric, folder=context.folder)
+
+
+def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: GradeContext) -> str:
+    """Why a metric's figure proves nothing on these cases, in a clause; empty where it proves something.
+
+    `graded` says how many of them it grades. A log without a single refusal makes "refuses just where the
+    reference does" true of every model that never refuses: such a figure is no evidence.
+    """
+    check: Check | None = context.checks.get(name)
+    metric = check.metric if check is not None else name
+    about = [case for case in cases if check is None or check.where.holds(case)]
+    if metric == "refusal_correct" and graded:
+        refused = [bool(answer and answer.refused) for answer in _references(about, context.fields)]
+        return "no reference refuses" if not any(refused) else "every reference refuses" * all(refused)
+    if graded:
+        return ""
+    if cases and not about:
+        return "no case fits its `where`"
+    if check is not None and (check.field is not None or metric == "all_fields"):
+        if not any(parse_object(case.reference) for case in about):
+            return "no reference is a JSON object"
+        wanted = f"the field {check.field}" if check.field is not None else "any of its fields"
+        return f"no reference has {wanted}"
+    return _explain_kind(metric, about, context.fields)
+
+
+_NO_CASE = {
+    TASK_SUCCESS: "no check is about these cases; write what a right answer is under evaluate.checks",
+    CHECKS_PASSED: "no check is about these cases; write what a right answer is under evaluate.checks",
+    "refused_where_due": "no reference refuses",
+    "nearer_to_preferred": "the log holds no pair of a better and a worse reply",
+    "reviewer_score": "no reviewer has marked these answers",
+    "code_passes": "no case brings tests",
+    "python_tests": "no case brings tests",
+    "code_compiles": "no case asks for code",
+}
+
+
+def _explain_kind(metric: str, cases: Sequence[Case], fields: AnswerFields) -> str:
+    """Why a metric grades not one of the cases."""
+    if metric in _NO_CASE or is_own(metric):
+        return _NO_CASE.get(metric, "the function gives None for every case")
+    read = [answer for answer in _references(cases, fields) if answer is not None]
+    if not read:
+        return f"no reference can be read as {'JSON' if fields.form == 'json' else 'words'}"
+    if all(answer.refused for answer in read):
+        return "every reference refuses"
+    if metric == "answer_match" and fields.form == "json":
+        return f"no reference has an answer in words under the key `{fields.answer}`"
+    if metric == "citation_correct":
+        return "no reference cites a source"
+    return "no case is of the kind that it grades"
+
+
+def _references(cases: Sequence[Case], fields: AnswerFields) -> list[StructuredAnswer | None]:
+    return [read_answer(case.reference, fields=fields) for case in cases]
 
 
 def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:

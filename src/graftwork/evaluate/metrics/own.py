@@ -16,6 +16,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pydantic import PrivateAttr
+
 from graftwork.evaluate.metrics.context import CannotGrade, Grade, GradeContext
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
@@ -57,13 +59,15 @@ def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     if context.folder is None:
         raise CannotGrade(f"{name}: there is no project folder to load it from")
     function = load_own(name, folder=context.folder)
+    watched = _watch(case) if context.is_reference else None
     try:
-        given = _plain(function(case, text))
+        given = _plain(function(case if watched is None else watched, text))
     except (Exception, SystemExit) as error:
         said = _show(error, str)
         place = _place_of(error, function)
         raise CannotGrade(f"{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
-    if given is None:
+    if given is None or (watched is not None and watched.has_read_reference):
+        # The log's answer is the reference: held against itself it would be right whatever it says.
         return None
     if isinstance(given, bool | int | float) and 0 <= given <= 1:
         return float(given)
@@ -75,6 +79,27 @@ def require_named(name: str, context: GradeContext) -> None:
     """A case may ask for a function of the project only where graft.yaml asks for it too."""
     if is_own(name) and name not in {check.metric for check in context.checks.values()}:
         raise CannotGrade(f"the case asks for {name}, and graft.yaml does not name it under evaluate.checks")
+
+
+class _WatchedCase(Case):
+    """A case that notes whether its reference was looked at: the log's own answer is that reference."""
+
+    _read: list[bool] = PrivateAttr(default_factory=list)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("reference", "model_dump", "model_dump_json", "__iter__", "__dict__"):
+            object.__getattribute__(self, "__pydantic_private__")["_read"].append(True)
+        return super().__getattribute__(name)
+
+    @property
+    def has_read_reference(self) -> bool:
+        return bool(self._read)
+
+
+def _watch(case: Case) -> _WatchedCase:
+    watched = _WatchedCase.model_construct(**{name: getattr(case, name) for name in Case.model_fields})
+    watched._read.clear()
+    return watched
 
 
 def _plain(given: Any) -> Any:

@@ -102,7 +102,7 @@ def grade_exact(case: Case, text: str, context: GradeContext) -> Grade:
     expected = asked.value if asked.value is not None else expected_text(case, context.fields)
     if expected is None:
         return None
-    return float(_plain(text, asked) == _plain(expected, asked))
+    return float(plain_text(text, asked) == plain_text(expected, asked))
 
 
 def grade_contains(case: Case, text: str, context: GradeContext) -> Grade:
@@ -136,9 +136,14 @@ def grade_numeric(case: Case, text: str, context: GradeContext) -> Grade:
     if not given or (asked.which == "only" and len(given) != 1):
         return 0.0
     meant = {"first": given[:1], "last": given[-1:], "only": given, "any": given}[asked.which]
+    return float(any(within_reach(number, expected, asked) for number in meant))
+
+
+def within_reach(number: float, expected: float, asked: Numeric) -> bool:
+    """Whether a number is the expected one, as far as the tolerance goes."""
     # A hair more than asked, because 0.1 + 0.2 is not 0.3.
     reach = max(asked.tolerance, asked.relative * abs(expected)) + 1e-12 * max(1.0, abs(expected))
-    return float(any(abs(number - expected) <= reach for number in meant))
+    return abs(number - expected) <= reach
 
 
 def grade_json_schema(case: Case, text: str, context: GradeContext) -> Grade:
@@ -161,6 +166,7 @@ def numbers_in(text: str) -> list[float]:
     return numbers
 
 
-def _plain(text: str, asked: Exact) -> str:
+def plain_text(text: str, asked: Exact) -> str:
+    """The text without what the rule says does not count."""
     text = text.casefold() if asked.ignore_case else text
     return " ".join(text.split()) if asked.ignore_space else text.strip()

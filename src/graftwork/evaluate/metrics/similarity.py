@@ -7,7 +7,7 @@ holds an answer in words. Nearness is not rightness: "six" and "seven" share mos
 import re
 from collections import Counter
 
-from graftwork.evaluate.fields import AnswerFields, read_answer
+from graftwork.evaluate.fields import MISSING, AnswerFields, look_up, parse_object, read_answer
 from graftwork.evaluate.metrics.citations import answerable
 from graftwork.evaluate.metrics.context import Grade
 from graftwork.evaluate.metrics.words import shared_words, words_of
@@ -54,7 +54,7 @@ def grade_chrf(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 def expected_text(case: Case, fields: AnswerFields) -> str | None:
     """The words of the reference; the whole of it where it is no structured answer."""
-    reference = read_answer(case.reference, fields=fields)
+    reference = None if _is_bare(case, fields) else read_answer(case.reference, fields=fields)
     if reference is None:
         return case.reference if case.reference.strip() else None
     return reference.answer if not reference.refused and reference.answer.strip() else None
@@ -62,10 +62,18 @@ def expected_text(case: Case, fields: AnswerFields) -> str | None:
 
 def given_text(case: Case, text: str, fields: AnswerFields) -> str:
     """The words of the answer, read as the reference was; nothing where it refuses or cannot be read."""
-    if read_answer(case.reference, fields=fields) is None:
+    if _is_bare(case, fields) or read_answer(case.reference, fields=fields) is None:
         return text
     answer = read_answer(text, fields=fields)
     return "" if answer is None or answer.refused else answer.answer
+
+
+def _is_bare(case: Case, fields: AnswerFields) -> bool:
+    """Whether the reference is JSON without an answer in words, such as a label: then all of it counts."""
+    document = parse_object(case.reference) if fields.form == "json" else None
+    if document is None or look_up(document, fields.refused) is True:
+        return False
+    return look_up(document, fields.answer) is MISSING
 
 
 def edit_similarity(given: str, expected: str) -> float:

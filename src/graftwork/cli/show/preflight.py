@@ -1,0 +1,48 @@
+"""What is known before training: metrics tried out, problems, and how long each stage takes."""
+
+from rich.console import Console
+
+from graftwork.cli.show.tables import percent, print_line, quote, table
+from graftwork.coordinate.preflight import Preflight
+from graftwork.evaluate.wording import name_of, plural
+from graftwork.records.figure import Figure
+
+
+def show_preflight(console: Console, found: Preflight) -> None:
+    print_line(console, f"{plural(found.cases, 'held-out case')}. {quote(found.power)}".rstrip())
+    show_trials(console, found)
+    for problem in found.problems:
+        mark = "[red]✗[/]" if problem.severity == "error" else "[yellow]![/]"
+        why = f": {quote(problem.why)}" if problem.why else ""
+        print_line(console, f"{mark} {quote(problem.what)}{why}")
+        if problem.fix:
+            print_line(console, f"  [dim]fix:[/] {quote(problem.fix)}")
+    show_stages(console, found)
+    if found.errors:
+        print_line(console, f"[bold red]not ready[/]: {plural(len(found.errors), 'error')}")
+    else:
+        print_line(console, "[bold green]ready[/]: `graft run` trains, evaluates and decides.")
+
+
+def show_trials(console: Console, found: Preflight) -> None:
+    """What each metric says of answers that are known to be right, and of those known to be wrong."""
+    if not found.metrics:
+        return
+    rows = table("metric", "cases", "log's own", "spoiled", "one answer to all", right=("cases",))
+    for trial in found.metrics:
+        graded = (trial.own, trial.spoiled, trial.constant)
+        cells = ("–" if share is None else percent(share) for share in graded)
+        rows.add_row(quote(name_of(trial.name)), str(trial.cases), *cells)
+    console.print(rows)
+
+
+def show_stages(console: Console, found: Preflight) -> None:
+    rows = table("stage", "takes", "known from")
+    for stage in found.stages:
+        rows.add_row(quote(stage.step), _minutes(stage.minutes), quote(stage.source))
+    rows.add_row("[bold]whole run[/]", f"[bold]{_minutes(found.minutes)}[/]", "")
+    console.print(rows)
+
+
+def _minutes(figure: Figure) -> str:
+    return f"{figure.value:.1f} min ({figure.low:.1f}–{figure.high:.1f})"

@@ -1,0 +1,452 @@
+"""Metrics and rules tried out before anything is trained.
+
+In: the held-out cases, the settings of evaluation and gate. Out: how every metric grades the log's own
+replies, spoiled copies of them and one answer given to everything; and whether each rule can pass and can
+fail with so many cases. Pure but for the project's own metrics, which it calls. Asks no model.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from graftwork.evaluate.fields import parse_object
+from graftwork.evaluate.gate import Surroundings, decide
+from graftwork.evaluate.gate_settings import FIGURES, TIMED, GateSettings, Rule
+from graftwork.evaluate.metrics import (
+    JUDGE_PREFERENCE,
+    JUDGE_SCORE,
+    LOWER_IS_BETTER,
+    TASK_SUCCESS,
+    TRUNCATED,
+    GradeContext,
+    explain_vacuous,
+    grade,
+)
+from graftwork.evaluate.quantiles import quantile_interval
+from graftwork.evaluate.score import make_metric, make_report, sessions_of
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.statistics import clopper_pearson, pairs_for_margin
+from graftwork.evaluate.wording import name_of, plural, show
+from graftwork.records.base import Record
+from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
+from graftwork.records.verdict import Verdict
+
+COPIES = 10
+"""Spoiled copies of every reply, each spoiled in another way."""
+CONSTANTS = 12
+"""Replies of the log that are each tried as the answer to everything."""
+SAMPLE = 120
+"""Cases that the spoiled copies are made of; the log's own replies are graded on all."""
+SECONDS = 6.0
+"""What one metric may take; then what was graded so far must do."""
+
+Severity = Literal["error", "warning"]
+
+
+class MetricTrial(Record):
+    """How a metric grades what is known to be right, and what is known to be wrong."""
+
+    name: str
+    cases: int
+    """Held-out cases that it grades."""
+    own: float | None
+    """The mean grade of the log's own replies; None where it grades none of them."""
+    spoiled: float | None
+    """The mean grade of their spoiled copies."""
+    constant: float | None
+    """The grade of the best single answer to everything: what a model reaches that has learned nothing."""
+    constant_answer: str = ""
+    failed: int = 0
+    why: str = ""
+    """Why it grades nothing, or proves nothing; or what the grader said where it failed."""
+
+
+class Problem(Record):
+    """Something that would be found only after training. An error stops the run, a warning does not."""
+
+    severity: Severity
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+class Trial(Record):
+    """What was tried."""
+
+    cases: int
+    metrics: tuple[MetricTrial, ...]
+    problems: tuple[Problem, ...]
+
+
+def try_out(
+    cases: Sequence[Case], *, evaluate: EvaluateSettings, gate: GateSettings, context: GradeContext
+) -> Trial:
+    """Every metric on right and wrong answers, every rule on the best and the worst adapter there can be."""
+    checks = {check.name: check for check in evaluate.checks}
+    context = replace(context, checks={**checks, **context.checks}, failed=[])
+    # A judge costs money and minutes: it is not asked for a rehearsal.
+    names = [name for name in evaluate.graded_on(cases) if name != JUDGE_SCORE]
+    trials = tuple(try_metric(name, cases, context=context) for name in names)
+    asked = _metrics_of_rules(gate)
+    named = {*asked, *checks}
+    if "metrics" in evaluate.model_fields_set:
+        named |= set(evaluate.metrics)
+    problems = [problem for trial in trials for problem in _judge_metric(trial, gate, named=named)]
+    problems += _judge_rules(cases, evaluate=evaluate, gate=gate, trials=trials)
+    ranked = sorted(problems, key=lambda problem: problem.severity != "error")
+    return Trial(cases=len(cases), metrics=trials, problems=tuple(ranked))
+
+
+def try_metric(
+    name: str, cases: Sequence[Case], *, context: GradeContext, clock: Callable[[], float] = time.monotonic
+) -> MetricTrial:
+    """One metric on the log's own replies, on their spoiled copies and on constant answers."""
+    context = replace(context, failed=[])
+    until = clock() + SECONDS
+
+    def mean(pairs: Sequence[tuple[Case, str]]) -> tuple[float | None, int]:
+        grades = []
+        for case, text in pairs:
+            if clock() > until:
+                break
+            if (found := grade(name, case, text, context=context)) is not None:
+                grades.append(found)
+        return (sum(grades) / len(grades) if grades else None), len(grades)
+
+    own, graded = mean([(case, case.reference) for case in cases])
+    failed, why = len(context.failed), context.failed[0].reason if context.failed else ""
+    why = why or explain_vacuous(name, cases, graded=graded, context=context)
+    few = cases[:: max(1, len(cases) // SAMPLE)]
+    spoiled, _ = mean([(case, text) for place, case in enumerate(few) for text in spoil(place, few)])
+    constants = {text: mean([(case, text) for case in few])[0] for text in common_replies(few)}
+    best = max(constants, key=lambda text: constants[text] or 0.0, default="")
+    return MetricTrial(
+        name=name,
+        cases=graded,
+        own=own,
+        spoiled=spoiled,
+        constant=constants.get(best),
+        constant_answer=best[:80],
+        failed=failed,
+        why=why,
+    )
+
+
+def spoil(place: int, cases: Sequence[Case]) -> list[str]:
+    """The reply of a case, spoiled in ten ways: what no metric of correctness should take for right."""
+    text = cases[place].reference
+    other = next(
+        (case.reference for case in (*cases[place + 1 :], *cases[:place]) if case.reference != text), "other"
+    )
+    words = text.split()
+    document = parse_object(text)
+    first = next(iter(document), "") if document else ""
+    swapped = (
+        json.dumps({**document, first: "something else"}, ensure_ascii=False) if document else f"not {other}"
+    )
+    short = (
+        json.dumps({key: value for key, value in document.items() if key != first}, ensure_ascii=False)
+        if document
+        else " ".join(words[1:])
+    )
+    spoiled = [
+        "",
+        other,
+        text[: len(text) // 2],
+        " ".join(reversed(words)),
+        f"Sure! Here it is:\n{other}",
+        swapped,
+        short,
+        text.replace('"', ""),
+        "I do not know.",
+        "".join(reversed(text)),
+    ]
+    # A short reply may survive one of them unchanged.
+    return [one for one in spoiled if one.strip() != text.strip()][:COPIES]
+
+
+def common_replies(cases: Sequence[Case]) -> list[str]:
+    """The commonest replies, and where all differ some of them: each is tried as the only answer."""
+    counted = Counter(case.reference for case in cases)
+    return [text for text, _ in counted.most_common(CONSTANTS)]
+
+
+def _judge_metric(trial: MetricTrial, gate: GateSettings, *, named: set[str]) -> list[Problem]:
+    """What is wrong with a metric by itself. One that nobody named is not held against anybody."""
+    shown = name_of(trial.name)
+    if trial.name not in named:
+        return []
+    if trial.failed:
+        return [
+            Problem(
+                severity="error",
+                what=f"{trial.name} failed on {trial.failed} of the log's own replies",
+                why=trial.why,
+                fix="mend the function that graft.yaml names under evaluate.checks",
+            )
+        ]
+    if not trial.cases:
+        return [
+            Problem(
+                severity="error",
+                what=f"{trial.name} grades none of the held-out cases",
+                why=trial.why,
+                fix=_say_replacement(trial, gate),
+            )
+        ]
+    if trial.name in _metrics_of_rules(gate) and trial.why:
+        return [
+            Problem(
+                severity="error",
+                what=f"the rule on {trial.name} proves nothing on this log",
+                why=trial.why,
+                fix=_say_replacement(trial, gate),
+            )
+        ]
+    found = []
+    primary = _is_primary(trial, gate)
+    if trial.own is not None and trial.own == trial.spoiled == 1.0:
+        found.append(
+            Problem(
+                severity="error" if primary else "warning",
+                what=f"{shown} calls every answer right, spoiled ones too",
+                why=f"{COPIES} spoiled copies of each reply got 100 %, as the replies themselves did",
+                fix=f"look at what {trial.name} compares: it tells nothing apart",
+            )
+        )
+    if trial.own == 0.0:
+        found.append(
+            Problem(
+                severity="error" if primary else "warning",
+                what=f"{shown} calls not one of the log's own replies right",
+                why="the adapter learns from such replies, so it will get 0 % too",
+                fix=f"look at what {trial.name} asks for, and at one reply of the log",
+            )
+        )
+    return found
+
+
+def _say_replacement(trial: MetricTrial, gate: GateSettings) -> str:
+    """What to write instead of a metric that grades nothing, or proves nothing."""
+    if _is_primary(trial, gate):
+        return _NAME_A_PRIMARY
+    if "rules" not in gate.model_fields_set and trial.name in _metrics_of_rules(gate):
+        return "write rules that fit this log under gate.rules; `graft init LOG` proposes some"
+    return f"take {trial.name} out of graft.yaml, mend what it looks at, or log such cases"
+
+
+def _is_primary(trial: MetricTrial, gate: GateSettings) -> bool:
+    return gate.primary_rule is not None and gate.primary_rule.metric == trial.name
+
+
+_NAME_A_PRIMARY = (
+    "name what tells a right answer from a wrong one under gate.primary, such as a check of yours "
+    "({name: right, metric: exact, field: KEY} under evaluate.checks); `graft init LOG` proposes one"
+)
+
+
+def _judge_rules(
+    cases: Sequence[Case], *, evaluate: EvaluateSettings, gate: GateSettings, trials: Sequence[MetricTrial]
+) -> list[Problem]:
+    """Each rule before the best and the worst adapter that could come: one must pass, the other fail."""
+    by_name = {trial.name: trial for trial in trials}
+    best = _verdict(cases, evaluate, gate, trials=by_name, good=True)
+    worst = _verdict(cases, evaluate, gate, trials=by_name, good=False)
+    problems = []
+    for rule, other in zip(best.rules, worst.rules, strict=False):
+        trial = by_name.get(rule.metric)
+        if rule.metric == TASK_SUCCESS and trial is None:
+            problems.append(_NOTHING_TELLS_RIGHT)
+            continue
+        if rule.vacuous or (trial is not None and (trial.why or not trial.cases)):
+            # Said already, of the metric itself.
+            continue
+        if rule.outcome != "pass" and rule.must:
+            problems.append(
+                Problem(
+                    severity="error",
+                    what=f"the rule “{rule.rule}” cannot pass with {plural(len(cases), 'case')}",
+                    why=f"even if everything is right: {rule.sentence}",
+                    fix=_say_fix(rule.metric, rule.cases_to_decide, cases=len(cases)),
+                )
+            )
+        elif other.outcome == "pass" and rule.metric not in FIGURES:
+            problems.append(
+                Problem(
+                    severity="error",
+                    what=f"the rule “{rule.rule}” cannot fail",
+                    why=f"even if everything is wrong: {other.sentence}",
+                    fix="ask for more, or take the rule out",
+                )
+            )
+    problems += [
+        problem
+        for rule in gate.rules
+        if (problem := _judge_limit(rule, by_name, cases=len(cases))) is not None
+    ]
+    return problems
+
+
+def _judge_limit(rule: Rule, trials: Mapping[str, MetricTrial], *, cases: int) -> Problem | None:
+    """What is doubtful about a limit or a margin, as far as the log shows it."""
+    trial = trials.get(rule.metric)
+    if trial is None or trial.why or rule.metric in LOWER_IS_BETTER:
+        return None
+    if rule.is_guardrail:
+        return _judge_margin(rule, trial, cases=cases)
+    shown, own, constant = name_of(rule.metric), trial.own, trial.constant
+    if rule.wants_more and own is not None and not rule.clears(own):
+        return Problem(
+            severity="warning",
+            what=f"the log itself does not keep {shown} {rule.limit:g}: its own replies reach "
+            f"{show(rule.metric, own)}",
+            why="an adapter learns what the log shows",
+            fix=f"mend the rows, or ask for less of {rule.metric}",
+        )
+    told_apart = trial.spoiled != 1.0 and rule.metric not in _FORM
+    if rule.wants_more and constant is not None and told_apart and _constant_passes(rule, trial):
+        return Problem(
+            severity="warning",
+            what=f"one answer to everything reaches {show(rule.metric, constant)} on {shown}, "
+            f"and the rule asks for {show(rule.metric, rule.limit)}",
+            why=f"a model that has learned nothing would keep it: {trial.constant_answer}",
+            fix=f"ask for more than {show(rule.metric, constant)} of {rule.metric}",
+        )
+    return None
+
+
+def _constant_passes(rule: Rule, trial: MetricTrial) -> bool:
+    """Whether one answer to everything would keep the rule, by the bound that the gate goes by."""
+    reached = round((trial.constant or 0.0) * trial.cases)
+    held = clopper_pearson(reached, n=trial.cases).low if rule.held_bound == "lower" else trial.constant
+    return held is not None and rule.clears(held)
+
+
+def _judge_margin(rule: Rule, trial: MetricTrial, *, cases: int) -> Problem | None:
+    needed = pairs_for_margin(0.0, loss_rate=0.0, margin=rule.limit)
+    if needed is None or needed <= trial.cases:
+        return None
+    return Problem(
+        severity="warning",
+        what=f"the margin of {100 * rule.limit:g} points for {name_of(rule.metric)} is narrow for "
+        f"{plural(cases, 'case')}",
+        why=f"an adapter that is just as good would need {needed} cases to show it",
+        fix="hold out more rows (data.test), or allow a wider margin",
+    )
+
+
+_FORM = frozenset(
+    {
+        "json_valid",
+        "schema_valid",
+        "code_compiles",
+        "citation_coverage",
+        "citations_exist",
+        "claims_cited",
+        "answered_where_due",
+        TRUNCATED,
+    }
+)
+"""Any well-formed answer keeps these: that is what they are for."""
+
+
+_NOTHING_TELLS_RIGHT = Problem(
+    severity="error",
+    what="nothing says when an answer is right, so no adapter could be deployed",
+    why="a deploy needs better answers than the base's, and the metrics look at the form alone",
+    fix="write a check under evaluate.checks, such as {name: right, metric: exact, field: KEY}; "
+    "or `primary: none` under gate, to deploy without a gain",
+)
+
+
+def _say_fix(metric: str, needed: int | None, *, cases: int) -> str:
+    if metric in TIMED:
+        return f"set evaluate.latency_cases to {needed}" if needed else "raise evaluate.latency_cases"
+    enough = f" (about {needed} of them)" if needed and needed > cases else ""
+    return f"hold out more rows{enough}: data.test, evaluate.max_cases; or ask for less"
+
+
+def _metrics_of_rules(gate: GateSettings) -> set[str]:
+    named = {rule.metric for rule in gate.rules}
+    return named | ({gate.primary_rule.metric} if gate.primary_rule is not None else set())
+
+
+def _verdict(
+    cases: Sequence[Case],
+    evaluate: EvaluateSettings,
+    gate: GateSettings,
+    *,
+    trials: Mapping[str, MetricTrial],
+    good: bool,
+) -> Verdict:
+    """What the gate would say of an adapter that gets everything right (or wrong) that the base does not."""
+    candidate = _subject("adapter", cases, evaluate, gate, trials=trials, right=good)
+    others = [
+        _subject(name, cases, evaluate, gate, trials=trials, right=not good) for name in ("base", "log")
+    ]
+    report: Report = make_report(
+        cases, baseline=others[0], candidate=candidate, settings=evaluate, others=(others[1],)
+    )
+    return decide(report, gate, around=Surroundings(no_champion=True))
+
+
+def _subject(
+    name: str,
+    cases: Sequence[Case],
+    evaluate: EvaluateSettings,
+    gate: GateSettings,
+    *,
+    trials: Mapping[str, MetricTrial],
+    right: bool,
+) -> SubjectReport:
+    sessions = sessions_of(cases)
+    asked = _metrics_of_rules(gate) | {TRUNCATED}
+    metrics: dict[str, Metric] = {}
+    for metric in asked - set(FIGURES):
+        trial = trials.get(metric)
+        if trial is None and metric not in (TRUNCATED, JUDGE_SCORE, JUDGE_PREFERENCE):
+            continue
+        mark = float(right) if metric not in LOWER_IS_BETTER else float(not right)
+        graded = cases[: trial.cases] if trial is not None else cases
+        metrics[metric] = make_metric(
+            metric,
+            scores={case.id: mark for case in graded},
+            confidence=evaluate.confidence,
+            sessions=sessions,
+        )
+    timed = tuple([0.001 if right else 1e6] * min(evaluate.latency_cases, len(cases)))
+    metrics |= _figures(gate, timed, evaluate, right=right)
+    generation = Generation(
+        subject=name,
+        answers=len(cases),
+        seconds=1,
+        tokens_per_second=1e9 if right else 1e-9,
+        single_latency_seconds=timed,
+        first_token_seconds=timed,
+        peak_memory_gib=1e-9 if right else 1e9,
+        settings={},
+    )
+    return SubjectReport(subject=name, metrics=metrics, generation=generation)
+
+
+def _figures(
+    gate: GateSettings, timed: Sequence[float], evaluate: EvaluateSettings, *, right: bool
+) -> dict[str, Metric]:
+    """Costs: next to nothing for the best adapter, beyond every limit for the worst."""
+    found = {}
+    named = {rule.metric for rule in gate.rules} | ({gate.win_rule.metric} if gate.win_rule else set())
+    for name in named & set(FIGURES):
+        small = right if name in LOWER_IS_BETTER else not right
+        value = 1e-9 if small else 1e9
+        low, high = value, value
+        n = evaluate.max_cases or 1000
+        if name in TIMED:
+            value, n = timed[0] if timed else value, len(timed)
+            low, high = quantile_interval(list(timed), quantile=0.5, confidence=evaluate.confidence)
+        found[name] = Metric(
+            name=name, kind="number", value=value, low=low, high=high, n=n, confidence=evaluate.confidence
+        )
+    return found

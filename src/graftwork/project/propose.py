@@ -1,0 +1,429 @@
+"""What a log is about, and the settings that fit it.
+
+In: logged interactions, what the machine is. Out: a Proposal: the kind of task, checks and metrics that can
+grade it, rules that a model which learned nothing cannot keep, a test split of a useful size, settings for
+training. Every part carries its reason. Pure; `starter` writes it as YAML.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import Any, Literal
+
+from graftwork.evaluate.fields import AnswerFields, numbered_sources, parse_object, read_answer
+from graftwork.evaluate.metrics import (
+    ALWAYS_MEASURED,
+    JUDGE_PREFERENCE,
+    JUDGE_SCORE,
+    OPTIONAL_MEASURED,
+    Check,
+    GradeContext,
+)
+from graftwork.evaluate.metrics.code import asks_for_code
+from graftwork.evaluate.preflight import MetricTrial, try_metric
+from graftwork.evaluate.settings import BY_NAME, EvaluateSettings
+from graftwork.evaluate.statistics import cases_for_difference, detectable_difference, successes_to_clear
+from graftwork.evaluate.statistics.power import USUAL_LOSS_RATE
+from graftwork.records.base import Record
+from graftwork.records.interaction import Interaction
+from graftwork.records.report import Case
+
+Kind = Literal["json", "extraction", "citation", "classification", "tool_calls", "code", "text"]
+KINDS: dict[Kind, str] = {
+    "json": "JSON with fields",
+    "extraction": "extraction: JSON fields taken from the prompt",
+    "citation": "answers that cite numbered sources",
+    "classification": "classification: one of a few labels",
+    "tool_calls": "tool calls",
+    "code": "code",
+    "text": "free text",
+}
+NEARLY_ALL = 0.9
+MOST = 0.5
+MOST_LABELS = 20
+SHORT_WORDS = 8
+FEWEST_REFUSALS = 3
+MOST_FIELDS_WITH_RULES = 6
+ANSWER_KEYS = ("answer", "response", "reply", "text", "summary")
+CITATION_KEYS = ("citations", "sources", "references", "refs", "cited")
+REFUSAL_KEYS = ("refused", "refusal", "unanswerable", "cannot_answer")
+GAINS = ((0.05, 0.2), (0.1, 0.25), (0.15, 0.3))
+"""Gains one would like to see, and the share of the rows that may be held out for it."""
+MOST_HELD_OUT = 0.3
+FEWEST_HELD_OUT = 0.1
+FORM_LIMITS = (0.95, 0.9, 0.85, 0.8, 0.7)
+LETTERS_A_TOKEN = 3.0
+_NAME = re.compile(r"[^a-z0-9_.-]+")
+
+
+class FieldKind(Record):
+    """A field of the replies, and how it can be compared."""
+
+    path: str
+    rule: Literal["exact", "numeric", "set", "normalised", "token_f1"]
+    why: str
+    values: tuple[Any, ...] = ()
+    """The labels, where there are only a few."""
+
+    @property
+    def gradable(self) -> bool:
+        """Whether it is right or wrong; long texts are only nearer or farther."""
+        return self.rule != "token_f1"
+
+
+class Size(Record):
+    """How long rows and replies are, in tokens."""
+
+    longest: int
+    longest_reply: int
+    counted: bool
+    """By the base's own tokenizer, and not by a rule of thumb."""
+
+
+class RuleProposal(Record):
+    """A rule of the gate with its reason."""
+
+    metric: str
+    over: float
+    why: str
+
+
+class Proposal(Record):
+    """What `graft init` found, and what it proposes."""
+
+    rows: int
+    kind: Kind
+    kind_why: str
+    format: str | None
+    format_why: str
+    fields: tuple[FieldKind, ...] = ()
+    answer_fields: dict[str, Any] = {}
+    metrics: tuple[str, ...]
+    checks: tuple[dict[str, Any], ...] = ()
+    primary: str
+    primary_why: str
+    rules: tuple[RuleProposal, ...]
+    left_out: tuple[str, ...] = ()
+    """What has no rule, and why, one sentence each."""
+    test: float
+    test_cases: int
+    test_why: str
+    size: Size
+
+
+def propose(
+    rows: Sequence[Interaction],
+    *,
+    formats: Iterable[str | None],
+    size: Size,
+) -> Proposal:
+    """Settings for these rows. `formats` names the shape of each row that was read."""
+    cases = [_as_case(row, place) for place, row in enumerate(rows)]
+    kind, kind_why, fields, answer_fields = find_kind(cases)
+    metrics, checks, primary, primary_why = _choose_metrics(kind, fields, cases, answer_fields)
+    test, test_cases, test_why = choose_test_size(len({(row.question, row.reply) for row in rows}))
+    evaluate = EvaluateSettings.model_validate(
+        {"metrics": metrics, "checks": checks, "fields": answer_fields}
+    )
+    rules, left_out = _choose_rules(cases, evaluate, primary=primary, held_out=test_cases)
+    found = Counter(name for name in formats if name)
+    single = next(iter(found)) if len(found) == 1 else None
+    return Proposal(
+        rows=len(rows),
+        kind=kind,
+        kind_why=kind_why,
+        format=single,
+        format_why=f"all {len(rows)} rows have this shape"
+        if single
+        else f"rows of {_join(found)}: by looking",
+        fields=fields,
+        answer_fields=answer_fields,
+        metrics=metrics,
+        checks=checks,
+        primary=primary,
+        primary_why=primary_why,
+        rules=rules,
+        left_out=left_out,
+        test=test,
+        test_cases=test_cases,
+        test_why=test_why,
+        size=size,
+    )
+
+
+def measure_size(
+    rows: Sequence[Interaction], *, count: Callable[[Interaction], tuple[int, int]] | None
+) -> Size:
+    """The longest row and reply; `count` gives the tokens of both where the base's tokenizer is at hand."""
+    if count is not None:
+        counted = [count(row) for row in rows]
+    else:
+        counted = [
+            (
+                math.ceil(
+                    (sum(len(m.content) + 20 for m in row.messages) + len(row.reply)) / LETTERS_A_TOKEN
+                ),
+                math.ceil(len(row.reply) / LETTERS_A_TOKEN) + 2,
+            )
+            for row in rows
+        ]
+    return Size(
+        longest=max((whole for whole, _ in counted), default=0),
+        longest_reply=max((reply for _, reply in counted), default=0),
+        counted=count is not None,
+    )
+
+
+def choose_test_size(rows: int, *, confidence: float = 0.95) -> tuple[float, int, str]:
+    """The share of rows to hold out, how many that is, and what they can show in four runs of five."""
+    for gain, most in GAINS:
+        needed = cases_for_difference(gain, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
+        if needed <= most * rows:
+            share = max(FEWEST_HELD_OUT, math.ceil(100 * needed / rows) / 100)
+            return share, round(share * rows), f"a gain of {100 * gain:g} points over the base shows"
+    held_out = math.floor(MOST_HELD_OUT * rows)
+    seen = detectable_difference(held_out, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
+    if not math.isfinite(seen):
+        return MOST_HELD_OUT, held_out, "too few rows to show any gain: log more before you trust a verdict"
+    needed = cases_for_difference(0.1, loss_rate=USUAL_LOSS_RATE, confidence=confidence)
+    told = (
+        f"a gain of {math.ceil(100 * seen)} points over the base shows; 10 points would need {needed} cases"
+    )
+    return MOST_HELD_OUT, held_out, told
+
+
+def find_kind(cases: Sequence[Case]) -> tuple[Kind, str, tuple[FieldKind, ...], dict[str, Any]]:
+    """The kind of task, why, the fields of its replies, and `evaluate.fields`."""
+    total = len(cases)
+    replies = [case.reference for case in cases]
+    documents = [document for text in replies if (document := parse_object(text)) is not None]
+    calls = sum("<tool_call>" in text for text in replies)
+    sourced = sum(bool(numbered_sources(case)) for case in cases)
+    if calls >= MOST * total:
+        return "tool_calls", f"{calls} of {total} replies call a tool", (), {"form": "text"}
+    if len(documents) >= NEARLY_ALL * total:
+        return _find_json_kind(cases, documents, sourced=sourced)
+    cited = sum(bool(re.search(r"\[\d{1,6}\]", text)) for text in replies)
+    if sourced >= MOST * total and cited >= MOST * total:
+        why = f"{cited} of {total} replies cite as [1], and the prompts hold numbered sources"
+        return "citation", why, (), {"form": "text"}
+    code = sum(asks_for_code(case) for case in cases)
+    if code >= MOST * total:
+        return "code", f"{code} of {total} replies are Python", (), {"form": "text"}
+    labels = Counter(text.strip() for text in replies)
+    if _few(labels, total) and median(len(text.split()) for text in replies) <= SHORT_WORDS:
+        why = f"the {total} replies are {len(labels)} different ones: {_join(labels)}"
+        return "classification", why, (), {}
+    return (
+        "text",
+        f"{len(documents)} of {total} replies are JSON, and they are no labels",
+        (),
+        {"form": "text"},
+    )
+
+
+def _find_json_kind(
+    cases: Sequence[Case], documents: Sequence[dict[str, Any]], *, sourced: int
+) -> tuple[Kind, str, tuple[FieldKind, ...], dict[str, Any]]:
+    total = len(cases)
+    keys = Counter(key for document in documents for key in document)
+    named = {
+        role: key
+        for role, known in (("answer", ANSWER_KEYS), ("citations", CITATION_KEYS), ("refused", REFUSAL_KEYS))
+        if (key := next((key for key in known if keys[key] >= MOST * len(documents)), None)) is not None
+    }
+    why = f"{len(documents)} of {total} replies are JSON objects"
+    if "citations" in named and sourced >= MOST * total:
+        settings: dict[str, Any] = {role: key for role, key in named.items() if role != key}
+        if "answer" in named:
+            return "citation", f"{why} that cite numbered sources of the prompt", (), settings
+    fields = tuple(
+        field
+        for key in keys
+        # A dot in a key would lead inwards.
+        if keys[key] >= MOST * len(documents)
+        and "." not in key
+        and (field := find_field(key, [document[key] for document in documents if key in document]))
+    )
+    required = [key for key in keys if keys[key] == len(documents)]
+    settings = {"required": required} if required else {}
+    if schema := _make_schema(fields, required):
+        settings["json_schema"] = schema
+    copied = _count_copied(cases, fields)
+    if fields and copied >= MOST * total:
+        return "extraction", f"{why}, and {copied} of them repeat words of the prompt", fields, settings
+    return "json", f"{why} with {_join(keys)}", fields, settings
+
+
+def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
+    """How the values of a field can be compared; None where nothing fits."""
+    total = len(values)
+    shown = Counter(json.dumps(value, sort_keys=True, ensure_ascii=False) for value in values)
+    if all(isinstance(value, list) for value in values):
+        plain = all(not isinstance(item, dict | list) for value in values for item in value)
+        return FieldKind(path=path, rule="set", why="a list; the order does not count") if plain else None
+    if any(isinstance(value, dict | list) for value in values):
+        return None
+    if _few(shown, total):
+        labels = tuple(json.loads(text) for text, _ in shown.most_common())
+        return FieldKind(path=path, rule="exact", why=f"{len(shown)} different values", values=labels)
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        whole = all(float(value).is_integer() for value in values)
+        return FieldKind(path=path, rule="exact" if whole else "numeric", why="numbers")
+    words = median(len(str(value).split()) for value in values)
+    if words <= SHORT_WORDS:
+        return FieldKind(path=path, rule="normalised", why="short texts; case and punctuation do not count")
+    return FieldKind(path=path, rule="token_f1", why="long texts: nearness, which is not correctness")
+
+
+def _choose_metrics(
+    kind: Kind, fields: Sequence[FieldKind], cases: Sequence[Case], answer_fields: dict[str, Any]
+) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...], str, str]:
+    """Metrics, checks, and the metric that means correctness with its reason."""
+    read = AnswerFields.model_validate(answer_fields)
+    answers = [read_answer(case.reference, fields=read) for case in cases]
+    refusals = sum(bool(answer and answer.refused) for answer in answers)
+    refuses = ("refusal_correct",) if refusals >= FEWEST_REFUSALS and refusals < len(cases) else ()
+    if kind in ("json", "extraction"):
+        return _metrics_for_json(fields, has_schema="json_schema" in answer_fields)
+    if kind == "citation":
+        form = () if read.form == "text" else ("json_valid",)
+        names = (*form, "citation_coverage", "citation_correct", "answer_match", *refuses)
+        return names, (), "answer_match", "the words of the answer are the reference's"
+    if kind == "classification":
+        label = {"name": "label", "metric": "exact", "ignore_case": True}
+        return ("task_success",), (label,), "label", "the label is the reference's"
+    if kind == "tool_calls":
+        call = {"name": "same_call", "metric": "normalised"}
+        calls = {"name": "calls_tool", "regex": r"(?s)<tool_call>.*</tool_call>"}
+        return ("chrf",), (call, calls), "same_call", "the same tool with the same arguments"
+    if kind == "code":
+        return ("code_compiles", "chrf"), (), "chrf", "nearness to the logged code; tests would be better"
+    return ("chrf", "token_f1", *refuses), (), "chrf", "nearness to the logged reply, not correctness"
+
+
+def _metrics_for_json(
+    fields: Sequence[FieldKind], *, has_schema: bool
+) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...], str, str]:
+    metrics = ("json_valid", *(["schema_valid"] if has_schema else []))
+    taken: set[str] = set()
+    checks: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    for field in fields:
+        name = names[field.path] = _name_check(field.path, taken)
+        tolerance = {"relative": 0.001} if field.rule == "numeric" else {}
+        checks.append({"name": name, "metric": field.rule, "field": field.path, **tolerance})
+    right = [field for field in fields if field.gradable]
+    if len(right) > 1:
+        rules = {
+            field.path: {"metric": "numeric", "relative": 0.001} if field.rule == "numeric" else field.rule
+            for field in right
+        }
+        only_exact = all(rule == "exact" for rule in rules.values())
+        name = _name_check("all_right", taken)
+        checks.append({"name": name, "all_fields": list(rules) if only_exact else rules})
+        return metrics, tuple(checks), name, "every field is the reference's"
+    if right:
+        return metrics, tuple(checks), names[right[0].path], "the field is the reference's"
+    if fields:
+        return metrics, tuple(checks), names[fields[0].path], "nearness to the logged text, not correctness"
+    checks.append({"name": "same_object", "all_fields": True})
+    return metrics, tuple(checks), "same_object", "the whole object is the reference's"
+
+
+def _choose_rules(
+    cases: Sequence[Case], evaluate: EvaluateSettings, *, primary: str, held_out: int
+) -> tuple[tuple[RuleProposal, ...], tuple[str, ...]]:
+    """Floors that a model which learned nothing cannot keep, and limits of form that can be proven."""
+    checks: dict[str, Check] = {check.name: check for check in evaluate.checks}
+    context = GradeContext(fields=evaluate.fields, checks=checks)
+    rules: list[RuleProposal] = []
+    left_out: list[str] = []
+    known = ("schema_valid", "json_valid", "calls_tool")
+    form = next((name for name in known if name in evaluate.metrics or name in checks), None)
+    limit = _provable(held_out)
+    if form is not None and limit is not None:
+        why = f"{held_out} cases can prove this much: its lower bound counts"
+        rules.append(RuleProposal(metric=form, over=limit, why=why))
+    graded = [primary, *(name for name in checks if name not in (primary, form))]
+    graded += [name for name in evaluate.metrics if name in ("citation_correct", "refusal_correct")]
+    for name in graded[: MOST_FIELDS_WITH_RULES + 1]:
+        trial = try_metric(name, cases, context=context)
+        if rule := _floor(trial, held_out=held_out):
+            rules.append(rule)
+        elif trial.constant is not None:
+            left_out.append(
+                f"{name}: one answer to everything reaches {100 * trial.constant:.0f} %, "
+                f"and {held_out} cases cannot prove more"
+            )
+    return tuple(rules), tuple(left_out)
+
+
+def _floor(trial: MetricTrial, *, held_out: int) -> RuleProposal | None:
+    """More than the best single answer to everything reaches; None where so few cases cannot prove that."""
+    if trial.constant is None or not trial.cases:
+        return None
+    over = math.ceil(100 * trial.constant + 1e-9) / 100
+    enough = successes_to_clear(held_out, limit=over) if over < 1 else None
+    if enough is None or enough > 0.98 * held_out:
+        return None
+    why = f"one answer to everything reaches {100 * trial.constant:.0f} %"
+    return RuleProposal(metric=trial.name, over=over, why=why)
+
+
+def _provable(held_out: int) -> float | None:
+    """The highest limit of form that holds out with a few answers wrong."""
+    for limit in FORM_LIMITS:
+        enough = successes_to_clear(held_out, limit=limit)
+        if enough is not None and enough <= 0.98 * held_out:
+            return limit
+    return None
+
+
+def _make_schema(fields: Sequence[FieldKind], required: Sequence[str]) -> dict[str, Any]:
+    """A schema of the labels; empty where no field has a few values only."""
+    labelled = {field.path: {"enum": list(field.values)} for field in fields if field.values}
+    return {"type": "object", "required": list(required), "properties": labelled} if labelled else {}
+
+
+def _count_copied(cases: Sequence[Case], fields: Sequence[FieldKind]) -> int:
+    """Replies of which a text that is no label stands in the prompt, word by word."""
+    paths = [field.path for field in fields if not field.values and field.rule in ("normalised", "token_f1")]
+    found = 0
+    for case in cases:
+        document = parse_object(case.reference) or {}
+        asked = " ".join(message.content for message in case.messages).casefold()
+        texts = [str(document[path]).casefold() for path in paths if document.get(path)]
+        found += any(text in asked for text in texts)
+    return found
+
+
+def _few(counted: Counter[str], total: int) -> bool:
+    """A few values, each seen often: labels."""
+    return 1 < len(counted) <= MOST_LABELS and len(counted) <= total / 5
+
+
+def _name_check(path: str, taken: set[str]) -> str:
+    """A name for a check that no metric and no other check has."""
+    name = _NAME.sub("_", path.casefold()).strip("_.-")[:50] or "field"
+    while name in taken or name in _RESERVED:
+        name = f"{name}_field"
+    taken.add(name)
+    return name
+
+
+_RESERVED = frozenset({*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE})
+"""Names that a check may not have."""
+
+
+def _as_case(row: Interaction, place: int) -> Case:
+    return Case(id=str(place), origin=row.origin, messages=row.messages, reference=row.reply, group=row.group)
+
+
+def _join(names: Iterable[str]) -> str:
+    listed = list(names)
+    shown = ", ".join(name[:40] for name in listed[:8])
+    return f"{shown}, …" if len(listed) > 8 else shown

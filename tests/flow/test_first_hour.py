@@ -1,0 +1,118 @@
+"""A new user's first hour: init, a dry run, mistakes found before training, and labels that mean nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from graftwork.coordinate.init import start_project
+from graftwork.coordinate.narrator import Silent
+from graftwork.coordinate.pipeline import dry_run, run_pipeline
+from graftwork.coordinate.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.records.errors import UserMistake
+from graftwork.records.verdict import Verdict
+from tickets import write_tickets
+
+
+def graft(folder, *words):
+    done = subprocess.run(
+        [sys.executable, "-m", "graftwork.cli.main", *words, "-C", str(folder), "--json"],
+        capture_output=True,
+        check=False,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def start_tickets(folder, tiny_base, **log):
+    write_tickets(folder / "logs" / "tickets.jsonl", **log)
+    start_project(folder, [str(folder / "logs" / "tickets.jsonl")], base=str(tiny_base))
+    return folder
+
+
+def edit(folder, **sections):
+    path = folder / "graft.yaml"
+    settings = yaml.safe_load(path.read_text())
+    for name, changes in sections.items():
+        settings[name] = {**settings[name], **changes}
+    path.write_text(yaml.safe_dump(settings, sort_keys=False))
+
+
+def opened(folder):
+    return open_workplace(open_project(folder), Silent())
+
+
+def test_init_and_a_dry_run_say_what_will_be_done_and_how_long_it_takes(tmp_path, tiny_base):
+    write_tickets(tmp_path / "tickets.jsonl")
+    code, said = graft(tmp_path, "init", str(tmp_path / "tickets.jsonl"), "--base", str(tiny_base))
+    assert code == 0, said
+    assert said["proposal"]["kind"] == "json"
+    assert [stage["step"] for stage in said["preflight"]["stages"]][:2] == ["train", "evaluate"]
+    edit(tmp_path, gate={"rules": [{"metric": "queue", "over": 0.99}]})
+    code, found = graft(tmp_path, "run", "--dry-run")
+    assert code == 2
+    assert "cannot pass" in found["problems"][0]["what"]
+    assert found["minutes"]["low"] <= found["minutes"]["value"] <= found["minutes"]["high"]
+    assert {trial["name"] for trial in found["metrics"]} >= {"queue", "priority", "all_right"}
+    assert not (tmp_path / ".graft" / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "what"),
+    [
+        ({"data": {"test": 0}}, "no held-out row"),
+        (
+            {"evaluate": {"checks": [{"name": "mine", "metric": "metrics/gone.py:mine"}]}},
+            "no file for the metric",
+        ),
+        ({"gate": {"rules": [{"metric": "json_valid", "over": 0.99}]}}, "cannot pass"),
+        (
+            {"evaluate": {"checks": [{"name": "tag", "metric": "exact", "field": "tag"}]}},
+            "tag grades none of the held-out cases",
+        ),
+    ],
+)
+def test_a_mistake_is_found_before_the_first_training_step(small_project, sections, what):
+    edit(small_project, **sections)
+    with opened(small_project) as work:
+        assert any(what in problem.what for problem in dry_run(work).errors)
+        with pytest.raises(UserMistake, match=what):
+            run_pipeline(work)
+    assert not (small_project / ".graft" / "runs").exists()
+
+
+def test_training_alone_asks_for_no_verdict_and_is_not_held_up(small_project):
+    edit(small_project, data={"test": 0})
+    with opened(small_project) as work:
+        assert run_pipeline(work, upto="train").outputs["train"]
+
+
+def test_a_port_in_use_is_told_and_does_not_stop_the_run(small_project):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        edit_port = {"port": taken.getsockname()[1]}
+        settings = yaml.safe_load((small_project / "graft.yaml").read_text())
+        (small_project / "graft.yaml").write_text(yaml.safe_dump({**settings, "serve": edit_port}))
+        with opened(small_project) as work:
+            found = dry_run(work)
+    assert [problem.severity for problem in found.problems if "port" in problem.what] == ["warning"]
+    assert not found.errors
+
+
+def test_shuffled_labels_are_not_deployed_by_the_rules_of_init(tmp_path, tiny_base):
+    folder = start_tickets(tmp_path / "tickets", tiny_base, count=120, shuffled=True)
+    # Quick, and high enough a rate that the tiny model learns the form of a reply.
+    edit(folder, train={"epochs": 2, "upper_layers": 2, "threads": 1}, evaluate={"latency_cases": 2})
+    with opened(folder) as work:
+        made = run_pipeline(work)
+    assert made.get("gate", Verdict).decision != "deploy"
+    assert "release" not in made.outputs

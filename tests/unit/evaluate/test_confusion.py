@@ -1,0 +1,103 @@
+"""Which label is taken for which: counted, shown on the page, and told as advice before more cases are."""
+
+import json
+
+import pytest
+from test_gate_vacuous import report_on
+
+from graftwork.evaluate.confusion import OTHER, UNREADABLE, confuse
+from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.metrics import Check
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Answer, Case
+from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+
+DUE = ["billing"] * 30 + ["access"] * 20 + ["sales"] * 10
+SAID = [
+    *["billing"] * 18,
+    *["access"] * 12,
+    *["access"] * 20,
+    *["sales"] * 7,
+    *["lunch"] * 2,
+    "no JSON",
+]
+QUEUE = Check(name="queue", metric="exact", field="queue")
+
+
+def make_cases():
+    return [
+        Case(
+            id=str(place),
+            origin=Origin(file="log", line=place + 1),
+            messages=(Message(role="user", content=f"ticket {place}"),),
+            reference=json.dumps({"queue": queue}),
+        )
+        for place, queue in enumerate(DUE)
+    ]
+
+
+def say(case):
+    said = SAID[int(case.id)]
+    return said if said == "no JSON" else json.dumps({"queue": said})
+
+
+def answers(speak=say):
+    return [
+        Answer(case_id=case.id, text=speak(case), tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1)
+        for case in make_cases()
+    ]
+
+
+def test_every_case_is_counted_under_the_label_due_and_the_label_given():
+    (found,) = confuse(make_cases(), {"adapter": answers()}, checks=[QUEUE])
+    assert found.columns == ("billing", "access", "sales", OTHER, UNREADABLE)
+    assert found.counts == ((18, 12, 0, 0, 0), (0, 20, 0, 0, 0), (0, 0, 7, 2, 1))
+    assert sum(map(sum, found.counts)) == len(DUE)
+    assert [shown.recall for shown in found.classes] == [0.6, 1.0, 0.7]
+    assert [shown.precision for shown in found.classes] == [1.0, 20 / 32, 1.0]
+    assert found.mistakes()[0] == (12, "billing", "access")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        Check(name="it", metric="exact", field="queue", value="billing"),
+        Check(name="it", metric="exact", field="nothing"),
+        Check(name="it", metric="token_f1", field="queue"),
+    ],
+)
+def test_a_check_that_compares_no_labels_has_no_matrix(check):
+    assert confuse(make_cases(), {"adapter": answers()}, checks=[check]) == ()
+
+
+def test_plain_replies_have_a_matrix_too():
+    check = Check(name="label", metric="exact", ignore_case=True)
+    cases = [case.model_copy(update={"reference": DUE[int(case.id)].upper()}) for case in make_cases()]
+    (found,) = confuse(cases, {"adapter": answers(lambda case: SAID[int(case.id)])}, checks=[check])
+    assert found.counts[0][:2] == (18, 12)
+
+
+def evaluated():
+    cases = make_cases()
+    checks = [QUEUE.model_dump(mode="json", exclude_defaults=True)]
+    report = report_on(
+        cases, base=lambda _case: "no JSON", adapter=say, metrics=["json_valid"], checks=checks
+    )
+    made = confuse(cases, {"base": answers(lambda _: "no"), "adapter": answers()}, checks=[QUEUE])
+    return report.model_copy(update={"confusions": made})
+
+
+def test_the_page_shows_each_class_and_the_matrix():
+    page = render_evaluation(EvaluationPage(project="p", report=evaluated()))
+    assert "Class by class" in page
+    assert "60 %" in page or "60.0 %" in page
+    assert OTHER in page
+
+
+def test_advice_names_confused_labels_before_it_asks_for_more_cases():
+    gate = GateSettings.model_validate({"rules": [{"metric": "queue", "over": 0.7}], "primary": "queue"})
+    verdict = decide(evaluated(), gate)
+    assert verdict.decision == "not_enough_evidence"
+    assert "12 of 30 cases of queue billing were answered access" in verdict.advice[0]
+    assert any("Evaluate on about" in line for line in verdict.advice[1:])

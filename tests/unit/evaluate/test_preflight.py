@@ -1,0 +1,160 @@
+"""Metrics and rules tried out before training: what would be found only afterwards is found now."""
+
+import json
+
+import pytest
+
+from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.metrics import GradeContext
+from graftwork.evaluate.preflight import spoil, try_out
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Case
+
+QUEUES = ("billing", "access", "sales")
+QUEUE = {"name": "queue", "metric": "exact", "field": "queue"}
+
+
+def make_cases(count=90, reply=None):
+    made = []
+    for place in range(count):
+        text = json.dumps({"queue": QUEUES[place % 3], "priority": "low"}) if reply is None else reply
+        made.append(
+            Case(
+                id=str(place),
+                origin=Origin(file="log", line=place + 1),
+                messages=(Message(role="user", content=f"ticket {place}"),),
+                reference=text,
+            )
+        )
+    return made
+
+
+def trial(*rules, cases=None, folder=None, primary="queue", **evaluate):
+    settings = EvaluateSettings.model_validate({"metrics": ["json_valid"], "checks": [QUEUE], **evaluate})
+    gate = {"rules": list(rules) or [{"metric": "queue", "over": 0.5}], "primary": primary}
+    return try_out(
+        make_cases() if cases is None else cases,
+        evaluate=settings,
+        gate=GateSettings.model_validate(gate),
+        context=GradeContext(fields=settings.fields, folder=folder),
+    )
+
+
+def problems(found, severity="error"):
+    return [problem.what for problem in found.problems if problem.severity == severity]
+
+
+def test_sound_metrics_and_rules_have_no_problems():
+    found = trial()
+    assert found.problems == ()
+    (queue,) = [one for one in found.metrics if one.name == "queue"]
+    assert (queue.own, queue.cases) == (1.0, 90)
+    assert queue.spoiled < 0.5
+    assert queue.constant == pytest.approx(1 / 3)
+
+
+def test_ten_spoiled_copies_are_made_and_none_is_the_reply_itself():
+    cases = make_cases(3)
+    copies = spoil(0, cases)
+    assert len(copies) == 10
+    assert cases[0].reference not in copies
+
+
+@pytest.mark.parametrize(
+    ("rule", "evaluate"),
+    [
+        ({"metric": "json_valid", "over": 0.99}, {}),
+        ({"metric": "queue", "at_least": 1.0}, {}),
+        ({"metric": "latency_seconds", "under": 9, "at": "p95"}, {"latency_cases": 8}),
+        ({"metric": "latency_seconds", "under": 9}, {"latency_cases": 4}),
+        ({"metric": "latency_seconds", "under": 9, "at": "mean"}, {"latency_cases": 12}),
+    ],
+)
+def test_a_rule_that_so_many_cases_cannot_prove_is_an_error(rule, evaluate):
+    (what,) = problems(trial(rule, **evaluate))
+    assert "cannot pass with 90 cases" in what
+
+
+def test_the_same_rules_pass_the_trial_with_enough_cases():
+    rules = ({"metric": "json_valid", "over": 0.95}, {"metric": "latency_seconds", "under": 9, "at": "p95"})
+    assert problems(trial(*rules, latency_cases=80)) == []
+
+
+def test_few_cases_cannot_show_a_gain_however_large():
+    found = trial({"metric": "truncated", "under": 0.9}, cases=make_cases(5))
+    assert any(
+        "better than the base" in what and "cannot pass with 5 cases" in what for what in problems(found)
+    )
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "primary", "why"),
+    [
+        ({"checks": [QUEUE, {"name": "tag", "metric": "exact", "field": "tag"}]}, "queue", "the field tag"),
+        ({"metrics": ["answer_match"]}, "answer_match", "no reference has an answer in words"),
+        ({"metrics": ["refused_where_due"]}, "queue", "no reference refuses"),
+    ],
+)
+def test_a_named_metric_that_grades_no_case_is_an_error_that_says_why(evaluate, primary, why):
+    found = trial({"metric": "truncated", "under": 0.9}, primary=primary, **evaluate)
+    assert any("grades none of the held-out cases" in what for what in problems(found))
+    assert any(why in problem.why for problem in found.problems)
+
+
+def test_a_rule_that_holds_vacuously_is_an_error():
+    found = trial({"metric": "refusal_correct", "over": 0.8}, metrics=["refusal_correct"])
+    assert problems(found) == ["the rule on refusal_correct proves nothing on this log"]
+    assert found.problems[0].why == "no reference refuses"
+
+
+def test_a_metric_that_calls_everything_right_is_named_and_cannot_be_the_primary_one():
+    check = {"name": "anything", "contains": "impossible", "need": "none"}
+    rule = {"metric": "anything", "over": 0.5}
+    found = trial(rule, checks=[QUEUE, check])
+    assert "anything calls every answer right, spoiled ones too" in problems(found, "warning")
+    assert problems(found) == []
+    assert problems(trial(rule, checks=[QUEUE, check], primary="anything"))
+
+
+def test_a_metric_that_calls_none_of_the_logs_replies_right_is_named():
+    check = {"name": "never", "contains": "impossible"}
+    found = trial({"metric": "never", "over": 0.5}, checks=[QUEUE, check])
+    assert "never calls not one of the log's own replies right" in problems(found, "warning")
+
+
+def test_a_rule_that_one_answer_to_everything_keeps_is_named():
+    found = trial({"metric": "queue", "over": 0.2})
+    (what,) = problems(found, "warning")
+    assert "one answer to everything reaches 33.3 % on queue" in what
+
+
+def test_nothing_that_tells_right_from_wrong_is_an_error():
+    found = trial({"metric": "json_valid", "over": 0.9}, checks=[], primary="task_success")
+    assert problems(found) == ["nothing says when an answer is right, so no adapter could be deployed"]
+
+
+def test_an_own_metric_that_raises_is_an_error_with_its_line(tmp_path):
+    (tmp_path / "own.py").write_text("def mine(case, text):\n    return case.nothing\n")
+    check = {"name": "mine", "metric": "own.py:mine"}
+    found = trial({"metric": "mine", "over": 0.5}, checks=[QUEUE, check], folder=tmp_path)
+    assert problems(found)[0] == "mine failed on 90 of the log's own replies"
+    assert "own.py:2" in found.problems[0].why
+
+
+def test_a_slow_own_metric_is_not_waited_for(tmp_path):
+    from graftwork.evaluate.metrics import Check
+    from graftwork.evaluate.preflight import try_metric
+
+    (tmp_path / "own.py").write_text("def mine(case, text):\n    return True\n")
+    check = Check(name="mine", metric="own.py:mine")
+    ticks = iter(range(10_000))
+    context = GradeContext(checks={"mine": check}, folder=tmp_path)
+    found = try_metric("mine", make_cases(), context=context, clock=lambda: next(ticks))
+    assert 0 < found.cases < 10
+
+
+def test_a_margin_that_equals_cannot_prove_is_a_warning():
+    found = trial({"metric": "queue", "against": "base", "margin": 0.01})
+    assert any("margin of 1 points" in what for what in problems(found, "warning"))
+    assert problems(found) == []

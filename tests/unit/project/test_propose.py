@@ -1,0 +1,172 @@
+"""What `graft init` finds in a log, and what it proposes for it."""
+
+import json
+import random
+
+import pytest
+import yaml
+
+from graftwork.coordinate.init import start_project
+from graftwork.model import probe
+from graftwork.project.load import load_settings
+from graftwork.project.propose import choose_test_size, find_field
+from graftwork.records.errors import UserMistake
+from tickets import write_tickets
+
+WORDS = ["river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal"]
+
+
+@pytest.fixture(autouse=True)
+def quick_probe(monkeypatch):
+    """The machine is not measured for each of these."""
+    monkeypatch.setattr("graftwork.coordinate.init.probe_device", probe.describe_device)
+
+
+def write_log(path, make, count=120):
+    chance = random.Random(3)
+    lines = []
+    for number in range(count):
+        prompt, reply = make(number, chance)
+        text = reply if isinstance(reply, str) else json.dumps(reply)
+        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+        lines.append(json.dumps({"id": str(number), "messages": messages}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def start(tmp_path, make, count=120):
+    log = write_log(tmp_path / "log.jsonl", make, count)
+    started = start_project(tmp_path, [str(log)], base="smollm2-135m-instruct")
+    return started.proposal, load_settings(tmp_path / "graft.yaml")
+
+
+def sentence(chance, words=12):
+    return " ".join(chance.choice(WORDS) for _ in range(words))
+
+
+def extract(number, chance):
+    name, total = f"{chance.choice(WORDS)} {number}", round(chance.uniform(5, 900), 2)
+    return f"Invoice of {name}: {total} EUR", {
+        "customer": name,
+        "total": total,
+        "tags": ["a", "b"][: 1 + number % 2],
+    }
+
+
+def cite(number, chance):
+    answer = {"answer": sentence(chance, 5), "citations": [1 + number % 2], "refused": False}
+    if number % 6 == 0:
+        answer = {"answer": "", "citations": [], "refused": True}
+    return f"[1] {sentence(chance)}\n[2] {sentence(chance)}\n\nWhere is number {number}?", answer
+
+
+def cite_words(number, chance):
+    return (
+        f"[1] {sentence(chance)}\n[2] {sentence(chance)}\n\nWhere?",
+        f"{sentence(chance, 5)} [{1 + number % 2}].",
+    )
+
+
+def classify(number, chance):
+    return sentence(chance), ("spam", "ham", "eggs")[number % 3]
+
+
+def call(number, chance):
+    arguments = {"city": chance.choice(WORDS), "days": number}
+    return sentence(
+        chance
+    ), f"<tool_call>\n{json.dumps({'name': 'weather', 'arguments': arguments})}\n</tool_call>"
+
+
+def code(number, chance):
+    return sentence(chance), f"```python\ndef f_{number}(x):\n    return x + {number}\n```"
+
+
+def chat(number, chance):
+    return sentence(chance), sentence(chance, 20)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "primary", "names"),
+    [
+        (extract, "extraction", "all_right", {"customer", "total", "tags", "json_valid", "all_right"}),
+        (cite, "citation", "answer_match", {"json_valid", "citation_correct", "refusal_correct"}),
+        (cite_words, "citation", "answer_match", {"citation_correct", "citation_coverage"}),
+        (classify, "classification", "label", {"label", "task_success"}),
+        (call, "tool_calls", "same_call", {"same_call", "calls_tool"}),
+        (code, "code", "chrf", {"code_compiles", "chrf"}),
+        (chat, "text", "chrf", {"chrf", "token_f1"}),
+    ],
+)
+def test_init_finds_the_kind_of_task_and_metrics_that_fit(tmp_path, make, kind, primary, names):
+    proposal, settings = start(tmp_path, make)
+    assert proposal.kind == kind
+    assert settings.gate.primary == primary
+    assert names <= set(settings.evaluate.graded)
+    assert proposal.format == "chat"
+    text = (tmp_path / "graft.yaml").read_text()
+    assert proposal.kind_why in text
+    assert all(rule.why in text for rule in proposal.rules)
+
+
+def test_init_proposes_a_refusal_metric_only_where_replies_refuse(tmp_path):
+    _, settings = start(tmp_path, lambda n, chance: cite(6 * n + 1, chance))
+    assert "refusal_correct" not in settings.evaluate.graded
+
+
+def test_each_field_is_compared_as_its_values_ask(tmp_path):
+    proposal, settings = start(tmp_path, extract)
+    rules = {check.field: check.metric for check in settings.evaluate.checks if check.field}
+    assert rules == {"customer": "normalised", "total": "numeric", "tags": "set"}
+    assert find_field("done", [True, False] * 30).rule == "exact"
+    assert find_field("note", [sentence(random.Random(n), 30) for n in range(60)]).rule == "token_f1"
+    assert find_field("inner", [{"a": 1}] * 60) is None
+    assert proposal.rows == 120
+
+
+def test_tickets_get_rules_that_a_model_which_learned_nothing_cannot_keep(tmp_path):
+    write_tickets(tmp_path / "logs" / "tickets.jsonl")
+    start_project(tmp_path, [str(tmp_path / "logs" / "tickets.jsonl")], base="smollm2-135m-instruct")
+    settings = load_settings(tmp_path / "graft.yaml")
+    assert settings.data.logs == ("logs/tickets.jsonl",)
+    limits = {rule.metric: rule.over for rule in settings.gate.rules}
+    assert limits.keys() == {"schema_valid", "all_right", "queue", "priority"}
+    assert 1 / 6 < limits["queue"] < 0.3
+    assert 0.45 < limits["priority"] < 0.65
+    assert settings.gate.primary_rule.against == "base"
+    assert settings.evaluate.fields.json_schema["properties"]["priority"]["enum"] == ["normal", "high", "low"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "told"),
+    [(5000, 0.1, "5 points"), (1000, 0.17, "10 points"), (310, 0.3, "15 points"), (100, 0.3, "34 points")],
+)
+def test_the_test_split_is_large_enough_for_a_gain_to_show(rows, share, told):
+    found, cases, why = choose_test_size(rows)
+    assert found == pytest.approx(share)
+    assert cases == round(found * rows)
+    assert told in why
+
+
+def test_too_few_rows_are_told_instead_of_guessed_from(tmp_path):
+    write_log(tmp_path / "log.jsonl", chat, count=5)
+    with pytest.raises(UserMistake, match="5 usable rows are too few"):
+        start_project(tmp_path, [str(tmp_path / "log.jsonl")], base="smollm2-135m-instruct")
+    assert not (tmp_path / "graft.yaml").exists()
+
+
+def test_field_names_never_collide_with_metrics(tmp_path):
+    def make(number, chance):
+        return sentence(chance), {"json_valid": "ab"[number % 2], "Latency Seconds": "xy"[number % 2]}
+
+    _, settings = start(tmp_path, make)
+    assert [check.field for check in settings.evaluate.checks[:2]] == ["json_valid", "Latency Seconds"]
+    assert settings.evaluate.checks[0].name == "json_valid_field"
+    assert yaml.safe_load((tmp_path / "graft.yaml").read_text())["gate"]["primary"] == "all_right"
+
+
+@pytest.mark.parametrize("name", ["0", "true", "2026-11-15", "null", "1e3"])
+def test_a_folder_whose_name_is_no_text_in_yaml_becomes_a_project_all_the_same(tmp_path, name):
+    folder = tmp_path / name
+    start_project(folder, [], base="smollm2-135m-instruct")
+    assert load_settings(folder / "graft.yaml").project == name
