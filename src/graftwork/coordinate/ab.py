@@ -16,7 +16,7 @@ from graftwork.coordinate.evaluate_subjects import Asking, Subject, resolve_subj
 from graftwork.coordinate.release_store import open_store
 from graftwork.coordinate.steps.evaluate import put_cases
 from graftwork.coordinate.workplace import Workplace, now
-from graftwork.evaluate.cases import draw_cases, hash_cases
+from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.metrics import LOWER_IS_BETTER, GradeContext, grade
 from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects.book import read_answers
@@ -32,7 +32,7 @@ def compare_replayed(
     """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
     first, second = find_pair(work, a, b)
     name = choose_metric(work, metric)
-    cases = draw_cases(read_case_file(cases_file, named=work.settings.evaluate.checks), most=None)
+    cases = read_case_file(cases_file, named=work.settings.evaluate.checks)
     grading = open_grading(work, cases)
     remarks = note_trial(work, first, second, metric=name, traffic=hash_cases(cases))
     work.looks.log(hash_cases(cases), subject=second.adapter_hash, when=now())
@@ -57,7 +57,7 @@ def compare_replayed(
         asked=found.asked,
         counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
         evidence=(test.e_value, test.p_value),
-        interval=test.difference_interval(confidence),
+        interval=test.interval(confidence),
         confidence=confidence,
         remarks=remarks,
     )

@@ -7,7 +7,7 @@ them. Pure; does not know which figures are good enough.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graftwork.evaluate.cases import hash_cases
+from graftwork.evaluate.cases import clusters_of, hash_cases
 from graftwork.evaluate.compare import cluster_cases, compare, compare_candidates, differences_of
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.metrics import (
@@ -193,7 +193,8 @@ def make_report(
 
 
 def sessions_of(cases: Sequence[Case]) -> dict[str, str]:
-    return {case.id: case.session for case in cases if case.session is not None}
+    """The session of each case; a question that is asked again belongs to the session that asked it first."""
+    return clusters_of(cases)
 
 
 def average(grades: Sequence[float | None]) -> float | None:

@@ -18,11 +18,11 @@ def run_live(exchanges, *, alpha):
     return live
 
 
-def case(number, session=None):
+def case(number, session=None, question=None):
     return Case(
         id=f"c{number}",
         origin=Origin(file="x", line=1),
-        messages=(Message(role="user", content="?"),),
+        messages=(Message(role="user", content=question or f"question {number}"),),
         reference="",
         session=session,
     )
@@ -136,4 +136,57 @@ def test_every_case_is_in_exactly_one_unit(sessions):
 def test_a_session_with_as_many_wins_as_losses_is_tied():
     unit = units_of([case(1, "s"), case(2, "s")])[0]
     of_a, of_b = {"c1": 1.0, "c2": 0.0}, {"c1": 0.0, "c2": 1.0}
-    assert judge_unit(unit, of_a, of_b, lower_is_better=False) == "tie"
+    assert judge_unit(unit, of_a, of_b, lower_is_better=False) == 0.0
+
+
+def test_a_file_sorted_by_topic_is_asked_in_an_order_that_says_nothing():
+    """A wins half of the topics, B the other half: in the order of the file, A is found better every time."""
+    cases = [case(n) for n in range(400)]
+    asked = [int(one.id[1:]) for unit in units_of(cases) for one in unit.cases]
+    assert sorted(asked) == list(range(400))
+    assert asked != sorted(asked)
+    decided = 0
+    for seed in range(200):
+        chance = random.Random(seed)
+        # Other ids in every run: the order is drawn from them.
+        units = units_of([case(f"{seed}-{n}") for n in range(400)])
+
+        def block(asked, chance=chance):
+            ahead = {one.id: int(one.id.split("-")[1]) < 200 for one in asked}
+            return (
+                {one.id: float(chance.random() < (0.8 if ahead[one.id] else 0.4)) for one in asked},
+                {one.id: float(chance.random() < (0.4 if ahead[one.id] else 0.8)) for one in asked},
+            )
+
+        decided += run_replay(units, block, alpha=0.05).test.decided
+    assert decided <= 20
+
+
+def test_many_sessions_won_by_a_little_do_not_outweigh_a_few_that_are_lost_as_a_whole():
+    """B is a little better in nine sessions of ten and fails the tenth: on average both are alike."""
+    decided = 0
+    for seed in range(200):
+        chance = random.Random(seed)
+        units = units_of([case(f"{seed}-{n}", session=f"{seed}-{n // 8}") for n in range(8 * 100)])
+
+        def block(asked, chance=chance):
+            fails = {one.session: chance.random() < 0.1 for one in asked}
+            return (
+                {one.id: float(chance.random() < 0.9) for one in asked},
+                {one.id: float(not fails[one.session]) for one in asked},
+            )
+
+        decided += run_replay(units, block, alpha=0.05).test.decided
+    assert decided <= 20
+
+
+def test_a_question_under_other_ids_counts_once():
+    units = units_of([case(n, question=f"What is {n % 5}?") for n in range(20)])
+    assert sorted(len(unit.cases) for unit in units) == [4] * 5
+
+
+def test_sessions_that_share_only_a_greeting_stay_apart_and_repeated_ones_do_not():
+    cases = [case(n, session=f"s{n // 2}", question="hello" if n % 2 else f"q{n}") for n in range(6)]
+    assert len(units_of(cases)) == 3
+    again = [case(f"x{n}", session=f"t{n // 2}", question="Hello!" if n % 2 else f"Q{n}") for n in range(6)]
+    assert len(units_of([*cases, *again])) == 3

@@ -27,7 +27,7 @@ def make_case(i, session=None):
     return Case(
         id=f"c{i}",
         origin=Origin(file="log", line=i + 1),
-        messages=(Message(role="user", content="Is it so?"),),
+        messages=(Message(role="user", content=f"Is {i} so?"),),
         reference=RIGHT,
         session=session,
     )
