@@ -14,8 +14,8 @@ from graftwork.coordinate.evaluate_context import Grading, open_grading
 from graftwork.coordinate.evaluate_run import ask_subject, settle_engine
 from graftwork.coordinate.evaluate_subjects import Asking, Subject, resolve_subject
 from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.steps.evaluate import put_cases
-from graftwork.coordinate.workplace import Workplace, now
+from graftwork.coordinate.steps.evaluate import log_look, put_cases
+from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.metrics import LOWER_IS_BETTER, GradeContext, grade
 from graftwork.evaluate.score import average
@@ -35,7 +35,7 @@ def compare_replayed(
     cases = read_case_file(cases_file, named=work.settings.evaluate.checks)
     grading = open_grading(work, cases)
     remarks = note_trial(work, first, second, metric=name, traffic=hash_cases(cases))
-    work.looks.log(hash_cases(cases), subject=second.adapter_hash, when=now())
+    log_look(work, cases, subject=second.adapter_hash)
 
     def grade_block(block: Sequence[Case]) -> tuple[Scores, Scores]:
         pair = _subjects(work, (first, second), block)

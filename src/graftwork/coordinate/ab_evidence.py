@@ -54,6 +54,8 @@ class LiveTest:
 
     alpha: float
     lower_is_better: bool = False
+    goes_on: bool = False
+    """Whether answers are counted after the test is decided: what users say is looked at once more."""
     used: int = 0
     ungraded: int = 0
     test: TwoArms = field(init=False)
@@ -63,7 +65,7 @@ class LiveTest:
         self.test = TwoArms(self.alpha)
 
     def take(self, exchange: Exchange) -> None:
-        if self.test.decided:
+        if self.test.decided and not self.goes_on:
             return
         if exchange.session is not None:
             if exchange.session in self._seen:
@@ -77,6 +79,26 @@ class LiveTest:
         success = 1 - mark if self.lower_is_better else mark
         arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"
         self.test.update(arm, successes=success, failures=1 - success)
+
+
+def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
+    """Whether the winner of a test by feedback still wins if unequal silence is held against it.
+
+    `dealt` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
+    missing there, compared with the other arm, count as successes of the loser or as failures of the winner.
+    """
+    spoken = sum(test.baseline), sum(test.candidate)
+    if test.winner is None or not all(dealt) or not all(spoken):
+        return False
+    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, dealt, strict=True)]
+    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, dealt, strict=True)]
+    won_by_b = test.winner == "candidate"
+    baseline, candidate = test.baseline, test.candidate
+    baseline = (baseline[0] + missing[0] * won_by_b, baseline[1] + missing[0] * (not won_by_b))
+    candidate = (candidate[0] + missing[1] * (not won_by_b), candidate[1] + missing[1] * won_by_b)
+    held = TwoArms(test.alpha, baseline=baseline, candidate=candidate)
+    ahead = held.difference if won_by_b else -held.difference
+    return ahead > 0 and held.log_evidence >= -math.log(test.alpha)
 
 
 def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:

@@ -24,7 +24,7 @@ from graftwork.evaluate.metrics import (
 )
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import clopper_pearson, clustered_mean, clustered_rate
+from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, clustered_mean
 from graftwork.evaluate.statistics.scores import score_mean
 from graftwork.evaluate.subjects.log import LOG
 from graftwork.evaluate.wording import plural
@@ -129,7 +129,7 @@ def make_rate(
     if clusters is None:
         low, high = clopper_pearson(successes, n=len(graded), confidence=confidence)
     else:
-        low, high = clustered_rate(list(graded.values()), clusters, confidence=confidence)
+        low, high = bounded_mean(list(graded.values()), clusters, confidence=confidence)
     return Metric(
         name=name,
         kind="rate",
@@ -141,7 +141,7 @@ def make_rate(
         confidence=confidence,
         scores=scores,
         clusters=len(set(clusters or ())),
-        method=_name_method("exact (Clopper and Pearson)", clusters),
+        method="exact (Clopper and Pearson)" if clusters is None else "bounded mean, by session",
     )
 
 

@@ -266,6 +266,11 @@ class TwoArms(_Bet):
     def log_e_value(self) -> float:
         return self.log_capital
 
+    @property
+    def log_evidence(self) -> float:
+        """Another bet against equal rates, which counts alone decide, in whichever order they came."""
+        return self._log_against(0.0)
+
     def interval(self, confidence: float = 0.95) -> Interval:
         """The difference of the rates, at all times at once.
 
