@@ -18,6 +18,7 @@ USUAL_LOSS_RATE = 0.05
 """One case in twenty gets worse even by a change for the better: what is assumed until losses are seen."""
 USUAL_POWER = 0.8
 """What "n cases would settle it" means: in four evaluations of five."""
+LUCK = 0.015
 FEWEST_DRAWS, MOST_DRAWS, DRAWN_NUMBERS = 200, 500, 20_000
 """Test sets that are drawn to find the power: the fewer, the more kinds of units there are."""
 FEW_ENOUGH_TO_SUM = 50_000
@@ -55,7 +56,8 @@ def units_for_power(
         # Where nothing varies, one case more or less shows.
         chance = chance_not_positive if draws == 1 else approximate_chance
         chances = chance(weights, np.column_stack([drawn, np.ones(draws)]))
-        return float((chances < tail).mean()) >= USUAL_POWER
+        # The first size that passes is one with lucky draws: without this it would be a little too small.
+        return float((chances < tail).mean()) >= (USUAL_POWER + LUCK if draws > 1 else 1.0)
 
     guess = start or _guess_units(off, worst=(limit - lowest) * units.added_size, tail=tail)
     return first_count(shows, start=guess)
