@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.coordinate.ab_evidence import Exchange, LiveTest, judge_unit, run_replay, units_of
+from graftwork.coordinate.ab_arms import ArmTally, check_voices
+from graftwork.coordinate.ab_evidence import (
+    Exchange,
+    LiveTest,
+    judge_unit,
+    run_replay,
+    survives_silence,
+    units_of,
+)
+from graftwork.evaluate.statistics.anytime import TwoArms
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -190,3 +199,40 @@ def test_sessions_that_share_only_a_greeting_stay_apart_and_repeated_ones_do_not
     assert len(units_of(cases)) == 3
     again = [case(f"x{n}", session=f"t{n // 2}", question="Hello!" if n % 2 else f"Q{n}") for n in range(6)]
     assert len(units_of([*cases, *again])) == 3
+
+
+def speak(seed, *, happy_b, good=0.7, sessions=600):
+    """Both releases are as good; users of A speak in half of their sessions, happy users of B less often."""
+    chance, live, dealt = random.Random(seed), LiveTest(0.05, goes_on=True), {"A": 0, "B": 0}
+    for _ in range(sessions):
+        arm, happy = chance.choice("AB"), chance.random() < good
+        dealt[arm] += 1
+        if chance.random() < (happy_b if arm == "B" and happy else 0.5):
+            live.take(Exchange(arm, None, float(happy)))
+    return live.test, (dealt["A"], dealt["B"])
+
+
+def test_users_of_one_arm_who_keep_silent_do_not_decide_it():
+    found = [speak(seed, happy_b=0.3) for seed in range(60)]
+    # Of those who speak, B's users are unhappier: without a correction that is taken for the truth.
+    assert sum(test.winner == "baseline" for test, _ in found) > 8
+    assert sum(survives_silence(test, dealt=dealt) for test, dealt in found) <= 8
+
+
+def test_a_clear_winner_survives_unequal_silence():
+    test = TwoArms(0.05)
+    for _ in range(150):
+        test.update("baseline", successes=0.3, failures=0.7)
+        test.update("candidate", successes=0.9, failures=0.1)
+    assert test.winner == "candidate"
+    assert survives_silence(test, dealt=(300, 310))
+    assert not survives_silence(test, dealt=(300, 3000))
+    assert not survives_silence(TwoArms(0.05), dealt=(0, 0))
+
+
+def test_unequal_voices_are_said_and_equal_ones_are_not():
+    a, b = ArmTally("a", alone=400), ArmTally("b", alone=400)
+    assert check_voices(a, b, spoken=(100, 110)) == []
+    (said,) = check_voices(a, b, spoken=(200, 40))
+    assert "users of A spoke in 50.0% of the sessions, those of B in 10.0%" in said
+    assert check_voices(a, ArmTally("b"), spoken=(1, 0)) == []

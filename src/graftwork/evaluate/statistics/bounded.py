@@ -168,7 +168,7 @@ def approximate_chance(weights: "Array", counts: "Array") -> "Array":
     weights = np.where(counts > 0, weights, 0.0)
     low, high = 1 / np.minimum(weights.min(1), -NEGLIGIBLE), 1 / np.maximum(weights.max(1), NEGLIGIBLE)
     at: Array = np.zeros(len(weights))
-    for _ in range(12):
+    for _ in range(8):
         left = 1 - weights * at[:, None]
         slope = (counts * weights / left).sum(1)
         bend = (counts * (weights / left) ** 2).sum(1)

@@ -19,7 +19,7 @@ USUAL_LOSS_RATE = 0.05
 USUAL_POWER = 0.8
 """What "n cases would settle it" means: in four evaluations of five."""
 LUCK = 0.015
-FEWEST_DRAWS, MOST_DRAWS, DRAWN_NUMBERS = 200, 500, 20_000
+FEWEST_DRAWS, MOST_DRAWS, DRAWN_NUMBERS = 200, 400, 10_000
 """Test sets that are drawn to find the power: the fewer, the more kinds of units there are."""
 FEW_ENOUGH_TO_SUM = 50_000
 """Beyond so many cases the normal approximation is within one in a hundred of the exact sum."""
