@@ -74,7 +74,7 @@ class LiveTest:
         if exchange.grade is None:
             self.ungraded += 1
             return
-        self.used += 1
+        self.used += not self.test.decided
         mark = min(max(exchange.grade, 0.0), 1.0)
         success = 1 - mark if self.lower_is_better else mark
         arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"

@@ -1,4 +1,4 @@
-"""The gate as a whole holds its level: sessions that fail together, many rules, many adapters, old reports."""
+"""The gate as a whole holds its level: whole sessions that fail, many rules, many adapters, old reports."""
 
 import random
 
