@@ -24,7 +24,7 @@ from graftwork.evaluate.metrics import (
 )
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, clustered_mean
+from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
 from graftwork.evaluate.statistics.scores import score_mean
 from graftwork.evaluate.subjects.log import LOG
 from graftwork.evaluate.wording import plural
@@ -247,7 +247,8 @@ def _make_power(
     if first.clusters:
         changes = differences_of(baseline, candidate=candidate, metric=first.metric)
         clusters = cluster_cases(list(changes), sessions=sessions)
-        effective = clustered_mean(list(changes.values()), clusters or list(changes)).effective_n
+        # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
+        effective = len(changes) / make_units(list(changes.values()), clusters).added_size
     return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)
 
 
