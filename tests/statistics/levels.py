@@ -69,7 +69,7 @@ def draw_right(draw, runs, sizes, rate, together):
     if together == "collapses":
         share = min(0.05, 1 - rate)
         chances = np.where(draw.random(shape) < share, 0.0, rate / (1 - share))
-    elif together == 0:
+    elif together == 0 or rate >= 1:
         chances = np.full(shape, rate)
     elif together == 1:
         chances = (draw.random(shape) < rate).astype(float)
