@@ -19,7 +19,7 @@ from graftwork.train.log import read_steps
 def _do(work: Workplace, made: Made) -> Verdict:
     judged = gather(work, made)
     verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
-    return _with_statistics(work, finish(work, made, judged, verdict))
+    return name_changed_rules(work, finish(work, made, judged, verdict))
 
 
 def gather(work: Workplace, made: Made) -> Judged:
@@ -48,7 +48,7 @@ def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Ver
     return with_changes(verdict, judged, noted)
 
 
-def _with_statistics(work: Workplace, verdict: Verdict) -> Verdict:
+def name_changed_rules(work: Workplace, verdict: Verdict) -> Verdict:
     """A verdict on the same report by the same rules that came out otherwise says which rule made it so."""
     last = work.ledger.get("gate" if work.model == work.settings.main_model else f"gate@{work.model}")
     before = Verdict.model_validate(last.output) if last is not None else None
