@@ -29,13 +29,12 @@ def upper_misses(interval, *, n, spread, trials=300):
 
 @pytest.mark.parametrize("n", [16, 31])
 def test_the_bound_of_a_mean_of_seconds_is_hardly_ever_too_low(n):
-    """Its level is 2.5 %; 300 trials with 16 misses or more would be a chance of one in a thousand."""
+    """Its level is 2.5 %: nine misses of 100 would be a chance of one in a thousand."""
 
-    def ours(values):
-        return bounded_mean(values, highest=SLOWEST * max(values))
+    def bound(values):
+        return bounded_mean(values, highest=SLOWEST * max(values), confidence=0.975, sided="upper")
 
-    assert upper_misses(ours, n=n, spread=0.5) <= 15 / 300
-    assert upper_misses(bootstrap_mean, n=n, spread=0.5, trials=60) > 2 / 60
+    assert upper_misses(bound, n=n, spread=0.5, trials=100) <= 8 / 100
 
 
 def test_the_mean_interval_is_as_wide_as_students():
