@@ -237,7 +237,7 @@ def test_reports_are_found_again_by_their_adapter(tmp_path):
 
 
 def test_a_verdict_that_changed_by_the_statistics_alone_names_the_rule():
-    """The same report and rules, judged by an earlier version: the note says which test came out otherwise."""
+    """The same report and rules, judged by an earlier version: the note says which test changed it."""
     rule = RuleResult(
         metric="json_valid",
         rule="JSON-valid rate better than the base",
