@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 DEMO := examples/cited_answers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-slow test-gpu test-s3 test-trackers test-vllm bench format clean
+.PHONY: help demo install dev check test test-slow test-statistics test-gpu test-s3 test-trackers test-vllm bench format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ test: check ## all tests that need neither a GPU nor many minutes
 
 test-slow: dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-statistics: dev ## the gate's error rates in 2,000 settings, with the table of docs/gate.md; up to an hour
+	$(BIN)/python tests/statistics/levels.py
 
 test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

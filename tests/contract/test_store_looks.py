@@ -41,3 +41,18 @@ def test_the_same_candidate_again_is_a_look_and_no_further_candidate(database: D
     looks.log("other cases", subject="three", when=WHEN)
     assert (looks.count("cases"), looks.candidates("cases")) == (4, 2)
     assert looks.candidates("never looked at") == 0
+
+
+def test_a_set_that_grew_or_was_renamed_is_no_fresh_one(database: Database):
+    looks = Looks(database)
+    first, grown = [f"q{n}" for n in range(20)], [f"q{n}" for n in range(60)]
+    looks.log("set", subject="one", when="2026-01-01", questions=first)
+    looks.log("set", subject="two", when="2026-01-02", questions=first)
+    assert (looks.position("set", subject="one"), looks.position("set", subject="two")) == (1, 2)
+    looks.log("renamed", subject="two", when="2026-01-03", questions=first)
+    assert looks.position("renamed", subject="two") == 2
+    looks.log("grown", subject="two", when="2026-01-04", questions=grown)
+    assert looks.position("grown", subject="two") == 3
+    looks.log("fresh", subject="two", when="2026-01-05", questions=[f"n{n}" for n in range(60)])
+    assert looks.position("fresh", subject="two") == 1
+    assert looks.position("never looked at", subject="two") == 1

@@ -14,9 +14,9 @@ from graftwork.coordinate.evaluate_context import Grading, open_grading
 from graftwork.coordinate.evaluate_run import ask_subject, settle_engine
 from graftwork.coordinate.evaluate_subjects import Asking, Subject, resolve_subject
 from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.steps.evaluate import put_cases
-from graftwork.coordinate.workplace import Workplace, now
-from graftwork.evaluate.cases import draw_cases, hash_cases
+from graftwork.coordinate.steps.evaluate import log_look, put_cases
+from graftwork.coordinate.workplace import Workplace
+from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.metrics import LOWER_IS_BETTER, GradeContext, grade
 from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects.book import read_answers
@@ -32,10 +32,10 @@ def compare_replayed(
     """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
     first, second = find_pair(work, a, b)
     name = choose_metric(work, metric)
-    cases = draw_cases(read_case_file(cases_file, named=work.settings.evaluate.checks), most=None)
+    cases = read_case_file(cases_file, named=work.settings.evaluate.checks)
     grading = open_grading(work, cases)
     remarks = note_trial(work, first, second, metric=name, traffic=hash_cases(cases))
-    work.looks.log(hash_cases(cases), subject=second.adapter_hash, when=now())
+    log_look(work, cases, subject=second.adapter_hash)
 
     def grade_block(block: Sequence[Case]) -> tuple[Scores, Scores]:
         pair = _subjects(work, (first, second), block)
@@ -57,7 +57,7 @@ def compare_replayed(
         asked=found.asked,
         counts={"wins": test.wins, "losses": test.losses, "ties": test.ties},
         evidence=(test.e_value, test.p_value),
-        interval=test.difference_interval(confidence),
+        interval=test.interval(confidence),
         confidence=confidence,
         remarks=remarks,
     )

@@ -81,6 +81,24 @@ def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
     ]
 
 
+def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[str]:
+    """Users of one arm who speak more often than those of the other: who speaks may be who is unhappy."""
+    if not (a.units and b.units):
+        return []
+    heard = [min(said, arm.units) for said, arm in zip(spoken, (a, b), strict=True)]
+    first, second = (
+        PairedTest(wins=said, losses=arm.units - said).interval(SURE)
+        for said, arm in zip(heard, (a, b), strict=True)
+    )
+    if first.low <= second.high and second.low <= first.high:
+        return []
+    return [
+        f"users of A spoke in {heard[0] / a.units:.1%} of the sessions, those of B in "
+        f"{heard[1] / b.units:.1%}: the silent ones may think otherwise, so a winner counts only if it wins "
+        "with the missing voices held against it"
+    ]
+
+
 def _quantile(values: list[float], share: float) -> float | None:
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None

@@ -6,17 +6,19 @@ often one looks (evaluate.statistics.anytime); looking again reads the same answ
 was decided stays decided. Does not know who asked the models.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from graftwork.evaluate.statistics.anytime import PairedTest, TwoArms
+from graftwork.evaluate.cases import clusters_of
+from graftwork.evaluate.statistics.anytime import MeanTest, TwoArms
 from graftwork.records.report import Case
 
 Scores = Mapping[str, float | None]
 GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
 """The grades of A and of B on some cases; asks whoever has not answered yet."""
-Outcome = Literal["win", "loss", "tie"]
 FIRST_BLOCK = 16
 
 
@@ -29,7 +31,7 @@ class Unit(NamedTuple):
 class Replayed(NamedTuple):
     """`asked` are the cases that both were asked; a block is begun before its answers can decide."""
 
-    test: PairedTest
+    test: MeanTest
     used: int
     ungraded: int
     asked: int
@@ -52,6 +54,8 @@ class LiveTest:
 
     alpha: float
     lower_is_better: bool = False
+    goes_on: bool = False
+    """Whether answers are counted after the test is decided: what users say is looked at once more."""
     used: int = 0
     ungraded: int = 0
     test: TwoArms = field(init=False)
@@ -61,7 +65,7 @@ class LiveTest:
         self.test = TwoArms(self.alpha)
 
     def take(self, exchange: Exchange) -> None:
-        if self.test.decided:
+        if self.test.decided and not self.goes_on:
             return
         if exchange.session is not None:
             if exchange.session in self._seen:
@@ -70,20 +74,48 @@ class LiveTest:
         if exchange.grade is None:
             self.ungraded += 1
             return
-        self.used += 1
+        self.used += not self.test.decided
         mark = min(max(exchange.grade, 0.0), 1.0)
         success = 1 - mark if self.lower_is_better else mark
         arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"
         self.test.update(arm, successes=success, failures=1 - success)
 
 
-def units_of(cases: Iterable[Case]) -> tuple[Unit, ...]:
-    """Sessions in the order of their first cases."""
+def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
+    """Whether the winner of a test by feedback still wins if unequal silence is held against it.
+
+    `dealt` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
+    missing there, compared with the other arm, count as successes of the loser or as failures of the winner.
+    """
+    spoken = sum(test.baseline), sum(test.candidate)
+    if test.winner is None or not all(dealt) or not all(spoken):
+        return False
+    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, dealt, strict=True)]
+    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, dealt, strict=True)]
+    won_by_b = test.winner == "candidate"
+    baseline, candidate = test.baseline, test.candidate
+    baseline = (baseline[0] + missing[0] * won_by_b, baseline[1] + missing[0] * (not won_by_b))
+    candidate = (candidate[0] + missing[1] * (not won_by_b), candidate[1] + missing[1] * won_by_b)
+    held = TwoArms(test.alpha, baseline=baseline, candidate=candidate)
+    ahead = held.difference if won_by_b else -held.difference
+    return ahead > 0 and held.log_evidence >= -math.log(test.alpha)
+
+
+def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:
+    """The sessions in an order drawn by hash; repeated questions share a unit.
+
+    A file is often sorted by topic or by date. A test that looks after every unit is only valid if the
+    order says nothing about the outcome, so the order of the file must not matter.
+    """
+    clusters = clusters_of(cases)
     found: dict[str, list[Case]] = {}
     for case in cases:
-        key = f"session {case.session}" if case.session is not None else f"case {case.id}"
-        found.setdefault(key, []).append(case)
-    return tuple(Unit(tuple(group)) for group in found.values())
+        found.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
+    return tuple(Unit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
+
+
+def _drawing_order(key: str) -> tuple[str, str]:
+    return hashlib.sha256(key.encode()).hexdigest(), key
 
 
 def run_replay(
@@ -95,26 +127,26 @@ def run_replay(
     first_block: int = FIRST_BLOCK,
 ) -> Replayed:
     """Ask both, block after block, each twice as large as the one before; stop where it is decided."""
-    test = PairedTest(alpha)
+    test = MeanTest(alpha)
     used = ungraded = asked = 0
     for block in _blocks(units, first_block):
         cases = [case for unit in block for case in unit.cases]
         of_a, of_b = grade_block(cases)
         asked += len(cases)
         for unit in block:
-            outcome = judge_unit(unit, of_a, of_b, lower_is_better=lower_is_better)
-            if outcome is None:
+            difference = judge_unit(unit, of_a, of_b, lower_is_better=lower_is_better)
+            if difference is None:
                 ungraded += 1
                 continue
             used += 1
-            test.update(win=int(outcome == "win"), loss=int(outcome == "loss"), tie=int(outcome == "tie"))
+            test.update(difference)
             if test.decided:
                 return Replayed(test, used, ungraded, asked)
     return Replayed(test, used, ungraded, asked)
 
 
-def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> Outcome | None:
-    """Whether B did better than A in this session; None where no case of it has both grades."""
+def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
+    """The mean mark of B less that of A in this session; None where no case of it has both grades."""
     both = [
         (first, second)
         for case in unit.cases
@@ -122,10 +154,10 @@ def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool)
     ]
     if not both:
         return None
-    # Wins less losses, not a sum of floats: a session is tied where they are the same in number.
-    ahead = sum((second > first) - (second < first) for first, second in both)
-    ahead = -ahead if lower_is_better else ahead
-    return "win" if ahead > 0 else "loss" if ahead < 0 else "tie"
+    ahead = math.fsum(min(max(b, 0.0), 1.0) - min(max(a, 0.0), 1.0) for a, b in both) / len(both)
+    # A sum of floats that ought to be nothing is a tie.
+    ahead = 0.0 if abs(ahead) < 1e-12 else min(max(ahead, -1.0), 1.0)
+    return -ahead if lower_is_better else ahead
 
 
 def _blocks(units: Sequence[Unit], first: int) -> Iterator[Sequence[Unit]]:

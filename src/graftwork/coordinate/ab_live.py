@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Literal
 
 from graftwork.coordinate.ab import grade_context
-from graftwork.coordinate.ab_arms import ArmTally, check_shares
-from graftwork.coordinate.ab_evidence import Exchange, LiveTest
+from graftwork.coordinate.ab_arms import ArmTally, check_shares, check_voices
+from graftwork.coordinate.ab_evidence import Exchange, LiveTest, survives_silence
 from graftwork.coordinate.ab_result import ABResult, ArmFacts, choose_metric, find_pair, note_trial, tell
 from graftwork.coordinate.evaluate_context import open_grading
 from graftwork.coordinate.workplace import Workplace
@@ -92,9 +92,11 @@ class LiveLook:
         self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
         self._context = grade_context(work, open_grading(work, ()))
         self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
-        self._live = LiveTest(1 - self._confidence, lower_is_better=metric in LOWER_IS_BETTER)
+        self._live = LiveTest(
+            1 - self._confidence, lower_is_better=metric in LOWER_IS_BETTER, goes_on=self._by_users
+        )
         self._heard = FeedbackStore(work.database, project=work.settings.project)
-        self._spoken: set[str] = set()
+        self._spoken: dict[Side, set[str]] = {"A": set(), "B": set()}
         self._captures_read = self._feedback_read = 0
 
     def look(self) -> ABResult:
@@ -115,7 +117,7 @@ class LiveLook:
             self._tallies[side].hear(heard.capture.id)
             if self._by_users:
                 unit = _unit_of(heard.capture)
-                self._spoken.add(unit)
+                self._spoken[side].add(unit)
                 self._live.take(Exchange(side, unit, heard.feedback.score))
         if self._remarks is None and self._live.used:
             # Before anybody sees it. A metric that could grade nothing has shown nothing.
@@ -135,12 +137,14 @@ class LiveLook:
         counts |= {"b_successes": test.candidate[0], "b_failures": test.candidate[1]}
         arms: dict[str, ArmFacts] = {side: tally.facts() for side, tally in self._tallies.items()}
         # Feedback may be newer than the captures that this look has read.
-        silent = sum(facts.sessions for facts in arms.values()) - len(self._spoken)
+        silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
+        dealt = (arms["A"].sessions, arms["B"].sessions)
+        stands = not self._by_users or survives_silence(test, dealt=dealt)
         return tell(
             self._pair,
             self._metric,
             "captures",
-            winner=test.winner,
+            winner=test.winner if stands else None,
             used=self._live.used,
             ungraded=max(silent, 0) if self._by_users else self._live.ungraded,
             asked=0,
@@ -169,6 +173,9 @@ class LiveLook:
                 )
             remarks += check_shares(self._tallies["A"], self._tallies["B"])
         test = self._live.test
+        if self._by_users:
+            spoken = (len(self._spoken["A"]), len(self._spoken["B"]))
+            remarks += check_voices(self._tallies["A"], self._tallies["B"], spoken=spoken)
         if not self._by_users and not self._live.used and self._live.ungraded:
             remarks.append(
                 f"none of {self._live.ungraded} sessions can be graded by {self._metric}, for live traffic "

@@ -177,5 +177,9 @@ def _log_look(work: Workplace, imported: Imported) -> Imported:
     subject = f"imported:{fingerprint([answer.text for answer in said])}"
     looks = work.looks.log(report.cases_hash, subject=subject, when=now())
     report = report.model_copy(update={"looks": looks})
-    wear = wear_of(report, candidates=work.looks.candidates(report.cases_hash))
+    wear = wear_of(
+        report,
+        candidates=work.looks.candidates(report.cases_hash),
+        look=work.looks.position(report.cases_hash, subject=subject),
+    )
     return imported.model_copy(update={"report": report.model_copy(update={"wear": wear})})

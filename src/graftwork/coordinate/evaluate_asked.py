@@ -29,11 +29,12 @@ from graftwork.coordinate.steps.evaluate import (
     STEP,
     held_out,
     line_up,
+    log_look,
     put_cases,
     worked_example,
 )
 from graftwork.coordinate.steps.prepare import Prepared
-from graftwork.coordinate.workplace import Workplace, now
+from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.cases import draw_cases, hash_cases
 from graftwork.evaluate.subjects.case_file import read_case_file
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subjects
@@ -80,14 +81,21 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
         forget_subjects(lineup, cases)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = work.looks.log(hash_cases(cases), subject=lineup.candidate.identity, when=now())
+    looks = log_look(work, cases, subject=lineup.candidate.identity)
     # The answers of a user's own file are nobody's log.
     remarks = remark_on_log(scored, prepared=prepared if given is None else None)
     evaluated = Evaluated(
         cases_file=str(asking.cases_file),
         folders={subject.name: str(subject.folder) for subject in lineup.all},
         report=report_on(
-            work, lineup, cases=cases, scored=scored, grading=grading, looks=looks, remarks=remarks
+            work,
+            lineup,
+            cases=cases,
+            scored=scored,
+            grading=grading,
+            looks=looks,
+            looked_at=lineup.candidate.identity,
+            remarks=remarks,
         ),
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]

@@ -193,9 +193,13 @@ def report_on(
     scored: Mapping[str, SubjectReport],
     grading: Grading,
     looks: int,
+    looked_at: str,
     remarks: Sequence[str] = (),
 ) -> Report:
-    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is."""
+    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
+
+    `looked_at` is the subject whose look was logged.
+    """
     settings = work.settings.evaluate
     candidate = scored[lineup.candidate.name]
     report = make_report(
@@ -227,6 +231,10 @@ def report_on(
             "cuts": sliced.cuts,
             "confusions": confuse(cases, answers, checks=settings.checks, confidence=settings.confidence),
             "remarks": tuple(remarks),
-            "wear": wear_of(report, candidates=work.looks.candidates(report.cases_hash)),
+            "wear": wear_of(
+                report,
+                candidates=work.looks.candidates(report.cases_hash),
+                look=work.looks.position(report.cases_hash, subject=looked_at),
+            ),
         }
     )

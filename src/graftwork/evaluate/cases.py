@@ -16,6 +16,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Case
+from graftwork.text.normalise import normalise
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:
@@ -80,6 +81,42 @@ def hash_cases(cases: Sequence[Case]) -> str:
     return fingerprint(
         [case.model_dump(mode="json", include=asked | {"checks"} if case.checks else asked) for case in cases]
     )
+
+
+def question_key(case: Case) -> str:
+    """A hash of what the user asks, without case, spacing and punctuation; empty where nothing is asked.
+
+    The system prompt and the reference take no part: the same question under another id, with another
+    prompt or out of another file is the same question.
+    """
+    asked = [normalise(message.content) for message in case.messages if message.role == "user"]
+    return fingerprint(asked)[:16] if any(asked) else ""
+
+
+def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
+    """The cluster of each case that has one: its session, or the question that it repeats.
+
+    Cases of one session succeed and fail together, and so do repetitions of one question under other ids:
+    neither counts as independent evidence. Sessions that ask just the same are repetitions too. Sessions
+    that share only a part, such as a greeting, stay apart.
+    """
+    units: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        own = ("case", case.id) if case.session is None else ("session", case.session)
+        units.setdefault(own, []).append(case)
+    asked = {unit: tuple(sorted(question_key(case) for case in group)) for unit, group in units.items()}
+    times = Counter(asked.values())
+    names: dict[tuple[str, ...], str] = {}
+    found: dict[str, str] = {}
+    for (kind, name), group in units.items():
+        questions = asked[kind, name]
+        repeated = all(questions) and times[questions] > 1
+        if kind == "session" or repeated:
+            called = name if kind == "session" else f"question {questions[0]}"
+            found |= dict.fromkeys(
+                (case.id for case in group), names.setdefault(questions, called) if repeated else called
+            )
+    return found
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:

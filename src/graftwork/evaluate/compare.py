@@ -3,9 +3,10 @@
 In: their reports, the session of each case, margins set beforehand. Out: a Comparison for each metric
 that both have. Pure; does not know which differences matter.
 
-Grades of 0 and 1 get Tango's interval and McNemar's exact test; other grades a bootstrap interval and
-sign flips; latency the median of the differences with its exact interval. Where a session has several
-cases, the session is the unit. Several candidates against one baseline get Holm's correction.
+Grades from 0 to 1 get the test and the interval of a bounded mean, which for grades of 0 and 1 is McNemar's
+exact test; other numbers a bootstrap interval and sign flips; latency the median of the differences with its
+exact interval. Where a session has several cases, the session is the unit. Several candidates against one
+baseline get Holm's correction.
 """
 
 import math
@@ -19,16 +20,17 @@ from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.statistics import (
     Interval,
     Sided,
-    clustered_difference,
     holm,
+    make_units,
     mcnemar,
-    paired_difference,
+    mean_differs,
     paired_permutation,
 )
-from graftwork.evaluate.statistics.scores import score_difference
+from graftwork.evaluate.statistics.scores import from_0_to_1, score_difference
 from graftwork.records.report import Comparison, Metric, SubjectReport
 
 MCNEMAR = "exact McNemar"
+BOUNDED_MEAN = "bounded-mean test"
 SIGN_FLIPS = "sign flips"
 SIGN_TEST = "sign test"
 
@@ -43,6 +45,14 @@ class _Pairs(NamedTuple):
     @property
     def graded_0_or_1(self) -> bool:
         return all(value in (0.0, 1.0) for value in (*self.before, *self.after))
+
+    @property
+    def bounded(self) -> bool:
+        return from_0_to_1(self.before) and from_0_to_1(self.after)
+
+    @property
+    def differences(self) -> list[float]:
+        return [new - old for old, new in zip(self.before, self.after, strict=True)]
 
     @property
     def gained(self) -> int:
@@ -161,8 +171,9 @@ def _compare_grades(name: str, pairs: _Pairs, confidence: float, margin: float |
         difference, test, p_value = (gained - lost) / n if n else 0.0, MCNEMAR, mcnemar(gained, losses=lost)
     else:
         difference = math.fsum(pairs.after) / n - math.fsum(pairs.before) / n
-        test = SIGN_FLIPS if pairs.clusters is None else f"{SIGN_FLIPS} by session"
-        p_value = paired_permutation(pairs.before, pairs.after, clusters=pairs.clusters)
+        test = BOUNDED_MEAN if pairs.bounded else SIGN_FLIPS
+        test = test if pairs.clusters is None else f"{test} by session"
+        p_value = _p_of_mean(pairs)
     low, high = _difference(pairs, confidence, "two")
     lower_is_better = name in LOWER_IS_BETTER
     return Comparison(
@@ -181,6 +192,17 @@ def _compare_grades(name: str, pairs: _Pairs, confidence: float, margin: float |
         margin=margin,
         non_inferior=None if margin is None else _keeps_margin(pairs, margin, confidence, lower_is_better),
     )
+
+
+def _p_of_mean(pairs: _Pairs) -> float:
+    """Two-sided p of the mean difference.
+
+    Numbers without bounds are tested by sign flips, which ask for more: that no difference be likelier than
+    its opposite. No test of a mean holds for every distribution there.
+    """
+    if not pairs.bounded:
+        return paired_permutation(pairs.before, pairs.after, clusters=pairs.clusters)
+    return mean_differs(make_units(pairs.differences, pairs.clusters))
 
 
 def _compare_perplexity(pairs: _Pairs, before: float, confidence: float, margin: float | None) -> Comparison:
@@ -204,13 +226,7 @@ def _difference(pairs: _Pairs, confidence: float, sided: Sided) -> Interval:
     before, after, clusters = pairs
     if not before:
         return Interval(-1.0, 1.0)
-    if not pairs.graded_0_or_1:
-        return score_difference(before, after, clusters=clusters, confidence=confidence, sided=sided).interval
-    if clusters is not None:
-        return clustered_difference(before, after, clusters, confidence=confidence, sided=sided)
-    return paired_difference(
-        pairs.gained, losses=pairs.lost, n=len(before), confidence=confidence, sided=sided
-    )
+    return score_difference(before, after, clusters=clusters, confidence=confidence, sided=sided).interval
 
 
 def _keeps_margin(pairs: _Pairs, margin: float, confidence: float, lower_is_better: bool) -> bool:

@@ -28,7 +28,8 @@ from graftwork.evaluate.metrics import (
 from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.score import make_metric, make_report, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import clopper_pearson, pairs_for_margin
+from graftwork.evaluate.statistics import clopper_pearson, non_inferior
+from graftwork.evaluate.statistics.search import first_count
 from graftwork.evaluate.wording import name_of, plural, show
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
@@ -326,7 +327,7 @@ def _constant_passes(rule: Rule, trial: MetricTrial) -> bool:
 
 
 def _judge_margin(rule: Rule, trial: MetricTrial, *, cases: int) -> Problem | None:
-    needed = pairs_for_margin(0.0, loss_rate=0.0, margin=rule.limit)
+    needed = first_count(lambda n: non_inferior(0, 0, n, margin=rule.limit).non_inferior)
     if needed is None or needed <= trial.cases:
         return None
     return Problem(

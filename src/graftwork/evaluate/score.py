@@ -7,7 +7,7 @@ them. Pure; does not know which figures are good enough.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from graftwork.evaluate.cases import hash_cases
+from graftwork.evaluate.cases import clusters_of, hash_cases
 from graftwork.evaluate.compare import cluster_cases, compare, compare_candidates, differences_of
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.metrics import (
@@ -25,7 +25,7 @@ from graftwork.evaluate.metrics import (
 )
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import clopper_pearson, clustered_mean, clustered_rate
+from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
 from graftwork.evaluate.statistics.scores import score_mean
 from graftwork.evaluate.subjects.log import LOG
 from graftwork.evaluate.wording import plural
@@ -133,7 +133,7 @@ def make_rate(
     if clusters is None:
         low, high = clopper_pearson(successes, n=len(graded), confidence=confidence)
     else:
-        low, high = clustered_rate(list(graded.values()), clusters, confidence=confidence)
+        low, high = bounded_mean(list(graded.values()), clusters, confidence=confidence)
     return Metric(
         name=name,
         kind="rate",
@@ -145,7 +145,7 @@ def make_rate(
         confidence=confidence,
         scores=scores,
         clusters=len(set(clusters or ())),
-        method=_name_method("exact (Clopper and Pearson)", clusters),
+        method="exact (Clopper and Pearson)" if clusters is None else "bounded mean, by session",
     )
 
 
@@ -197,7 +197,8 @@ def make_report(
 
 
 def sessions_of(cases: Sequence[Case]) -> dict[str, str]:
-    return {case.id: case.session for case in cases if case.session is not None}
+    """The session of each case; a question that is asked again belongs to the session that asked it first."""
+    return clusters_of(cases)
 
 
 def average(grades: Sequence[float | None]) -> float | None:
@@ -250,7 +251,8 @@ def _make_power(
     if first.clusters:
         changes = differences_of(baseline, candidate=candidate, metric=first.metric)
         clusters = cluster_cases(list(changes), sessions=sessions)
-        effective = clustered_mean(list(changes.values()), clusters or list(changes)).effective_n
+        # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
+        effective = len(changes) / make_units(list(changes.values()), clusters).added_size
     return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)
 
 

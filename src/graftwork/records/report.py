@@ -301,8 +301,10 @@ class Wear(Record):
     looks: int
     candidates: int
     """Different candidates that were measured on these cases; the same one again chooses nothing."""
+    look: int = 0
+    """Which look at these questions this is, in whichever set; 0 in records older than the field."""
     confidence: float
-    """What is left of the confidence of one interval, over all candidates (Bonferroni)."""
+    """The confidence that bounds must have at this look, so that all looks together keep their promise."""
     chance_gain: float | None
     """A gain under this may be chance, as a share; None where no gain on so few cases is beyond it."""
     fresh_gain: float | None

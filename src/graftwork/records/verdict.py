@@ -29,6 +29,11 @@ class RuleResult(Record):
     limit: float
     sentence: str
     cases_to_decide: int | None = None
+    """Fresh cases, pairs or timed requests like these that settle the rule in four evaluations of five."""
+    sessions_to_decide: int | None = None
+    """The sessions that those come of; None where every case stands alone."""
+    cases_with_these: int | None = None
+    """The same where the cases of this evaluation are among them: a further look at them costs more."""
     kind: RuleKind = "limit"
     against: str = ""
     """The subject that the candidate was compared with; empty where the figure stands alone."""
@@ -56,9 +61,11 @@ class Verdict(Record):
     rules_hash: str = ""
     """What the rules of the gate were, so that a change of them shows."""
     cases_needed: int | None = None
-    """Cases that would settle every open rule, at the rates seen so far."""
+    """Fresh cases that would settle every open rule, at the rates seen so far."""
     notes: tuple[str, ...] = ()
     """What one should know beside the rules: that they were changed, that the test set is worn."""
+    statistics: int = 1
+    """Which statistics judged: 2 since tests are of means over sessions and looks at a test set cost."""
 
     @property
     def exit_code(self) -> int:

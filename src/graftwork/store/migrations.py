@@ -162,6 +162,16 @@ MIGRATIONS: tuple[Migration, ...] = (
             "CREATE INDEX feedback_in_order ON feedback (project, seq)",
         ),
     ),
+    Migration(
+        number=5,
+        name="the questions of a test set",
+        statements=(
+            # Sets that were looked at before are only known by the hash of their cases.
+            """CREATE TABLE look_questions (
+                cases_hash TEXT NOT NULL, question TEXT NOT NULL, PRIMARY KEY (cases_hash, question))""",
+            "CREATE INDEX look_questions_by_question ON look_questions (question)",
+        ),
+    ),
 )
 
 

@@ -206,6 +206,16 @@ looks = Table(
     PrimaryKeyConstraint("cases_hash", "number"),
 )
 
+look_questions = Table(
+    "look_questions",
+    metadata,
+    # Which questions a test set asks, by hash: sets that share them wear together, whatever they are called.
+    Column("cases_hash", Text, nullable=False),
+    Column("question", Text, nullable=False),
+    PrimaryKeyConstraint("cases_hash", "question"),
+    Index("look_questions_by_question", "question"),
+)
+
 residuals = Table(
     "residuals",
     metadata,

@@ -129,7 +129,7 @@ def test_what_would_settle_it_is_said_with_the_setting(bench):
     bench.write(**TEAM)
     _, few = bench.measured(tried(31, 10.0, n=31)).json()
     assert few["cases_needed"] == 183
-    assert "183 cases would settle it" in DOCS.replace("\n", " ")
+    assert "183 fresh cases would settle it" in DOCS.replace("\n", " ")
     _, untimed = bench.measured(tried(300, 10.0, timed=5), adapter_hash="b" * 64).json()
     assert any("evaluate.latency_cases to 16" in advice for advice in untimed["advice"])
 

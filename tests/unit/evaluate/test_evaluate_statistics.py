@@ -7,21 +7,14 @@ from scipy import special, stats
 
 from graftwork.evaluate.statistics import (
     bootstrap_mean,
-    cases_to_decide,
     clopper_pearson,
     incomplete_beta,
     mcnemar,
     paired_difference,
-    pairs_to_decide,
     successes_to_clear,
 )
 
 counts = st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
-pairs = st.integers(1, 300).flatmap(
-    lambda n: st.integers(0, n).flatmap(
-        lambda wins: st.tuples(st.just(wins), st.integers(0, n - wins), st.just(n))
-    )
-)
 
 
 @given(
@@ -53,7 +46,6 @@ def test_the_interval_holds_the_rate_and_mirrors(count):
 
 def test_no_cases_say_nothing():
     assert clopper_pearson(0, n=0) == (0.0, 1.0)
-    assert paired_difference(0, losses=0, n=0) == (-1.0, 1.0)
 
 
 def test_31_of_31_still_allow_a_failure_rate_of_9_percent():
@@ -76,70 +68,11 @@ def test_mcnemar_needs_six_discordant_pairs():
     assert mcnemar(0, losses=0) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("wins", "losses", "points"), [(0, 0, -8.0), (2, 1, -8.0), (1, 1, -10.6), (0, 1, -13.2)]
-)
-def test_tango_gives_the_known_bounds_at_31_pairs(wins, losses, points):
-    bound = paired_difference(wins, losses=losses, n=31, sided="lower").low
-    assert 100 * bound == pytest.approx(points, abs=0.06)
-
-
-@given(pairs)
-def test_the_paired_interval_holds_the_difference_and_mirrors(pair):
-    wins, losses, n = pair
-    low, high = paired_difference(wins, losses=losses, n=n)
-    assert -1 <= low <= (wins - losses) / n <= high <= 1
-    mirrored = paired_difference(losses, losses=wins, n=n)
-    assert (-high, -low) == pytest.approx(mirrored, abs=1e-9)
-
-
-@given(pairs)
-def test_the_paired_bound_is_where_the_score_test_turns(pair):
-    """The bound excludes zero just when the score test (Tango at zero is McNemar's chi) says so."""
-    wins, losses, n = pair
-    low, high = paired_difference(wins, losses=losses, n=n)
-    if wins + losses == 0:
-        assert low < 0 < high
-        return
-    z = (wins - losses) / (wins + losses) ** 0.5
-    if abs(abs(z) - 1.959964) > 1e-3:
-        assert (low > 0 or high < 0) == (abs(z) > 1.959964)
-
-
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=30))
 def test_the_bootstrap_is_seeded_and_stays_inside_the_values(values):
     first = bootstrap_mean(values, resamples=200)
     assert first == bootstrap_mean(values, resamples=200)
     assert min(values) - 1e-9 <= first.low <= first.high <= max(values) + 1e-9
-
-
-def test_the_number_of_cases_to_decide_decides():
-    n = cases_to_decide(1.0, limit=0.95)
-    assert n == 72
-    assert clopper_pearson(72, n=72).low > 0.95 >= clopper_pearson(71, n=71).low
-
-
-@given(st.integers(2, 99), st.integers(1, 98))
-def test_cases_to_decide_is_the_first_count_that_clears(rate_percent, limit_percent):
-    rate, limit = rate_percent / 100, limit_percent / 100
-    n = cases_to_decide(rate, limit=limit)
-    if rate <= limit:
-        assert n is None
-        return
-    assert n is not None
-    bound = stats.beta.ppf(0.025, rate * n, n - rate * n + 1)
-    assert bound > limit - 1e-9
-    if n > 1 and rate * (n - 1) > 0:
-        before = stats.beta.ppf(0.025, rate * (n - 1), n - 1 - rate * (n - 1) + 1)
-        assert before <= limit + 1e-9
-
-
-def test_pairs_to_decide_scales_what_was_seen():
-    assert pairs_to_decide(0.1, loss_rate=0.1) is None
-    assert pairs_to_decide(1.0, loss_rate=0.0) == 6
-    n = pairs_to_decide(0.25, loss_rate=0.05)
-    assert n is not None
-    assert 30 <= n <= 45
 
 
 def test_counts_that_cannot_be_are_refused():

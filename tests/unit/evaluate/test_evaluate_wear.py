@@ -1,11 +1,20 @@
 """What is left of a test set that candidates were chosen on."""
 
 import pytest
+from gate_samples import simple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate_settings import GateSettings, Rule
 from graftwork.evaluate.statistics import mcnemar
-from graftwork.evaluate.wear import gain_beyond_chance, tell_wear
+from graftwork.evaluate.wear import (
+    confidence_at,
+    gain_beyond_chance,
+    more_cases,
+    share_of_look,
+    tell_wear,
+)
 from graftwork.records.report import Comparison
 
 
@@ -30,36 +39,71 @@ def test_six_wins_without_a_loss_are_the_least_that_31_cases_prove_at_first():
     assert gain_beyond_chance(31, losses=0, alpha=0.05 / 14) == 10 / 31
 
 
-def test_fourteen_candidates_wear_a_test_set_out_and_the_sentence_says_so():
-    wear = tell_wear(14, candidates=14, comparison=make_pair(31))
+def test_looks_share_their_error_and_never_spend_more_than_a_quarter_beyond_the_first():
+    shares = [share_of_look(look) for look in range(1, 2000)]
+    assert shares[0] == 1.0
+    assert shares == sorted(shares, reverse=True)
+    assert 1.249 < sum(shares) < 1.25
+    assert confidence_at(0.95, look=2) == pytest.approx(1 - 0.05 / 8)
+
+
+def test_the_fourteenth_look_wears_a_test_set_out_and_the_sentence_says_so():
+    wear = tell_wear(14, candidates=14, look=14, comparison=make_pair(31))
     assert wear.worn
-    assert wear.confidence == pytest.approx(0.30)
-    assert (wear.fresh_gain, wear.chance_gain) == (6 / 31, 10 / 31)
-    assert "looked at 14 times, with 14 different candidates" in wear.sentence
-    assert "a gain under 32.3 points may be chance" in wear.sentence
+    assert wear.confidence == pytest.approx(1 - 0.05 * 0.25 / 182)
+    assert (wear.fresh_gain, wear.chance_gain) == (6 / 31, 15 / 31)
+    assert "looked at 14 times, and this is look 14 at its questions" in wear.sentence
+    assert "a gain under 48.4 points may be chance" in wear.sentence
+    assert "times as many cases as a fresh set" in wear.sentence
     assert "hold out new rows" in wear.sentence
 
 
 def test_the_same_candidate_looked_at_often_wears_nothing():
-    wear = tell_wear(30, candidates=1, comparison=make_pair(31))
+    wear = tell_wear(30, candidates=1, look=1, comparison=make_pair(31))
     assert not wear.worn
     assert wear.confidence == pytest.approx(0.95)
     assert wear.chance_gain == wear.fresh_gain
     assert wear.sentence == "This test set was looked at 30 times, always with the same candidate."
 
 
-@pytest.mark.parametrize(("confidence", "first_worn"), [(0.95, 10), (0.9, 5), (0.99, 50)])
-def test_it_is_worn_when_luck_alone_would_as_likely_as_not_pass_one(confidence, first_worn):
-    assert not tell_wear(first_worn - 1, candidates=first_worn - 1, confidence=confidence).worn
-    assert tell_wear(first_worn, candidates=first_worn, confidence=confidence).worn
+def test_it_is_worn_when_it_takes_twice_the_cases_of_a_fresh_one():
+    assert [tell_wear(k, candidates=k, look=k).worn for k in range(1, 6)] == [False, False, False, True, True]
+    assert more_cases(1) == 1.0
 
 
-def test_too_few_cases_for_so_many_candidates_prove_nothing_any_more():
-    wear = tell_wear(20, candidates=20, comparison=make_pair(8))
+def test_too_few_cases_for_so_many_looks_prove_nothing_any_more():
+    wear = tell_wear(20, candidates=20, look=20, comparison=make_pair(8))
     assert wear.chance_gain is None
     assert wear.fresh_gain is not None
     assert "no gain on 8 cases is beyond chance any more" in wear.sentence
-    assert "promise nothing together" in wear.sentence
+
+
+def test_what_may_be_chance_is_wider_where_sessions_hold_several_cases():
+    steps = [1.0] * 6 + [0.0] * 26
+    alone = tell_wear(1, candidates=1, look=1, comparison=make_pair(32, wins=6))
+    sessions = [f"s{i // 4}" for i in range(32)]
+    together = tell_wear(
+        1, candidates=1, look=1, comparison=make_pair(32, wins=6), differences=steps, clusters=sessions
+    )
+    assert together.chance_gain > 2 * alone.chance_gain
+
+
+def test_a_later_look_asks_for_a_clearer_result_or_for_fresh_cases():
+    settings = GateSettings(rules=(Rule(metric="json_valid", over=0.1),), primary="json_valid")
+    before, after = [0] * 12 + [1] * 3 + [1] * 16, [1] * 12 + [0] * 3 + [1] * 16
+    fresh = simple(before, after)
+    again = fresh.model_copy(update={"wear": tell_wear(3, candidates=3, look=3)})
+    assert decide(fresh, settings).decision == "deploy"
+    verdict = decide(again, settings)
+    assert verdict.decision == "not_enough_evidence"
+    assert verdict.reason.startswith("Look 3 at the same questions")
+    assert f"Confirm it on about {verdict.cases_needed} fresh cases, such as captures" in verdict.reason
+    assert "On fresh cases so much would do" in verdict.rules[1].sentence
+    # What is clear enough deploys at any look, and a set that grows needs more than a fresh one.
+    clear = simple([0] * 40 + [1] * 20, [1] * 60)
+    worn = clear.model_copy(update={"wear": tell_wear(9, candidates=9, look=9)})
+    assert decide(worn, settings).decision == "deploy"
+    assert verdict.rules[1].cases_with_these > verdict.rules[1].cases_to_decide
 
 
 @given(st.integers(1, 200), st.integers(0, 30), st.integers(1, 40))

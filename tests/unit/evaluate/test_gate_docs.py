@@ -64,7 +64,7 @@ def test_31_right_of_31_are_not_98_percent_and_the_docs_say_how_many_cases_are()
     assert verdict.decision == "not_enough_evidence"
     assert verdict.cases_needed == 183
     assert "88.8 %" in verdict.rules[1].sentence
-    assert "183 cases would settle it" in DOCS.read_text().replace("\n", " ")
+    assert "183 fresh cases would settle it" in DOCS.read_text().replace("\n", " ")
     assert decide(tried(183, 10.0, n=183), TEAM).decision == "deploy"
 
 

@@ -80,7 +80,7 @@ def test_what_counts_by_its_value_says_that_luck_is_not_ruled_out():
 def test_a_worn_out_test_set_is_said_to_be_so():
     rules = GateSettings(rules=(Rule(metric="json_valid", over=0.5),))
     found = simple(marks(9, 99), marks(99, 99), looks=25)
-    worn, fresh = (found.model_copy(update={"wear": wear_of(found, candidates=n)}) for n in (25, 1))
+    worn, fresh = (found.model_copy(update={"wear": wear_of(found, candidates=n, look=n)}) for n in (25, 1))
     assert worn.wear.sentence in decide(worn, rules).notes
     assert decide(fresh, rules).notes == ()
 

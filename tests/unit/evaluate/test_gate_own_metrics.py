@@ -24,7 +24,7 @@ def cases(n, **more):
         Case(
             id=f"c{i}",
             origin=Origin(file="log.jsonl", line=i + 1),
-            messages=(Message(role="user", content="q"),),
+            messages=(Message(role="user", content=f"question {i}"),),
             reference="r",
             **more,
         )

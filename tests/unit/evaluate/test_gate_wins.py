@@ -86,14 +86,14 @@ def test_the_primary_metric_may_be_held_against_the_champion():
     assert decide(found, GateSettings(rules=(GUARD,), primary="json_valid")).decision == "deploy"
 
 
-def test_a_mean_of_grades_is_tested_by_sign_flips():
+def test_a_mean_of_grades_is_tested_by_its_bounds():
     better = [0.9, 0.8, 0.95, 0.7, 0.85, 0.9, 0.92, 0.81, 0.77, 0.99, 0.9, 0.83] * 3
-    worse = [value - 0.1 for value in better]
+    worse = [value - 0.3 for value in better]
     found = report(subject("adapter", {"token_f1": better}), subject("base", {"token_f1": worse}))
     settings = GateSettings(rules=(Rule(metric="token_f1", over=0.5),), primary="token_f1")
     verdict = decide(found, settings)
     assert verdict.decision == "deploy"
-    assert "sign flips" in verdict.rules[1].sentence
+    assert "bounded-mean test" in verdict.rules[1].sentence
 
 
 def test_six_adapters_tried_in_one_go_need_more_than_one_alone():

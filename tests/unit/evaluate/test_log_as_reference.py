@@ -24,7 +24,7 @@ def make_case(n, **more):
     return Case(
         id=f"c{n}",
         origin=Origin(file="f", line=n + 1),
-        messages=(Message(role="user", content="[1] The ship came in 1901.\nWhen?"),),
+        messages=(Message(role="user", content=f"[1] Ship {n} came in 1901.\nWhen?"),),
         **values,
     )
 

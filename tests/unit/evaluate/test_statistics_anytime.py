@@ -5,11 +5,11 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, special, stats
 
-from graftwork.evaluate.statistics.anytime import PairedTest, TwoArms
+from graftwork.evaluate.statistics.anytime import MeanTest, PairedTest, TwoArms
 
 RUNS, STEPS = 400, 250
 
@@ -388,3 +388,27 @@ def test_marks_move_the_interval_as_parts_of_a_success(base, new):
         test.update("candidate", successes=mark, failures=1 - mark)
     found = test.interval()
     assert -1 <= found.low <= test.difference <= found.high <= 1
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), max_size=120))
+@settings(max_examples=40, deadline=None)
+def test_a_mean_test_of_wins_losses_and_ties_is_the_paired_test(steps):
+    ours, paired = MeanTest(), PairedTest()
+    for step in steps:
+        ours.update(step)
+        paired.update(int(step > 0), int(step < 0), tie=int(step == 0))
+    # Both mix by Jeffreys' prior, one over 64 nodes, which is exact up to 127 pairs that differ.
+    assert ours.log_e_value == pytest.approx(paired.log_e_value, abs=1e-6)
+    assert ours.winner == paired.winner
+
+
+def test_the_interval_of_a_mean_test_excludes_0_when_it_is_decided_and_holds_the_mean():
+    test = MeanTest()
+    for _ in range(60):
+        test.update(0.3)
+        test.update(0.1)
+    low, high = test.interval()
+    assert test.winner == "candidate"
+    assert 0 < low < 0.2 < high
+    with pytest.raises(ValueError, match="between -1 and 1"):
+        test.update(1.5)

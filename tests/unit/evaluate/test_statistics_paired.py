@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftwork.evaluate.statistics import mcnemar, paired_difference, paired_permutation
+from graftwork.evaluate.statistics import mcnemar, paired_permutation
 from graftwork.evaluate.statistics import permutation as flips
 
 grades = st.sampled_from([0.0, 1.0])
@@ -35,31 +35,6 @@ def test_mid_p_is_the_mean_of_p_and_the_next_smaller_one(wins, losses):
     low, n = min(wins, losses), wins + losses
     expected = 2 * stats.binom.cdf(low - 1, n, 0.5) + stats.binom.pmf(low, n, 0.5)
     assert mcnemar(wins, losses=losses, mid_p=True) == pytest.approx(min(1.0, expected), rel=1e-9)
-
-
-def test_tango_gives_the_published_interval():
-    """Fagerland, Lydersen, Laake, Statistics in Medicine 33:2850 (2014): airway hyper-responsiveness."""
-    assert paired_difference(1, losses=7, n=21) == pytest.approx((-0.517, -0.026), abs=5e-4)
-
-
-@given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 200), st.sampled_from([0.9, 0.95, 0.99]))
-def test_tangos_bounds_are_roots_of_the_published_quartic(b, c, ties, confidence):
-    """Yang, Sun, Hardin, Statistics in Medicine 32:1336 (2013): the closed form, expanded."""
-    n = b + c + ties
-    if n == 0:
-        return
-    g = stats.norm.ppf((1 + confidence) / 2) ** 2
-    delta, both = b - c, b + c
-    coefficients = (
-        n**2 * (n / g + 1) ** 2,
-        -n * delta * (n / g + 1) * (4 * n / g + 1),
-        2 * n * delta**2 * (3 * n / g + 2) / g - n**2 * (both / g + 1),
-        n * delta * (2 * both / g + 1) - delta**3 * (4 * n / g + 1) / g,
-        delta**2 * (delta**2 / g - both) / g,
-    )
-    for bound in paired_difference(b, losses=c, n=n, confidence=confidence):
-        terms = [factor * bound**power for factor, power in zip(coefficients, (4, 3, 2, 1, 0), strict=True)]
-        assert sum(terms) == pytest.approx(0, abs=1e-6 * max(map(abs, terms)) + 1e-12)
 
 
 @given(lists_of_pairs(grades, 60))

@@ -1,5 +1,6 @@
 """Step: base and adapter answer the same held-out cases, beside the champion and the log's own answers."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from graftwork.coordinate.gate_rules import note_rules
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.prepare import Prepared
 from graftwork.coordinate.workplace import Workplace, now
-from graftwork.evaluate.cases import choose_cases, choose_worked_example, hash_cases, read_cases, write_cases
+from graftwork.evaluate.cases import (
+    choose_cases,
+    choose_worked_example,
+    hash_cases,
+    question_key,
+    read_cases,
+    write_cases,
+)
 from graftwork.evaluate.metrics.own import hash_own, is_own
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
 from graftwork.evaluate.worker import GENERATION_FILE
@@ -30,6 +38,7 @@ __all__ = [
     "held_out",
     "line_up",
     "load_cases",
+    "log_look",
     "worked_example",
 ]
 
@@ -83,6 +92,12 @@ def put_cases(work: Workplace, cases: tuple[Case, ...]) -> Path:
     return path
 
 
+def log_look(work: Workplace, cases: Sequence[Case], *, subject: str) -> int:
+    """Note that a subject was measured on these cases, and on which questions."""
+    questions = {key for case in cases if (key := question_key(case))}
+    return work.looks.log(hash_cases(cases), subject=subject, when=now(), questions=questions)
+
+
 def _do(work: Workplace, made: Made) -> Evaluated:
     prepared, outcome = made.get("prepare", Prepared), made.get("train", TrainOutcome)
     note_rules(work, outcome.run_id, stage="evaluated")
@@ -91,13 +106,20 @@ def _do(work: Workplace, made: Made) -> Evaluated:
     lineup = line_up(work, asking=asking, outcome=outcome)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = work.looks.log(hash_cases(cases), subject=outcome.adapter_hash, when=now())
+    looks = log_look(work, cases, subject=outcome.adapter_hash)
     remarks = remark_on_log(scored, prepared=prepared)
     return Evaluated(
         cases_file=str(asking.cases_file),
         folders={subject.name: str(subject.folder) for subject in lineup.all},
         report=report_on(
-            work, lineup, cases=cases, scored=scored, grading=grading, looks=looks, remarks=remarks
+            work,
+            lineup,
+            cases=cases,
+            scored=scored,
+            grading=grading,
+            looks=looks,
+            looked_at=outcome.adapter_hash,
+            remarks=remarks,
         ),
         champion=_champion_of(work, outcome.adapter_hash),
         adapter_hash=outcome.adapter_hash,

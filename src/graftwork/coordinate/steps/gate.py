@@ -9,7 +9,8 @@ from graftwork.coordinate.gate_rules import note_rules, with_changes
 from graftwork.coordinate.step import Made, Step
 from graftwork.coordinate.steps.evaluate import Evaluated
 from graftwork.coordinate.workplace import Workplace
-from graftwork.evaluate.gate import Judged, Training, decide
+from graftwork.evaluate.gate import STATISTICS, Judged, Training, decide
+from graftwork.evaluate.gate.changes import describe_outcomes
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.train.log import read_steps
@@ -18,7 +19,7 @@ from graftwork.train.log import read_steps
 def _do(work: Workplace, made: Made) -> Verdict:
     judged = gather(work, made)
     verdict = decide(judged.report, judged.settings, training=judged.training, around=judged.around)
-    return finish(work, made, judged, verdict)
+    return name_changed_rules(work, finish(work, made, judged, verdict))
 
 
 def gather(work: Workplace, made: Made) -> Judged:
@@ -49,12 +50,31 @@ def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Ver
     return verdict
 
 
+def name_changed_rules(work: Workplace, verdict: Verdict) -> Verdict:
+    """A verdict on the same report by the same rules that came out otherwise says which rule made it so."""
+    last = work.ledger.get("gate" if work.model == work.settings.main_model else f"gate@{work.model}")
+    before = Verdict.model_validate(last.output) if last is not None else None
+    same = before is not None and (before.report_hash, before.rules_hash) == (
+        verdict.report_hash,
+        verdict.rules_hash,
+    )
+    if before is None or not same or before.decision == verdict.decision:
+        return verdict
+    if before.statistics == verdict.statistics:
+        return verdict
+    said = (
+        f"An earlier version judged this report {before.decision.replace('_', ' ')}. What changed is how "
+        f"rules are tested: {describe_outcomes(before, verdict)}."
+    )
+    return verdict.model_copy(update={"notes": (said, *verdict.notes)})
+
+
 def _asks_champion(work: Workplace) -> bool:
     return "champion" in work.settings.gate.subjects_needed()
 
 
 def _depends_on(work: Workplace, made: Made) -> Any:
-    rules = work.settings.gate.model_dump(mode="json")
+    rules = {**work.settings.gate.model_dump(mode="json"), "statistics": STATISTICS}
     if not _asks_champion(work):
         return rules
     found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)

@@ -6,9 +6,18 @@ declared saving), `losses` (what aborts). `sessions` decides between training se
 """
 
 from graftwork.evaluate.gate.course import Training
-from graftwork.evaluate.gate.decide import Judged, decide, decide_all
+from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide, decide_all
 from graftwork.evaluate.gate.judge import judge_rule
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.sessions import next_start
 
-__all__ = ["Judged", "Surroundings", "Training", "decide", "decide_all", "judge_rule", "next_start"]
+__all__ = [
+    "STATISTICS",
+    "Judged",
+    "Surroundings",
+    "Training",
+    "decide",
+    "decide_all",
+    "judge_rule",
+    "next_start",
+]

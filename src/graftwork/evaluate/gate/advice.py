@@ -42,6 +42,9 @@ def advise(
         ranked = [*changed, *ranked, *graders, *_on_evidence(report, rules)]
     if decision == "abort":
         ranked.insert(0, "Do not release this adapter; the one that serves now stays.")
+    if not ranked and not any(rule.n for rule in rules):
+        # Nothing was measured, so nothing is known about the training.
+        ranked = ["Nothing was measured: hold out cases that the rules apply to, and evaluate on them."]
     return tuple(dict.fromkeys(ranked)) or ("Train longer or on more rows, then evaluate again.",)
 
 
@@ -260,8 +263,8 @@ def _on_evidence(report: Report, rules: Sequence[RuleResult]) -> list[str]:
     if needed is None:
         return []
     return [
-        f"Evaluate on about {plural(needed, 'case')} instead of {report.cases}: "
-        "raise evaluate.max_cases, or hold out more rows."
+        f"Evaluate on about {plural(needed, 'fresh case')} (these are {report.cases}): hold out new rows, or "
+        "raise evaluate.max_cases."
     ]
 
 

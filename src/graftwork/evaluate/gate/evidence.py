@@ -1,65 +1,102 @@
 """How many cases would settle what is open.
 
-In: figures and comparisons that leave a rule open. Out: counts, at the rates seen so far. Pure.
+In: figures and comparisons that leave a rule open. Out: counts for a power of 80 %, at the rates seen so far,
+with sessions, corrections and earlier looks at the same cases in them. Pure.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
 
+from graftwork.evaluate.compare import cluster_cases
 from graftwork.evaluate.gate.figures import fewest_units, times_for_percentile
 from graftwork.evaluate.gate_settings import FIGURES, TIMED, Rule
 from graftwork.evaluate.metrics import PERPLEXITY
-from graftwork.evaluate.statistics import (
-    cases_to_decide,
-    clopper_pearson,
-    paired_difference,
-    pairs_for_margin,
-    pairs_to_decide,
-)
-from graftwork.records.report import Comparison, Metric, Report
+from graftwork.evaluate.statistics import USUAL_POWER, Units, make_units, units_for_power
+from graftwork.evaluate.wear import share_of_look
+from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import RuleResult
 
 
-def cases_for_limit(rule: Rule, metric: Metric) -> int | None:
-    """Cases that let the bound clear the limit if the figure stays as it is; None if none do."""
-    if metric.kind == "rate":
-        rate, limit = (metric.value, rule.limit) if rule.wants_more else (1 - metric.value, 1 - rule.limit)
-        return _clustered(cases_to_decide(rate, limit=limit, confidence=metric.confidence), metric)
+class Needed(NamedTuple):
+    """Fresh cases like these; `sessions` is 0 where every case stands alone.
+
+    `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
+    set that holds these cases too; 0 where that is not known.
+    """
+
+    cases: int
+    sessions: int = 0
+    with_these: int = 0
+    certain: bool = False
+
+    @property
+    def fields(self) -> dict[str, int | None]:
+        """As a RuleResult holds them."""
+        return {
+            "cases_to_decide": self.cases,
+            "sessions_to_decide": self.sessions or None,
+            "cases_with_these": self.with_these or None,
+        }
+
+
+def needed_for_limit(rule: Rule, metric: Metric, *, sessions: Mapping[str, str], look: int) -> Needed | None:
+    """What lets the bound clear the limit if the figure stays as it is; None if nothing does."""
+    if metric.kind in ("rate", "score"):
+        sign = 1 if rule.wants_more else -1
+        return needed_for_mean(
+            _units_of(metric, sessions, sign=sign),
+            limit=sign * rule.limit,
+            lowest=0.0 if rule.wants_more else -1.0,
+            tail=(1 - metric.confidence) / 2,
+            look=look,
+        )
     if rule.at == "p95":
-        return max(times_for_percentile(metric.confidence), metric.n + 1)
+        return Needed(max(times_for_percentile(metric.confidence), metric.n + 1))
     if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
-        return fewest
+        return Needed(fewest)
     sign = 1 if rule.wants_more else -1
     value, bound = sign * metric.value, sign * _bound(rule, metric)
-    return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n)
+    tail = (1 - metric.confidence) / 2
+    return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n, tail=tail)
 
 
-def pairs_for_guardrail(seen: Comparison, *, margin: float, confidence: float) -> int | None:
-    """Pairs that prove the margin if wins and losses go on like this; None if none do."""
-    if not seen.n or seen.wins + seen.losses > seen.n or not 0 < margin < 1:
+def needed_for_mean(
+    units: Units | None, *, limit: float, lowest: float = -1.0, tail: float, look: int = 1
+) -> Needed | None:
+    """What shows that the mean of units like these lies above `limit`; `tail` is that of this look."""
+    if units is None or not units.totals:
         return None
-    needed = pairs_for_margin(
-        seen.wins / seen.n, loss_rate=seen.losses / seen.n, margin=margin, confidence=confidence
+    n, count = sum(units.sizes), len(units.sizes)
+    fresh_tail = tail / share_of_look(look)
+    fresh = units_for_power(units, limit=limit, lowest=lowest, tail=fresh_tail)
+    grown_tail = fresh_tail * share_of_look(look + 1)
+    grown = units_for_power(units, limit=limit, lowest=lowest, tail=grown_tail, start=2 * (fresh or 0))
+    if fresh is None or grown is None:
+        return None
+    if look == 1:
+        # They were too few, whatever a simulation makes of a figure just short of the limit.
+        fresh = max(fresh, count + 1)
+    grown = max(grown, count + 1)
+    return Needed(
+        cases=math.ceil(fresh * n / count),
+        sessions=fresh if n > count else 0,
+        with_these=math.ceil(grown * n / count),
+        certain=len(set(zip(units.totals, units.sizes, strict=True))) == 1,
     )
-    return None if needed is None else max(seen.n + 1, math.ceil(needed * _widening(seen, confidence)))
 
 
-def pairs_for_gain(seen: Comparison, *, confidence: float) -> int | None:
-    """Pairs that prove the gain if wins and losses go on like this; None if none do."""
-    if not seen.n or seen.wins <= seen.losses:
-        return None
-    needed = pairs_to_decide(seen.wins / seen.n, loss_rate=seen.losses / seen.n, confidence=confidence)
-    return None if needed is None else max(seen.n + 1, math.ceil(needed * _widening(seen, confidence)))
-
-
-def measurements_for(gain: float, *, low: float, beyond: float, n: int) -> int | None:
-    """Measurements that lift the lower bound of a gain beyond what is asked, if the gain stays as it is.
+def measurements_for(gain: float, *, low: float, beyond: float, n: int, tail: float) -> Needed | None:
+    """Measurements that lift the lower bound of a gain beyond what is asked, with a power of 80 %.
 
     An interval shrinks with the root of what was measured.
     """
     if n < 2 or gain <= beyond or not math.isfinite(low):
         return None
-    return max(n + 1, math.ceil(n * ((gain - low) / (gain - beyond)) ** 2))
+    reach = NormalDist().inv_cdf(1 - tail)
+    widening = (reach + NormalDist().inv_cdf(USUAL_POWER)) / reach if reach > 0 else 1.0
+    return Needed(max(n + 1, math.ceil(n * (widening * (gain - low) / (gain - beyond)) ** 2)))
 
 
 def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | None:
@@ -76,6 +113,13 @@ def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | Non
     return math.ceil(max(factors) * report.cases) if factors else None
 
 
+def _units_of(metric: Metric, sessions: Mapping[str, str], *, sign: int) -> Units:
+    graded = {case: sign * value for case, value in metric.scores.items() if value is not None}
+    if not graded and metric.successes is not None:
+        return make_units([float(sign)] * metric.successes + [0.0] * (metric.n - metric.successes))
+    return make_units(list(graded.values()), cluster_cases(list(graded), sessions=sessions))
+
+
 def _fewest_cases(metric: Metric, rule: Rule) -> int:
     """Where sessions are what counts, as many more cases as it takes to have enough of them."""
     fewest, units = fewest_units(metric, at=rule.at), metric.clusters or metric.n
@@ -84,20 +128,3 @@ def _fewest_cases(metric: Metric, rule: Rule) -> int:
 
 def _bound(rule: Rule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]
-
-
-def _clustered(needed: int | None, metric: Metric) -> int | None:
-    """More of them where cases of one session say much the same."""
-    if needed is None or not metric.clusters or metric.successes is None:
-        return needed
-    alone = clopper_pearson(metric.successes, n=metric.n, confidence=metric.confidence)
-    narrow, wide = alone.high - alone.low, metric.high - metric.low
-    return max(metric.n + 1, math.ceil(needed * max(1.0, (wide / narrow) ** 2))) if narrow else needed
-
-
-def _widening(seen: Comparison, confidence: float) -> float:
-    if not seen.clusters or seen.wins + seen.losses > seen.n:
-        return 1.0
-    alone = paired_difference(seen.wins, losses=seen.losses, n=seen.n, confidence=confidence)
-    narrow, wide = alone.high - alone.low, seen.high - seen.low
-    return max(1.0, (wide / narrow) ** 2) if narrow else 1.0

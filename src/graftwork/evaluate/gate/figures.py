@@ -13,14 +13,16 @@ from graftwork.evaluate.gate_settings import TIMED, Rule, Statistic
 from graftwork.evaluate.measure import make_perplexity
 from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
 from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
-from graftwork.evaluate.statistics import Interval, studentised_mean
-from graftwork.records.report import Metric, SubjectReport
+from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.statistics import Interval, bounded_mean
+from graftwork.records.report import Metric, Report, SubjectReport
 
 PERCENTILE = 0.95
 MIDDLE = 0.5
 FEWEST_FOR_MEAN = 16
-"""No bound of a mean holds for every distribution: one request in a thousand may take an hour. With fewer
-than these, skewed as seconds are, it would be too low far more often than it promises."""
+SLOWEST = 2.0
+"""No bound of a mean of seconds holds for every distribution: one request in a thousand may take an hour.
+This one assumes that none takes so many times as long as the slowest of at least `FEWEST_FOR_MEAN`."""
 NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
@@ -41,6 +43,37 @@ def figure_of(
     return metric if metric.n >= fewest_units(metric) else _unbounded(metric)
 
 
+def at_confidence(report: Report, confidence: float) -> Report:
+    """The report with every bound of the candidate at this confidence, by the statistics of today.
+
+    What an older version wrote is judged as if it had been measured now: its grades are kept one by one.
+    """
+    metrics = {
+        name: _renew(metric, confidence, report.sessions) for name, metric in report.candidate.metrics.items()
+    }
+    if metrics == report.candidate.metrics:
+        return report
+    return report.model_copy(update={"candidate": report.candidate.model_copy(update={"metrics": metrics})})
+
+
+def _renew(metric: Metric, confidence: float, sessions: Mapping[str, str]) -> Metric:
+    graded = metric.kind != "number" and any(value is not None for value in metric.scores.values())
+    dated = graded and (metric.clusters or metric.kind == "score") and "bounded mean" not in metric.method
+    if metric.confidence == confidence and not dated:
+        return metric
+    if not graded:
+        return metric.model_copy(update={"confidence": confidence})
+    again = make_metric(
+        metric.name,
+        scores=metric.scores,
+        confidence=confidence,
+        sessions=sessions,
+        scored=metric.kind == "score",
+    )
+    kept = {"failed": metric.failed, "why_failed": metric.why_failed, "failed_cases": metric.failed_cases}
+    return again.model_copy(update=kept)
+
+
 def fewest_units(metric: Metric, *, at: Statistic | None = None) -> int:
     """Requests, or sessions, without which no interval reaches the confidence of the metric."""
     fewest = fewest_for_quantile(MIDDLE, confidence=metric.confidence)
@@ -52,9 +85,10 @@ def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
     if at == "p95":
         (value, found), method = percentile(values, confidence=confidence), "exact (order statistics)"
     elif at == "mean":
-        enough = len(values) >= fewest_units(metric, at=at)
-        found = studentised_mean(values, confidence=confidence) if enough else NO_BOUNDS
-        value, method = fmean(values), "studentised bootstrap"
+        found, value = NO_BOUNDS, fmean(values)
+        if len(values) >= fewest_units(metric, at=at):
+            found = bounded_mean(values, highest=SLOWEST * max(values), confidence=confidence)
+        method = "bounded mean, no request over twice the slowest"
     else:
         found = quantile_interval(values, quantile=MIDDLE, confidence=confidence)
         value, method = median(values), "exact (order statistics)"

@@ -6,7 +6,7 @@ what the point estimate keeps and the bound does not is "unknown".
 
 import math
 
-from graftwork.evaluate.gate.evidence import measurements_for, pairs_for_guardrail
+from graftwork.evaluate.gate.evidence import Needed, measurements_for, needed_for_mean
 from graftwork.evaluate.gate.figures import finite
 from graftwork.evaluate.gate.pairs import (
     SIDE_BY_SIDE,
@@ -51,16 +51,23 @@ def judge_guardrail(rule: Rule, *, report: Report, around: Surroundings) -> Rule
             against=rule.reference,
         )
     return judge_margin(
-        rule.metric, pair=pair, margin=rule.limit, rule=write_rule(rule), named=rule.reference
+        rule.metric,
+        pair=pair,
+        margin=rule.limit,
+        rule=write_rule(rule),
+        named=rule.reference,
+        look=max(around.look, 1),
     )
 
 
-def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: str) -> RuleResult:
+def judge_margin(
+    metric: str, *, pair: Pair, margin: float, rule: str, named: str, look: int = 1
+) -> RuleResult:
     """A pair against a margin."""
     outcome: RuleOutcome = "unknown" if pair.gain > -margin else "fail"
     if pair.low > -margin and not pair.too_few:
         outcome = "pass"
-    needed = _pairs_needed(pair, margin) if outcome == "unknown" else None
+    needed = _pairs_needed(pair, margin, look) if outcome == "unknown" else None
     sign = -1 if lower_is_better(metric) else 1
     size = show_size(metric, margin)
     low, high = (sign * bound for bound in (pair.low, pair.high))
@@ -77,7 +84,7 @@ def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: st
             f"({show_difference(metric, sign * pair.gain)}), {_say_end(metric, pair, outcome, size, needed)}."
             f"{say_ungraded(pair.ungraded)}"
         ),
-        cases_to_decide=needed,
+        **(needed.fields if needed else {}),
         kind="guardrail",
         against=pair.seen.baseline,
         margin=margin,
@@ -87,18 +94,19 @@ def judge_margin(metric: str, *, pair: Pair, margin: float, rule: str, named: st
     )
 
 
-def _pairs_needed(pair: Pair, margin: float) -> int | None:
+def _pairs_needed(pair: Pair, margin: float, look: int) -> Needed | None:
     if pair.ungraded:
         # It is not the number of cases that leaves it open.
         return None
     if pair.too_few:
-        return pair.pairs_for_a_bound
+        return Needed(pair.pairs_for_a_bound)
+    tail = 1 - pair.confidence
     if pair.kind != "number":
-        return pairs_for_guardrail(pair.seen, margin=margin, confidence=pair.confidence)
-    return measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n)
+        return needed_for_mean(pair.units, limit=-margin, tail=tail, look=look) if margin < 1 else None
+    return measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n, tail=tail)
 
 
-def _say_end(metric: str, pair: Pair, outcome: RuleOutcome, size: str, needed: int | None) -> str:
+def _say_end(metric: str, pair: Pair, outcome: RuleOutcome, size: str, needed: Needed | None) -> str:
     if outcome == "fail":
         return f"a loss of more than the margin of {size}"
     if outcome == "unknown" and pair.too_few:

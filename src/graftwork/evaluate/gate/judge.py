@@ -7,7 +7,7 @@ not is "unknown", not "fail": more cases would settle it.
 import math
 from collections.abc import Mapping
 
-from graftwork.evaluate.gate.evidence import cases_for_limit
+from graftwork.evaluate.gate.evidence import needed_for_limit
 from graftwork.evaluate.gate.figures import figure_of, finite
 from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded
 from graftwork.evaluate.gate.wording import (
@@ -24,11 +24,11 @@ from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import RuleOutcome, RuleResult
 
 
-def judge_limit(rule: Rule, *, report: Report) -> RuleResult:
+def judge_limit(rule: Rule, *, report: Report, look: int = 1) -> RuleResult:
     """A limit or an invariant held against the candidate's figure."""
     metric = figure_of(report.candidate, rule, sessions=report.sessions)
     ungraded = find_ungraded(report, rule.metric)
-    return judge_rule(rule, metric=metric, ungraded=ungraded, sessions=report.sessions)
+    return judge_rule(rule, metric=metric, ungraded=ungraded, sessions=report.sessions, look=look)
 
 
 def judge_rule(
@@ -37,6 +37,7 @@ def judge_rule(
     metric: Metric | None,
     ungraded: Ungraded = Ungraded(),  # noqa: B008
     sessions: Mapping[str, str] | None = None,
+    look: int = 1,
 ) -> RuleResult:
     """One rule against one figure; `ungraded` cases count against it."""
     kind = "invariant" if rule.severity == "invariant" else "limit"
@@ -59,7 +60,7 @@ def judge_rule(
     elif rule.clears(metric.value):
         outcome = "unknown"
     too_wide = outcome == "unknown" and not rule.clears(held_figure(rule, metric))
-    needed = cases_for_limit(rule, metric) if too_wide else None
+    needed = needed_for_limit(rule, metric, sessions=sessions or {}, look=look) if too_wide else None
     return RuleResult(
         metric=rule.metric,
         rule=write_rule(rule),
@@ -69,7 +70,7 @@ def judge_rule(
         high=finite(metric.high),
         limit=rule.limit,
         sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(ungraded.total),
-        cases_to_decide=needed,
+        **(needed.fields if needed else {}),
         kind=kind,
         n=metric.n,
         test=metric.method,

@@ -3,14 +3,22 @@
 In: the report and the rules, those already judged too. Out: reasons, with the rule that each breaks. Pure.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from graftwork.evaluate.gate.figures import finite
+from graftwork.evaluate.gate.figures import at_confidence, finite
 from graftwork.evaluate.gate.judge import explain_broken
-from graftwork.evaluate.gate.pairs import Pair, Surroundings, find_subject, lower_is_better, pair_up
-from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, show_difference
+from graftwork.evaluate.gate.pairs import (
+    Pair,
+    Surroundings,
+    confidence_of,
+    find_subject,
+    lower_is_better,
+    pair_up,
+)
+from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, say_like_these, show_difference
 from graftwork.evaluate.gate_settings import Abort, Against, GateSettings
+from graftwork.evaluate.statistics import holm
 from graftwork.evaluate.wording import name_of, plural, show_p
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleResult
@@ -27,24 +35,42 @@ def find_stops(
     report: Report, settings: GateSettings, *, judged: Sequence[RuleResult], around: Surroundings
 ) -> list[Stop]:
     """A broken invariant first; then what was declared under `abort_when`, or else any proven loss."""
-    broken = (explain_broken(rule, report=report) for rule in settings.rules if not rule.is_guardrail)
+    invariants = [rule for rule in settings.rules if rule.severity == "invariant"]
+    watched = {} if settings.abort_when is not None else _watch(report, settings, around=around)
+    # Each rule more is one more chance of a false alarm: together they may raise one as often as one alone.
+    family = len(invariants) + len(watched)
+    sure = at_confidence(report, 1 - (1 - confidence_of(report)) / max(family, 1))
+    broken = (explain_broken(rule, report=sure) for rule in invariants)
     stops = [Stop(reason) for reason in broken if reason is not None]
     if settings.abort_when is not None:
         return stops + _worse_on_all(report, settings.abort_when, around=around)
-    return stops + list(_proven_losses(report, settings, judged=judged, around=around))
+    return stops + list(_proven_losses(watched, judged=judged, others=len(invariants)))
+
+
+def _watch(
+    report: Report, settings: GateSettings, *, around: Surroundings
+) -> dict[tuple[str, Against], Pair]:
+    """Qualities only: a slower or larger answer is what its own rule limits, not a loss of quality."""
+    named: list[tuple[str, Against]] = [(rule.metric, rule.reference) for rule in settings.rules]
+    if (primary := settings.primary_rule) is not None:
+        named.append((primary.metric, primary.against))
+    watched: dict[tuple[str, Against], Pair] = {}
+    for name, against in dict.fromkeys(named):
+        other = find_subject(report, against, around)
+        pair = pair_up(report, name, with_subject=other) if other is not None else None
+        if pair is not None and pair.kind != "number":
+            watched[name, against] = pair
+    return watched
 
 
 def _proven_losses(
-    report: Report, settings: GateSettings, *, judged: Sequence[RuleResult], around: Surroundings
+    watched: Mapping[tuple[str, Against], Pair], *, judged: Sequence[RuleResult], others: int
 ) -> Iterator[Stop]:
-    """Qualities only: a slower or larger answer is what its own rule limits, not a loss of quality."""
-    watched: list[tuple[str, Against]] = [(rule.metric, rule.reference) for rule in settings.rules]
-    if (primary := settings.primary_rule) is not None:
-        watched.append((primary.metric, primary.against))
-    for name, against in dict.fromkeys(watched):
-        other = find_subject(report, against, around)
-        pair = pair_up(report, name, with_subject=other) if other is not None else None
-        if pair is None or pair.kind == "number" or not pair.proven_loss:
+    """Losses after Holm's correction over all that is watched and the `others` that may abort as well."""
+    p_values = {f"{name} {against}": pair.seen.p_value for (name, against), pair in watched.items()}
+    adjusted = holm({**p_values, **{f"other {place}": 1.0 for place in range(others)}})
+    for (name, against), pair in watched.items():
+        if not pair.proven_loss or adjusted[f"{name} {against}"] >= 1 - pair.confidence:
             continue
         kept = any(
             rule.kind == "guardrail"
@@ -88,7 +114,7 @@ def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
     lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
     possessive = f"{who}'s" if against != "log" else f"that of {who}"
     reason = f"{name_of(name)} is worse than {possessive}: {lost}"
-    said = f"{name_of(name)}: {say_counts(seen)} against {who}, a loss that is too uneven to be chance"
+    said = f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
     return Stop(reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", said=said))
 
 

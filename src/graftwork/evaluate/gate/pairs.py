@@ -7,13 +7,14 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 import math
 from typing import NamedTuple
 
-from graftwork.evaluate.compare import compare
+from graftwork.evaluate.compare import cluster_cases, compare, differences_of
 from graftwork.evaluate.gate.figures import MIDDLE, measured, times_of
 from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded_pairs
 from graftwork.evaluate.gate_settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.evaluate.quantiles import fewest_for_quantile
+from graftwork.evaluate.statistics import Units, make_units
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"
@@ -29,6 +30,10 @@ class Surroundings(NamedTuple):
     """The release that is served, where the report does not hold it."""
     instead: str = ""
     """Why the base stands in for a champion, in a sentence, where it is not that nothing is served."""
+    look: int = 0
+    """Which look at these cases this is, for later ones may err less (`evaluate.wear`); 0: see the report."""
+    tried: int = 1
+    """Adapters that are judged in one go."""
 
 
 class Pair(NamedTuple):
@@ -46,6 +51,8 @@ class Pair(NamedTuple):
     """Requests, or sessions, without which no bound of the gain reaches the confidence."""
     worst_p: float = 1.0
     """p of the gain if every ungraded case was lost; that of `seen` where there is none."""
+    units: Units | None = None
+    """The gain of each session or case; None where grades have no bounds or are not known one by one."""
 
     @property
     def too_few(self) -> bool:
@@ -91,15 +98,16 @@ def find_subject(report: Report, against: Against, around: Surroundings) -> Subj
 
 
 def pair_up(
-    report: Report, name: str, *, with_subject: SubjectReport, one_sided: bool = False
+    report: Report, name: str, *, with_subject: SubjectReport, one_sided: bool = False, tried: int = 1
 ) -> Pair | None:
     """The candidate's metric beside the other's; None where one of them was not measured.
 
-    `one_sided` makes each bound hold by itself, as a margin wants it: only one side can do harm.
+    `one_sided` makes each bound hold by itself, as a margin wants it: only one side can do harm. `tried`
+    makes the bounds of so many candidates hold together (Bonferroni).
     """
     mine, theirs = measured(report.candidate, name), measured(with_subject, name)
     confidence = mine.confidence if mine is not None else confidence_of(report)
-    bounds_at = 2 * confidence - 1 if one_sided else confidence
+    bounds_at = 1 - (1 - confidence) * (2 if one_sided else 1) / tried
     seen = _compare(report, with_subject, name, confidence=bounds_at)
     kind = mine.kind if mine is not None else "rate"
     if seen is None:
@@ -120,7 +128,24 @@ def pair_up(
     fewest = 0
     if name in (*TIMED, PERPLEXITY):
         fewest = fewest_for_quantile(MIDDLE, confidence=bounds_at)
-    return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p)
+    units = _units(report, with_subject, name)
+    return Pair(seen, kind, gain, low, high, confidence, ungraded.total, fewest, worst_p, units)
+
+
+def _units(report: Report, other: SubjectReport, name: str) -> Units | None:
+    sign = -1 if lower_is_better(name) else 1
+    mine, theirs = report.candidate.metrics.get(name), other.metrics.get(name)
+    if mine is not None and theirs is not None and mine.scores and mine.kind != "number":
+        gains = differences_of(other, candidate=report.candidate, metric=name)
+    else:
+        sides = (other.subject, report.candidate.subject)
+        tallies = report.judged if name == JUDGE_PREFERENCE else ()
+        graded = next((t.grades for t in tallies if (t.baseline, t.candidate) == sides), {})
+        gains = {case: 2 * grade - 1 for case, grade in graded.items() if grade is not None}
+    if not gains:
+        return None
+    clusters = cluster_cases(list(gains), sessions=report.sessions)
+    return make_units([sign * gain for gain in gains.values()], clusters)
 
 
 def _at_worst(

@@ -6,7 +6,7 @@ is then told, but not needed.
 
 from collections.abc import Sequence
 
-from graftwork.evaluate.gate.evidence import measurements_for, pairs_for_gain
+from graftwork.evaluate.gate.evidence import Needed, measurements_for, needed_for_mean
 from graftwork.evaluate.gate.figures import finite, measured
 from graftwork.evaluate.gate.guardrails import not_compared
 from graftwork.evaluate.gate.pairs import (
@@ -21,6 +21,7 @@ from graftwork.evaluate.gate.pairs import (
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
     say_counts,
+    say_like_these,
     say_pairs_needed,
     say_test,
     say_ungraded,
@@ -28,7 +29,7 @@ from graftwork.evaluate.gate.wording import (
     show_size,
 )
 from graftwork.evaluate.gate_settings import GateSettings, Primary, Win
-from graftwork.evaluate.wording import name_of, plural, show_points
+from graftwork.evaluate.wording import name_of, show_points
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleOutcome, RuleResult
 
@@ -72,10 +73,11 @@ def judge_primary(
     better = found.gain > 0 and p < 1 - found.confidence and (not found.ungraded or found.low > 0)
     outcome: RuleOutcome = "pass" if better else "unknown" if found.gain > 0 else "fail"
     too_few = outcome == "unknown" and not found.ungraded
-    needed = pairs_for_gain(seen, confidence=found.confidence) if too_few else None
-    settles = f"; about {plural(needed, 'pair')} would settle it" if needed else ""
+    tail = (1 - found.confidence) / 2 / around.tried
+    needed = needed_for_mean(found.units, limit=0.0, tail=tail, look=max(around.look, 1)) if too_few else None
+    settles = f"; {say_pairs_needed(primary.metric, needed)}" if needed else ""
     endings: dict[RuleOutcome, str] = {
-        "pass": "too uneven to be chance",
+        "pass": f"better on average over {say_like_these(seen)}",
         "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
         "fail": f"so the adapter is no better than {who}",
     }
@@ -92,7 +94,7 @@ def judge_primary(
             f"({show_points(seen.difference)}, {say_test(seen, adjusted=adjusted_p)}), {endings[outcome]}."
             f"{say_ungraded(found.ungraded)}"
         ),
-        cases_to_decide=needed,
+        **(needed.fields if needed else {}),
         kind="primary",
         against=seen.baseline,
         n=seen.n,
@@ -115,10 +117,11 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
     outcome: RuleOutcome = "unknown" if found.gain > asked else "fail"
     if found.low > asked and not found.too_few:
         outcome = "pass"
-    needed = None
+    needed: Needed | None = None
     if outcome == "unknown" and not found.ungraded:
-        needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n)
-        needed = found.pairs_for_a_bound if found.too_few else needed
+        tail = (1 - found.confidence) / around.tried
+        needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n, tail=tail)
+        needed = Needed(found.pairs_for_a_bound) if found.too_few else needed
     sign = -1 if lower_is_better(win.metric) else 1
     size = show_size(win.metric, asked) if asked else "nothing"
     endings: dict[RuleOutcome, str] = {
@@ -139,7 +142,7 @@ def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
             f"{name_of(win.metric)}: {show_difference(win.metric, seen.difference)} against {who} "
             f"({say_counts(seen)}), {endings[outcome]}.{say_ungraded(found.ungraded)}"
         ),
-        cases_to_decide=needed,
+        **(needed.fields if needed else {}),
         kind="win",
         against=seen.baseline,
         n=seen.n,
@@ -153,7 +156,10 @@ def _find(report: Report, wanted: Primary | Win, around: Surroundings) -> Pair |
     other = find_subject(report, wanted.against, around)
     if other is None:
         return explain_missing(wanted.against, around)
-    pair = pair_up(report, wanted.metric, with_subject=other, one_sided=isinstance(wanted, Win))
+    saving = isinstance(wanted, Win)
+    pair = pair_up(
+        report, wanted.metric, with_subject=other, one_sided=saving, tried=around.tried if saving else 1
+    )
     return pair or f"it was not measured on the same cases as {SUBJECTS[wanted.against]}"
 
 

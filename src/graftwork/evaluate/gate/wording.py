@@ -6,6 +6,7 @@ In: rules, figures, outcomes. Out: sentences. Pure; decides nothing.
 import math
 from collections.abc import Sequence
 
+from graftwork.evaluate.gate.evidence import Needed
 from graftwork.evaluate.gate_settings import TIMED, Against, Rule
 from graftwork.evaluate.metrics import TASK_SUCCESS
 from graftwork.evaluate.statistics import successes_to_clear
@@ -50,7 +51,7 @@ def show_difference(metric: str, difference: float) -> str:
     return f"{'+' if difference >= 0 else '−'}{show(metric, abs(difference))}"
 
 
-def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: int | None) -> str:
+def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: Needed | None) -> str:
     seen = show(rule.metric, metric.value)
     if metric.kind == "rate":
         seen = f"{metric.successes} of {metric.n} ({seen})"
@@ -104,13 +105,31 @@ def say_counts(seen: Comparison) -> str:
     return f"{plural(seen.wins, 'case')} won and {seen.losses} lost"
 
 
-def say_pairs_needed(metric: str, needed: int | None) -> str:
+def say_like_these(seen: Comparison) -> str:
+    """What a mean was taken over: that is what it says something about."""
+    return "sessions like these" if seen.clusters else "cases like these"
+
+
+def say_pairs_needed(metric: str, needed: Needed | None) -> str:
     """How many pairs would settle a comparison, and which setting gets them."""
     if not needed:
         return "more must be measured"
     if metric in TIMED:
-        return f"about {plural(needed, 'timed request')} of both would settle it (evaluate.latency_cases)"
-    return f"about {plural(needed, 'pair')} like these would settle it"
+        requests = plural(needed.cases, "timed request")
+        return f"about {requests} of both would settle it (evaluate.latency_cases)"
+    return say_cases_needed(needed)
+
+
+def say_cases_needed(needed: Needed) -> str:
+    """Fresh cases first; a set that these are part of has to be larger, for it is looked at again."""
+    cases = plural(needed.cases, "fresh case")
+    cases += f" in {plural(needed.sessions, 'session')}" if needed.sessions else ""
+    cases += " like these"
+    if needed.with_these > needed.cases:
+        cases += f" (or {needed.with_these} with these among them)"
+    if needed.certain:
+        return f"{cases} would settle it if all go on like this"
+    return f"about {cases} would settle it with 80 % power"
 
 
 def say_ungraded(cases: int) -> str:
@@ -152,7 +171,17 @@ def say_reason(
     return f"Nothing is broken, but too few cases to promise: {named('unknown')}.{ending}{also}"
 
 
-def _say_remedy(rule: Rule, metric: Metric, needed: int | None) -> str:
+def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
+    """Why a verdict stays open on cases that were looked at before, and what would settle it."""
+    named = ", ".join(dict.fromkeys(map(name_of, metrics)))
+    fresh = f"about {plural(needed, 'fresh case')}" if needed else "fresh cases"
+    return (
+        f"Look {look} at the same questions, so what they show may be luck: {named}. Confirm it on {fresh}, "
+        "such as captures that were not trained on."
+    )
+
+
+def _say_remedy(rule: Rule, metric: Metric, needed: Needed | None) -> str:
     """More cases at this rate or, with the cases there are, more of them right."""
     if needed is None:
         end = 1.0 if rule.wants_more else 0.0
@@ -162,9 +191,8 @@ def _say_remedy(rule: Rule, metric: Metric, needed: int | None) -> str:
             )
         return "more must be measured"
     if rule.metric in TIMED:
-        return f"about {plural(needed, 'timed request')} would settle it (evaluate.latency_cases)"
-    like = "at this rate" if metric.kind == "rate" else "like these"
-    remedy = f"about {plural(needed, 'case')} {like} would settle it"
+        return f"about {plural(needed.cases, 'timed request')} would settle it (evaluate.latency_cases)"
+    remedy = say_cases_needed(needed)
     if not rule.wants_more or metric.kind != "rate" or metric.clusters:
         return remedy
     enough = successes_to_clear(metric.n, limit=rule.limit, confidence=metric.confidence)

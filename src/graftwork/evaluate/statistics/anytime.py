@@ -9,7 +9,10 @@ bets on pairs are mixed over every possible effect by Jeffreys' prior, which has
 """
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from graftwork.evaluate.statistics.beta import log_beta
@@ -128,6 +131,80 @@ class PairedTest(_Bet):
         return mixed - _log_chance(counts, chances)
 
 
+NODES = 64
+"""Bets that are made side by side; a mixture of finitely many is as fair as one of all."""
+
+
+@dataclass
+class MeanTest(_Bet):
+    """Two subjects answer the same requests: is the mean difference of their marks 0?
+
+    Takes one difference a session, from -1 to 1, candidate less baseline. Bets of every size on either side
+    are mixed by the arcsine prior, as in `PairedTest`, with which it agrees where all differences are -1, 0
+    or 1. Unlike a count of sessions won it cannot be misled by many small gains and a few large losses.
+    """
+
+    wins: int = field(default=0, kw_only=True)
+    losses: int = field(default=0, kw_only=True)
+    ties: int = field(default=0, kw_only=True)
+    differences: list[float] = field(default_factory=list, kw_only=True)
+    """All that was taken in, for the interval."""
+    total: float = field(default=0.0, kw_only=True)
+    log_capitals: list[float] = field(default_factory=lambda: [0.0] * NODES, kw_only=True)
+
+    def update(self, difference: float) -> None:
+        """One more session."""
+        if not -1 <= difference <= 1:
+            raise ValueError(f"a difference of marks lies between -1 and 1, not at {difference}")
+        self.wins += difference > 0
+        self.losses += difference < 0
+        self.ties += difference == 0
+        self.differences.append(difference)
+        if difference:
+            capitals = zip(self.log_capitals, _stakes(), strict=True)
+            self.log_capitals = [now + math.log1p(stake * difference) for now, stake in capitals]
+        self.total += difference
+        self._note(self.total)
+
+    @property
+    def log_e_value(self) -> float:
+        return _log_mean(self.log_capitals)
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """The mean difference, at all times at once."""
+        if not self.differences:
+            return Interval(-1.0, 1.0)
+        limit, seen = -math.log(1 - confidence), math.fsum(self.differences) / len(self.differences)
+        low = bisect(lambda mean: self._log_against(mean) < limit, -1.0, seen, steps=STEPS)
+        high = bisect(lambda mean: self._log_against(mean) >= limit, seen, 1.0, steps=STEPS)
+        return Interval(low, high)
+
+    def _log_against(self, mean: float) -> float:
+        """The capital of the same bets, had the mean difference to be `mean`."""
+        counts = Counter(self.differences)
+        # A stake that cannot lose more than all of the capital, whichever side the difference falls to.
+        most = 1 / (1 + abs(mean))
+        return _log_mean(
+            [
+                math.fsum(
+                    times * math.log1p(stake * most * (value - mean)) for value, times in counts.items()
+                )
+                for stake in _stakes()
+            ]
+        )
+
+
+@lru_cache(maxsize=1)
+def _stakes() -> tuple[float, ...]:
+    """Chebyshev's nodes: with equal weights they stand for the arcsine prior from -1 to 1."""
+    return tuple(math.cos((2 * place + 1) * math.pi / (2 * NODES)) for place in range(NODES))
+
+
+def _log_mean(logs: Sequence[float]) -> float:
+    most = max(logs)
+    return most + math.log(math.fsum(math.exp(log - most) for log in logs) / len(logs))
+
+
 Counts = tuple[float, float]
 """Successes and failures; an answer with a mark of 0.7 is 0.7 of the one and 0.3 of the other."""
 
@@ -188,6 +265,11 @@ class TwoArms(_Bet):
     @property
     def log_e_value(self) -> float:
         return self.log_capital
+
+    @property
+    def log_evidence(self) -> float:
+        """Another bet against equal rates, which counts alone decide, in whichever order they came."""
+        return self._log_against(0.0)
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """The difference of the rates, at all times at once.

@@ -1,12 +1,10 @@
 """Cases that hang together: several turns of one session fail or succeed together.
 
-In: scores from 0 to 1 and the cluster of each. Out: intervals as wide as the sessions, not the turns,
-allow. Pure. With one case a cluster every result here is that of the plain statistic.
+In: numbers and the cluster of each. Out: intervals as wide as the sessions, not the turns, allow. Pure. With
+one case a cluster every result here is that of the plain statistic. Bounded values are in `bounded`.
 
 The width comes of the cluster-robust variance with its small-sample factor G / (G - 1) and Student's t
-with G - 1 degrees of freedom, G being the number of clusters. For rates it is turned into the number
-of independent cases that would know as much, and the exact interval of that many is taken (Korn and
-Graubard, Survey Methodology, 1998), because a rate near 1 has no symmetric interval.
+with G - 1 degrees of freedom, G being the number of clusters.
 """
 
 import math
@@ -15,8 +13,7 @@ from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from graftwork.evaluate.statistics.beta import student_quantile
-from graftwork.evaluate.statistics.intervals import Interval, Sided, clopper_pearson, tail_of
-from graftwork.evaluate.statistics.paired import paired_difference
+from graftwork.evaluate.statistics.intervals import Interval, Sided, tail_of
 from graftwork.evaluate.statistics.permutation import sum_clusters
 
 UNKNOWN_WEIGHT = 1.0
@@ -31,43 +28,6 @@ class ClusteredMean(NamedTuple):
     clusters: int
     design_effect: float
     effective_n: float
-
-
-def clustered_rate(
-    scores: Sequence[float], clusters: Sequence[Hashable], *, confidence: float = 0.95, sided: Sided = "two"
-) -> Interval:
-    """Clopper and Pearson's interval at the effective number of cases."""
-    if not scores:
-        return Interval(0.0, 1.0)
-    seen = clustered_mean(scores, clusters, tail=tail_of(confidence, sided))
-    n = seen.effective_n
-    return clopper_pearson(min(seen.mean * n, n), n=n, confidence=confidence, sided=sided)
-
-
-def clustered_difference(
-    scores_a: Sequence[float],
-    scores_b: Sequence[float],
-    clusters: Sequence[Hashable],
-    *,
-    confidence: float = 0.95,
-    sided: Sided = "two",
-) -> Interval:
-    """The difference of `b` less `a`: Tango's interval at the effective number of pairs.
-
-    Grades between 0 and 1 count as parts of a win or a loss.
-    """
-    differences = [b - a for a, b in zip(scores_a, scores_b, strict=True)]
-    if not differences:
-        return Interval(-1.0, 1.0)
-    seen = clustered_mean(differences, clusters, tail=tail_of(confidence, sided))
-    shrink = seen.effective_n / len(differences)
-    return paired_difference(
-        shrink * math.fsum(d for d in differences if d > 0),
-        losses=shrink * -math.fsum(d for d in differences if d < 0),
-        n=seen.effective_n,
-        confidence=confidence,
-        sided=sided,
-    )
 
 
 def mean_difference(

@@ -5,28 +5,72 @@ summed over every outcome, not approximated.
 """
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from statistics import NormalDist
 
-from graftwork.evaluate.statistics.beta import at_most, exactly, incomplete_beta
-from graftwork.evaluate.statistics.intervals import Sided, clopper_pearson, lower_bound, tail_of
-from graftwork.evaluate.statistics.search import bisect, first_count
+from graftwork.evaluate.statistics.beta import at_most, exactly
+from graftwork.evaluate.statistics.bounded import Units, approximate_chance, chance_not_positive
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.search import MOST_CASES, bisect, first_count
 
 USUAL_LOSS_RATE = 0.05
 """One case in twenty gets worse even by a change for the better: what is assumed until losses are seen."""
+USUAL_POWER = 0.8
+"""What "n cases would settle it" means: in four evaluations of five."""
+LUCK = 0.015
+FEWEST_DRAWS, MOST_DRAWS, DRAWN_NUMBERS = 200, 400, 10_000
+"""Test sets that are drawn to find the power: the fewer, the more kinds of units there are."""
 FEW_ENOUGH_TO_SUM = 50_000
 """Beyond so many cases the normal approximation is within one in a hundred of the exact sum."""
 NEGLIGIBLE_DEVIATIONS = 9.0
 """Counts of discordant pairs farther than this from their mean have no weight in a sum."""
 
 
-def cases_to_decide(
-    rate: float, *, limit: float, confidence: float = 0.95, sided: Sided = "two"
+def units_for_power(
+    units: Units, *, limit: float, lowest: float, tail: float, start: int | None = None, seed: int = 0
 ) -> int | None:
-    """How many cases let the lower bound clear `limit` if the observed rate goes on; None if none do."""
-    if rate <= limit:
+    """How many units like these show that their mean lies above `limit` in four test sets of five.
+
+    A unit is a case, a pair, or a session with all of its cases. Test sets of every size are drawn from the
+    units seen, and the test of `bounded` is made on each. None where the mean seen is not above the limit.
+    `start` is a guess.
+    """
+    import numpy as np
+
+    off = [total - limit * size for total, size in zip(units.totals, units.sizes, strict=True)]
+    if not off or math.fsum(off) <= 1e-12 * len(off):
         return None
-    tail = tail_of(confidence, sided)
-    return first_count(lambda n: lower_bound(rate * n, n, tail) > limit)
+    if limit <= lowest:
+        return 1
+    kinds = Counter(zip(units.totals, units.sizes, strict=True))
+    totals, sizes = (np.array(column, dtype=float) for column in zip(*kinds, strict=True))
+    shares = np.array(list(kinds.values()), dtype=float) / len(off)
+    draws = 1 if len(kinds) == 1 else max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_NUMBERS // len(kinds)))
+
+    def shows(count: int) -> bool:
+        drawn = np.random.default_rng(seed).multinomial(count, shares, draws).astype(float)
+        added = (drawn @ sizes**2) / (drawn @ sizes)
+        weights = np.broadcast_to(totals - limit * sizes, drawn.shape)
+        weights = np.column_stack([weights, (lowest - limit) * added])
+        # Where nothing varies, one case more or less shows.
+        chance = chance_not_positive if draws == 1 else approximate_chance
+        chances = chance(weights, np.column_stack([drawn, np.ones(draws)]))
+        # The first size that passes is one with lucky draws: without this it would be a little too small.
+        return float((chances < tail).mean()) >= (USUAL_POWER + LUCK if draws > 1 else 1.0)
+
+    guess = start or _guess_units(off, worst=(limit - lowest) * units.added_size, tail=tail)
+    return first_count(shows, start=guess)
+
+
+def _guess_units(off: Sequence[float], *, worst: float, tail: float) -> int:
+    """Where to start the search: the normal approximation, and the added unit that must be outweighed."""
+    count, gain = len(off), math.fsum(off) / len(off)
+    spread = math.sqrt(max(math.fsum(x * x for x in off) / count - gain**2, 0.0))
+    reach = NormalDist().inv_cdf(1 - tail) + NormalDist().inv_cdf(USUAL_POWER)
+    return max(
+        1, min(MOST_CASES, math.ceil((reach * spread / gain) ** 2 - math.log(tail) * worst / gain / 2))
+    )
 
 
 def successes_to_clear(n: int, *, limit: float, confidence: float = 0.95) -> int | None:
@@ -39,20 +83,6 @@ def successes_to_clear(n: int, *, limit: float, confidence: float = 0.95) -> int
         clears = clopper_pearson(middle, n=n, confidence=confidence).low > limit
         low, high = (low, middle) if clears else (middle, high)
     return high
-
-
-def pairs_to_decide(win_rate: float, *, loss_rate: float, confidence: float = 0.95) -> int | None:
-    """How many pairs make McNemar's test decide if the observed rates go on; None if none do."""
-    if win_rate <= loss_rate:
-        return None
-    alpha = 1 - confidence
-
-    def decided(n: int) -> bool:
-        # Real-valued counts keep this monotone; the binomial tail at 1/2 is an incomplete beta.
-        wins, losses = win_rate * n, loss_rate * n
-        return 2 * incomplete_beta(0.5, a=wins, b=losses + 1) < alpha
-
-    return first_count(decided)
 
 
 def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: float = 0.95) -> float:

@@ -1,0 +1,135 @@
+"""The gate as a whole holds its level: whole sessions that fail, many rules, many adapters, old reports."""
+
+import random
+
+import pytest
+from gate_samples import marks, report, simple, subject
+
+from graftwork.evaluate.gate import Judged, decide, decide_all
+from graftwork.evaluate.gate.changes import describe_outcomes
+from graftwork.evaluate.gate_settings import GateSettings, Rule, Win
+from graftwork.records.report import Metric
+
+BETTER = GateSettings(rules=(Rule(metric="json_valid", over=0.1),), primary="json_valid")
+
+
+def in_sessions(before, after, size):
+    sessions = {f"c{i}": f"s{i // size}" for i in range(len(after))}
+    return report(
+        subject("adapter", {"json_valid": after}, sessions=sessions),
+        subject("base", {"json_valid": before}, sessions=sessions),
+        sessions=sessions,
+    )
+
+
+def test_an_adapter_that_fails_whole_sessions_is_not_called_better():
+    """Both are right in nine answers of ten. Sign flips deployed the adapter in every fifth evaluation."""
+    draw, deployed = random.Random(3), 0
+    for _ in range(20):
+        after = [mark for _ in range(16) for mark in [int(draw.random() < 0.9)] * 8]
+        before = [int(draw.random() < 0.9) for _ in range(128)]
+        deployed += decide(in_sessions(before, after, 8), BETTER).decision == "deploy"
+    assert deployed <= 2
+
+
+def test_a_gain_over_sessions_is_said_in_plain_words():
+    verdict = decide(in_sessions([0] * 80 + [1] * 80, [1] * 160, 4), BETTER)
+    assert verdict.decision == "deploy"
+    assert "better on average over sessions like these" in verdict.rules[1].sentence
+    alone = decide(simple([0] * 40 + [1] * 40, [1] * 80), BETTER)
+    assert "better on average over cases like these" in alone.rules[1].sentence
+
+
+def test_scores_that_collapse_on_a_few_cases_are_not_called_better():
+    """The adapter's grades are a little higher but for one case in fifty: on average both are alike."""
+    draw, deployed = random.Random(4), 0
+    gate = GateSettings(rules=(Rule(metric="token_f1", over=0.1),), primary="token_f1")
+    for _ in range(20):
+        after = [0.0 if draw.random() < 0.02 else (0.8 + 0.01 * draw.random()) / 0.98 for _ in range(31)]
+        before = [0.8 + 0.01 * draw.random() for _ in range(31)]
+        found = report(subject("adapter", {"token_f1": after}), subject("base", {"token_f1": before}))
+        deployed += decide(found, gate).decision == "deploy"
+    assert deployed <= 2
+
+
+def test_the_advice_counts_sessions_and_is_exact_where_nothing_varies():
+    limit = GateSettings(rules=(Rule(metric="json_valid", over=0.8),))
+    rule = decide(in_sessions([1] * 400, [1] * 400, 25), limit).rules[0]
+    assert (rule.cases_to_decide, rule.sessions_to_decide) == (425, 17)
+    assert "425 fresh cases in 17 sessions like these" in rule.sentence
+    assert decide(in_sessions([1] * 425, [1] * 425, 25), limit).decision == "deploy"
+    won = decide(in_sessions([0] * 125, [1] * 125, 25), BETTER).rules[1]
+    assert (won.cases_to_decide, won.sessions_to_decide) == (150, 6)
+    assert decide(in_sessions([0] * 150, [1] * 150, 25), BETTER).decision == "deploy"
+
+
+def test_the_advice_knows_how_many_adapters_were_tried():
+    gained = simple([0] * 12 + [1] * 3 + [1] * 16, [1] * 12 + [0] * 3 + [1] * 16)
+    same = simple([1] * 31, [1] * 31)
+    three = decide_all({f"m{i}": Judged(gained if i == 0 else same, BETTER) for i in range(3)})["m0"]
+    six = decide_all({f"m{i}": Judged(gained if i == 0 else same, BETTER) for i in range(6)})["m0"]
+    assert three.decision == six.decision == "not_enough_evidence"
+    assert three.rules[1].cases_to_decide < six.rules[1].cases_to_decide
+
+
+def test_a_saving_is_corrected_for_the_adapters_that_were_tried():
+    rules = (Rule(metric="json_valid", against="base", margin=0.5),)
+    gate = GateSettings(rules=rules, win=Win(metric="latency_seconds"))
+    slow, fast = [2.0] * 8, [1.0] * 7 + [2.5]
+
+    def one(times):
+        return report(
+            subject("adapter", {"json_valid": marks(60, 60)}, latency=times),
+            subject("base", {"json_valid": marks(60, 60)}, latency=slow),
+        )
+
+    assert decide(one(fast), gate).decision == "deploy"
+    tried = {f"m{i}": Judged(one(fast if i == 0 else slow), gate) for i in range(6)}
+    assert decide_all(tried)["m0"].decision == "not_enough_evidence"
+
+
+def test_six_rules_raise_no_more_false_alarms_than_one():
+    """Nine of nine lost is p 0.004: alone it aborts, of twenty rules it may be chance."""
+    names = [f"check_{i}" for i in range(20)]
+    lost = {name: [0] * 9 + [1] * 51 if name == names[0] else [1] * 60 for name in names}
+    found = report(subject("adapter", lost), subject("base", {name: [1] * 60 for name in names}))
+    alone = GateSettings(rules=(Rule(metric=names[0], over=0.5),))
+    assert decide(found, alone).decision == "abort"
+    many = GateSettings(rules=tuple(Rule(metric=name, over=0.5) for name in names))
+    assert decide(found, many).decision != "abort"
+
+
+def test_a_report_without_cases_is_not_told_to_train_longer():
+    verdict = decide(report(subject("adapter", {}), subject("base", {})), BETTER)
+    assert verdict.decision == "not_enough_evidence"
+    assert verdict.advice == (
+        "Nothing was measured: hold out cases that the rules apply to, and evaluate on them.",
+    )
+
+
+def test_an_old_report_is_judged_by_the_bounds_of_today_and_the_changed_rule_is_named():
+    grades = [1.0] * 30 + [0.995]
+    old = Metric(
+        name="token_f1",
+        kind="score",
+        value=sum(grades) / 31,
+        low=0.99,
+        high=1.0,
+        n=31,
+        scores={f"c{i}": grade for i, grade in enumerate(grades)},
+        method="bootstrap",
+    )
+    found = report(subject("adapter", {"token_f1": grades}), subject("base", {"token_f1": grades}))
+    adapter = found.candidate.model_copy(update={"metrics": {"token_f1": old}})
+    gate = GateSettings(rules=(Rule(metric="token_f1", over=0.95),))
+    verdict = decide(found.model_copy(update={"candidate": adapter}), gate)
+    assert verdict.decision == "not_enough_evidence"
+    assert verdict.rules[0].low == pytest.approx(0.888, abs=0.002)
+    before = verdict.model_copy(
+        update={
+            "decision": "deploy",
+            "rules": (verdict.rules[0].model_copy(update={"outcome": "pass", "test": "bootstrap"}),),
+        }
+    )
+    said = describe_outcomes(before, verdict)
+    assert said == "Shared words (F1) over 95 %: kept (bootstrap) before, open now (bounded mean)"
