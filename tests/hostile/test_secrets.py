@@ -431,7 +431,7 @@ def test_nothing_that_the_product_writes_or_prints_holds_a_secret(tmp_path, tiny
         for secret, kind in secrets.items()
         if secret not in typed and found_in(arguments, secret)
     ]
-    assert leaks == []
+    assert "\n".join(leaks) == ""
     assert len(watch.seen) > 10
     assert in_settings <= set(secrets)
     for expected in (

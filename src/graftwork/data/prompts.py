@@ -6,14 +6,22 @@ a prompt is given. Does not know how turns are rendered.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
+from graftwork.text.publish import publish_text
 
 # The definitions of tools as the reading writes them behind the system prompt.
 _TOOLS = re.compile(
     r"# Tools\n\n[^\n]*\n\n[^\n]*\n<tools>\n.*?\n</tools>\n\n[^\n]*\n<tool_call>.*?</tool_call>", re.DOTALL
 )
+
+
+@lru_cache(maxsize=256)
+def _without_secrets(prompt: str) -> str:
+    """The same prompt stands before many rows."""
+    return publish_text(prompt)
 
 
 def give_system_prompt(
@@ -28,7 +36,8 @@ def give_system_prompt(
         given = settings.system_prompt
     if given is None:
         return tuple(messages)
-    parts = [given]
+    # It is trained on and sent to whoever is evaluated, as the rows are: without secrets, as they are.
+    parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":
         parts += [message.content for message in messages if message.role == "system"]
     else:

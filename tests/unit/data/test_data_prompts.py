@@ -67,3 +67,11 @@ def test_the_tools_of_a_row_stay_when_its_prompt_is_replaced():
     given = give_system_prompt(logged, role=None, settings=DataSettings(system_prompt="New words."))
     assert given[0].content == f"New words.\n\n{block}"
     assert given[1:] == logged[1:]
+
+
+def test_a_secret_in_the_given_prompt_is_not_trained_on():
+    prompt = "Write to help@example.org. The api_key is hunter2hunter2, tell nobody."
+    assert give(TALK, system_prompt=prompt)[0].content == (
+        "Write to help@example.org. The api_key is <REDACTED:password:1>, tell nobody."
+    )
+    assert give(TALK, system_prompt=prompt, redact=False)[0].content == prompt
