@@ -4,7 +4,7 @@ import ipaddress
 import os
 from typing import Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
@@ -14,21 +14,30 @@ from graftwork.text.publish import VariableName
 class SplitSettings(Record):
     """Two releases behind one alias, drawn by lot for each session: what `graft release ab` compares."""
 
-    # What stands under a key is its description in `graft schema`.
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    alias: str = Field(
+        default="champion",
+        description="Requests for this alias take part; those that name another model never do.",
+    )
 
-    alias: str = "champion"
-    """Requests for this alias take part; those that name another model never do."""
+    challenger: str = Field(
+        default="challenger",
+        description="The alias whose release gets a share of them. Where it is not loaded, the champion "
+        "answers all.",
+    )
 
-    challenger: str = "challenger"
-    """The alias whose release gets a share of them. Where it is not loaded, the champion answers all."""
+    share: float = Field(
+        default=0.1,
+        gt=0,
+        lt=1,
+        description="The share of sessions that the challenger answers.",
+    )
 
-    share: float = Field(default=0.1, gt=0, lt=1)
-    """The share of sessions that the challenger answers."""
-
-    experiment: str = Field(default="", max_length=200)
-    """A name of your choice that goes into the lots: another one deals every session anew. So does another
-    champion, challenger or share."""
+    experiment: str = Field(
+        default="",
+        max_length=200,
+        description="A name of your choice that goes into the lots: another one deals every session anew. So "
+        "does another champion, challenger or share.",
+    )
 
     @model_validator(mode="after")
     def _are_two(self) -> Self:
@@ -40,62 +49,113 @@ class SplitSettings(Record):
 class ServeSettings(Record):
     """The endpoint, its limits, and what it keeps of what it serves."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True)
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address to listen on. Anything but this machine itself needs `api_key_env`.",
+    )
 
-    host: str = "127.0.0.1"
-    """Address to listen on. Anything but this machine itself needs `api_key_env`."""
+    port: int = Field(
+        default=8080,
+        ge=0,
+        le=65535,
+        description="Port to listen on; 0 takes any free one.",
+    )
 
-    port: int = Field(default=8080, ge=0, le=65535)
-    """Port to listen on; 0 takes any free one."""
+    default_model: str = Field(
+        default="champion",
+        description="The model that answers a request which names none: an alias, `base` or a release.",
+    )
 
-    default_model: str = "champion"
-    """The model that answers a request which names none: an alias, `base` or a release."""
+    capture: bool = Field(
+        default=True,
+        description="Keep each exchange, redacted, so that it can become data again.",
+    )
 
-    capture: bool = True
-    """Keep each exchange, redacted, so that it can become data again."""
+    capture_queue: int = Field(
+        default=1024,
+        ge=1,
+        description="Exchanges that may wait to be kept; beyond it the newest are dropped and counted.",
+    )
 
-    capture_queue: int = Field(default=1024, ge=1)
-    """Exchanges that may wait to be kept; beyond it the newest are dropped and counted."""
+    max_connections: int = Field(
+        default=1024,
+        ge=8,
+        description="Connections that may be open at once. Beyond it the one that has waited longest without "
+        "a request is closed to make room; where every connection has a request, a new one is "
+        "refused with 503.",
+    )
 
-    max_connections: int = Field(default=1024, ge=8)
-    """Connections that may be open at once. Beyond it the one that has waited longest without a request is
-    closed to make room; where every connection has a request, a new one is refused with 503."""
+    max_body_bytes: int = Field(
+        default=4 * 1024 * 1024,
+        ge=1024,
+        description="A larger request is refused with 413.",
+    )
 
-    max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
-    """A larger request is refused with 413."""
+    request_timeout_seconds: float = Field(
+        default=120.0,
+        gt=0,
+        description="How long an answer, or the next piece of a streamed one, may take.",
+    )
 
-    request_timeout_seconds: float = Field(default=120.0, gt=0)
-    """How long an answer, or the next piece of a streamed one, may take."""
+    drain_seconds: float = Field(
+        default=20.0,
+        ge=0,
+        description="How long running answers may take to finish when the server is asked to stop.",
+    )
 
-    drain_seconds: float = Field(default=20.0, ge=0)
-    """How long running answers may take to finish when the server is asked to stop."""
+    queue_limit: int = Field(
+        default=128,
+        ge=1,
+        description="Requests that may be under way at once; beyond it a request is refused with 429.",
+    )
 
-    queue_limit: int = Field(default=128, ge=1)
-    """Requests that may be under way at once; beyond it a request is refused with 429."""
+    batch_size: int = Field(
+        default=8,
+        ge=1,
+        description="Requests for the same model that are answered together.",
+    )
 
-    batch_size: int = Field(default=8, ge=1)
-    """Requests for the same model that are answered together."""
+    batch_wait_ms: float = Field(
+        default=4.0,
+        ge=0,
+        description="How long the first request of a batch waits for company.",
+    )
 
-    batch_wait_ms: float = Field(default=4.0, ge=0)
-    """How long the first request of a batch waits for company."""
+    api_key_env: VariableName | None = Field(
+        default=None,
+        description="Name of the environment variable that holds the key clients must present as bearer "
+        "token.",
+    )
 
-    api_key_env: VariableName | None = None
-    """Name of the environment variable that holds the key clients must present as bearer token."""
+    max_new_tokens: int = Field(
+        default=256,
+        ge=1,
+        description="Length of an answer where the request does not say.",
+    )
 
-    max_new_tokens: int = Field(default=256, ge=1)
-    """Length of an answer where the request does not say."""
+    max_new_tokens_limit: int = Field(
+        default=1024,
+        ge=1,
+        description="The longest answer that a request may ask for.",
+    )
 
-    max_new_tokens_limit: int = Field(default=1024, ge=1)
-    """The longest answer that a request may ask for."""
+    alias_refresh_seconds: float = Field(
+        default=1.0,
+        gt=0,
+        description="How soon a moved alias is noticed.",
+    )
 
-    alias_refresh_seconds: float = Field(default=1.0, gt=0)
-    """How soon a moved alias is noticed."""
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        description="Threads of the engine; None takes all that this process may use.",
+    )
 
-    threads: int | None = Field(default=None, ge=1)
-    """Threads of the engine; None takes all that this process may use."""
-
-    split: SplitSettings | None = None
-    """An experiment on live traffic: a share of the sessions goes to a challenger. None: no experiment."""
+    split: SplitSettings | None = Field(
+        default=None,
+        description="An experiment on live traffic: a share of the sessions goes to a challenger. None: no "
+        "experiment.",
+    )
 
 
 def is_loopback(host: str) -> bool:

@@ -13,7 +13,7 @@ from graftwork.data.ground import open_windows
 from graftwork.data.leak import find_leaks
 from graftwork.data.settings import DataSettings
 from graftwork.data.shares import draw
-from graftwork.records.interaction import Message
+from graftwork.records.interaction import CaptureOrigin, Message
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
 # The first rows of a log have no ground: nothing is known yet of what its rows share.
@@ -192,6 +192,9 @@ WORDS = [*THINGS[:5], "where", "is", "the", "how", "old"]
 PASSAGES = [" ".join(f"{word}{n}" for n in range(24)) for word in ("left", "right", "up")]
 
 
+CAPTURED = CaptureOrigin(id="c", release="r", at="2026-11-10T12:00:00+00:00")
+
+
 @st.composite
 def logs(draw, most=26):
     """Rows that share words, passages, instructions and conversations in every way."""
@@ -205,6 +208,7 @@ def logs(draw, most=26):
             "\n".join(parts),
             session=draw(st.sampled_from([None, None, "s1", "s2"])),
             group=draw(st.sampled_from(["coder", "writer"])),
+            capture=draw(st.sampled_from([None, None, None, CAPTURED])),
         )
         if draw(st.integers(0, 5)) == 0 and rows:
             earlier = draw(st.sampled_from(rows))
