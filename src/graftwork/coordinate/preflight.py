@@ -78,6 +78,11 @@ def require_ready(work: Workplace, made: Made) -> Preflight:
             fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",
             where=str(work.project.file),
         )
+    whole = found.minutes
+    work.narrator.word(
+        f"{found.cases} held-out cases, every metric and rule tried; from here about {whole.value:.0f} min "
+        f"({whole.low:.0f}–{whole.high:.0f})"
+    )
     return found
 
 

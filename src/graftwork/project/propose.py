@@ -45,6 +45,8 @@ NEARLY_ALL = 0.9
 MOST = 0.5
 MOST_LABELS = 20
 SHORT_WORDS = 8
+ALL_DIFFERENT = 0.95
+SELDOM = 0.1
 FEWEST_REFUSALS = 3
 MOST_FIELDS_WITH_RULES = 6
 ANSWER_KEYS = ("answer", "response", "reply", "text", "summary")
@@ -248,6 +250,7 @@ def _find_json_kind(
         and "." not in key
         and (field := find_field(key, [document[key] for document in documents if key in document]))
     )
+    fields = tuple(_unless_invented(field, cases) for field in fields)
     required = [key for key in keys if keys[key] == len(documents)]
     settings = {"required": required} if required else {}
     if schema := _make_schema(fields, required):
@@ -277,6 +280,26 @@ def find_field(path: str, values: Sequence[Any]) -> FieldKind | None:
     if words <= SHORT_WORDS:
         return FieldKind(path=path, rule="normalised", why="short texts; case and punctuation do not count")
     return FieldKind(path=path, rule="token_f1", why="long texts: nearness, which is not correctness")
+
+
+def _unless_invented(field: FieldKind, cases: Sequence[Case]) -> FieldKind:
+    """The field as it is; by nearness alone where each value is new and none stands in the prompt."""
+    if field.values or not field.gradable or field.rule == "set":
+        return field
+    told = [
+        (_show(document[field.path]), " ".join(message.content for message in case.messages).casefold())
+        for case in cases
+        if (document := parse_object(case.reference)) is not None and field.path in document
+    ]
+    copied = sum(value.casefold() in asked for value, asked in told)
+    if len({value for value, _ in told}) < ALL_DIFFERENT * len(told) or copied > SELDOM * len(told):
+        return field
+    why = "all different and not in the prompt: nobody can know them, so only nearness counts"
+    return field.model_copy(update={"rule": "token_f1", "why": why})
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _choose_metrics(

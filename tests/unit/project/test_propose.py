@@ -170,3 +170,15 @@ def test_a_folder_whose_name_is_no_text_in_yaml_becomes_a_project_all_the_same(t
     folder = tmp_path / name
     start_project(folder, [], base="smollm2-135m-instruct")
     assert load_settings(folder / "graft.yaml").project == name
+
+
+def test_a_field_that_nobody_can_know_is_no_part_of_being_right(tmp_path):
+    def make(number, chance):
+        reply = {"queue": "ab"[number % 2], "size": number % 3, "trace": f"x{chance.getrandbits(40):x}"}
+        return sentence(chance), reply
+
+    _, settings = start(tmp_path, make)
+    rules = {check.field: check.metric for check in settings.evaluate.checks if check.field}
+    assert rules == {"queue": "exact", "size": "exact", "trace": "token_f1"}
+    (everything,) = [check for check in settings.evaluate.checks if check.metric == "all_fields"]
+    assert everything.model_extra["fields"] == ["queue", "size"]
