@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := examples/cited_answers
+FUZZ_SECONDS ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test test-slow test-statistics test-gpu test-s3 test-trackers test-vllm bench format clean
+.PHONY: help demo install dev check test test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,6 +36,21 @@ test-slow: dev ## the tests that take minutes
 
 test-statistics: dev ## the gate's error rates in 2,000 settings, with the table of docs/gate.md; up to an hour
 	$(BIN)/python tests/statistics/levels.py
+
+test-hostile: dev ## attacks on gateway, readers, archives, sandbox, clients and store, the long forms too
+	$(BIN)/python -m pytest -m "not gpu" tests/hostile
+
+fuzz: dev ## each fuzzer for ten minutes: make fuzz FUZZ_SECONDS=60
+	@for file in tests/fuzz/fuzz_*.py; do echo "== $$file"; \
+	  $(BIN)/python $$file --seconds $(FUZZ_SECONDS) || exit 1; done
+
+audit: dev ## known vulnerabilities and licences of the installed packages
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	$(BIN)/python tools/audit_packages.py
+
+lock: dev ## requirements.lock anew from pyproject.toml and constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python tools/lock_packages.py
 
 test-gpu: dev ## the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu

@@ -1,0 +1,88 @@
+"""Checks the installed packages: known vulnerabilities, and licences against a list.
+
+    python tools/audit_packages.py [--licences]
+
+In: the packages that `graftwork[all]` brings, as installed. Out: a table of their licences, and exit code
+1 where one is not on the list or an advisory applies. Advisories come from PyPI through pip-audit; where
+it is not installed or cannot reach its service, that is said and is an error of its own (3), not a pass.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+LOCK = Path(__file__).parents[1] / "requirements.lock"
+ALLOWED = re.compile(
+    r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|MPL|Mozilla Public License|0BSD|Unlicense|HPND|"
+    r"CNRI|LGPL|Zlib|Public Domain)\b",
+    re.IGNORECASE,
+)
+NOT_SAID = {"rensa": "MIT"}
+"""Packages whose metadata names no licence; as their repositories do."""
+
+
+def locked_names() -> list[str]:
+    """The packages of the lock file, and torch."""
+    names = re.findall(r"^([a-zA-Z0-9_.-]+)==", LOCK.read_text(), flags=re.MULTILINE)
+    return [*names, "torch"]
+
+
+def find_licence(name: str) -> str | None:
+    """What the installed package says of its licence; None where it is not installed."""
+    try:
+        found = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        return None
+    classifiers = [
+        line.rpartition(" :: ")[2] for line in found.get_all("Classifier") or [] if line.startswith("License")
+    ]
+    said = found.get("License-Expression") or ", ".join(classifiers) or found.get("License") or ""
+    return said.strip().splitlines()[0][:80] if said.strip() else NOT_SAID.get(name.lower(), "")
+
+
+def check_licences() -> list[str]:
+    """Print the table; the packages whose licence is not allowed or not known."""
+    refused = []
+    for name in locked_names():
+        licence = find_licence(name)
+        if licence is None:
+            continue  # for another platform
+        print(f"{name:<24} {licence or 'unknown'}")
+        if not ALLOWED.search(licence):
+            refused.append(name)
+    return refused
+
+
+def check_advisories() -> int:
+    """0: none applies; 1: some do; 3: it could not be found out."""
+    command = [sys.executable, "-m", "pip_audit", "--progress-spinner", "off", "--desc", "off", "--local"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = done.stdout.strip()
+    if done.returncode == 0:
+        print("no known vulnerabilities")
+        return 0
+    if "Name" in found and "Version" in found:
+        print(found)
+        return 1
+    last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no output"]
+    print(f"advisories were not checked: {last[0][:200]}")
+    print("fix: pip install pip-audit, on a machine that reaches PyPI")
+    return 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--licences", action="store_true", help="licences alone")
+    arguments = parser.parse_args()
+    refused = check_licences()
+    if refused:
+        print(f"not on the list of licences: {', '.join(refused)}")
+    code = 0 if arguments.licences else check_advisories()
+    return 1 if refused else code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
