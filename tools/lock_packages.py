@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 HEAD = """\
 # Versions and hashes of what `graftwork[all]` needs, on every platform; made by `make lock`.
 # torch is not among them: its build depends on the machine (CPU, CUDA, ROCm), and so does its hash.
-#   pip install torch==2.13.0; pip install --require-hashes --no-deps -r requirements.lock; pip install --no-deps .
+#   pip install torch==2.13.0
+#   pip install --require-hashes --no-deps -r requirements.lock; pip install --no-deps .
 """
 WITHOUT_TORCH = 'torch==2.13.0; python_version < "3"\n'
 """An override that holds nowhere: neither torch nor what it brings is resolved."""
