@@ -42,10 +42,7 @@ def run_pipeline(work: Workplace, *, upto: str | None = None) -> Made:
         for step in STEPS:
             if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
                 continue
-            if step is train.STEP and "evaluate" in wanted and not _is_fresh(step, work, made, identities):
-                # What would be found only after an hour of training is looked for now.
-                require_ready(work, made)
-            output = _bring_up_to_date(step, work, made, identities)
+            output = _bring_up_to_date(step, work, made, identities, judged="evaluate" in wanted)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
     return made
@@ -61,29 +58,22 @@ def dry_run(work: Workplace) -> Preflight:
     return look_ahead(work, made)
 
 
-def _entry_of(step: Step, work: Workplace) -> str:
-    """Each model of a project has its own way; the main one's steps go by their plain names."""
-    return step.name if work.model == work.settings.main_model else f"{step.name}@{work.model}"
-
-
-def _find_fresh(step: Step, work: Workplace, *, inputs: str) -> Record | None:
-    last = work.ledger.get(_entry_of(step, work))
-    if last is None or last.fingerprint != inputs:
-        return None
-    output = step.makes.model_validate(last.output)
-    return output if step.still_there(work, output) else None
-
-
-def _is_fresh(step: Step, work: Workplace, made: Made, identities: dict[str, str]) -> bool:
-    return _find_fresh(step, work, inputs=step.fingerprint_of(work, made, identities)) is not None
-
-
-def _bring_up_to_date(step: Step, work: Workplace, made: Made, identities: dict[str, str]) -> Record:
+def _bring_up_to_date(
+    step: Step, work: Workplace, made: Made, identities: dict[str, str], *, judged: bool = False
+) -> Record:
+    """`judged` says that what is trained will be evaluated: then it is checked first whether that can be."""
     inputs = step.fingerprint_of(work, made, identities)
-    entry = _entry_of(step, work)
-    if (kept := _find_fresh(step, work, inputs=inputs)) is not None:
-        work.narrator.unchanged(step.name, step.title)
-        return kept
+    # Each model of a project has its own way; the main one's steps go by their plain names.
+    entry = step.name if work.model == work.settings.main_model else f"{step.name}@{work.model}"
+    last = work.ledger.get(entry)
+    if last is not None and last.fingerprint == inputs:
+        output = step.makes.model_validate(last.output)
+        if step.still_there(work, output):
+            work.narrator.unchanged(step.name, step.title)
+            return output
+    if judged and step is train.STEP:
+        # What would be found only after an hour of training is looked for now.
+        require_ready(work, made)
     work.narrator.started(step.name, step.title)
     begun = time.perf_counter()
     output = step.do(work, made)
