@@ -53,12 +53,14 @@ def test_init_and_a_dry_run_say_what_will_be_done_and_how_long_it_takes(tmp_path
     code, said = graft(tmp_path, "init", str(tmp_path / "tickets.jsonl"), "--base", str(tiny_base))
     assert code == 0, said
     assert said["proposal"]["kind"] == "json"
-    assert [stage["step"] for stage in said["preflight"]["stages"]][:2] == ["train", "evaluate"]
+    to_do = [stage["stage"] for stage in said["preflight"]["run"]["stages"] if stage["state"] == "to do"]
+    assert to_do[:2] == ["train", "evaluate"]
     edit(tmp_path, gate={"rules": [{"metric": "queue", "over": 0.99}]})
     code, found = graft(tmp_path, "run", "--dry-run")
     assert code == 2
     assert "cannot pass" in found["problems"][0]["what"]
-    assert found["minutes"]["low"] <= found["minutes"]["value"] <= found["minutes"]["high"]
+    minutes = found["run"]["minutes"]
+    assert minutes["low"] <= minutes["value"] <= minutes["high"]
     assert {trial["name"] for trial in found["metrics"]} >= {"queue", "priority", "all_right"}
     assert not (tmp_path / ".graft" / "runs").exists()
 

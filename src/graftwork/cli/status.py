@@ -82,12 +82,10 @@ def _print_next(coming: "Next") -> None:
         return
     said = f"next: `{coming.command}` would do {', '.join(coming.steps)}"
     if coming.seconds is not None:
-        said += f", about {duration(coming.seconds)} by the plan or as it took the last time"
-    else:
-        said += "; how long is not known yet: `graft plan` says it for the training"
-    if coming.train_minutes is not None:
-        low, high = coming.train_minutes
-        said += f" (training {duration(low * 60)} to {duration(high * 60)})"
+        said += f", about {duration(coming.seconds)}"
+    if coming.minutes is not None:
+        low, high = coming.minutes
+        said += f" ({duration(low * 60)} to {duration(high * 60)})"
     print_line(stdout, said)
 
 

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from graftwork.coordinate.freshness import StepState, examine_steps, expect_seconds
-from graftwork.coordinate.pipeline import name_entry
+from graftwork.coordinate.pipeline import plan_whole_run
 from graftwork.coordinate.workplace import Workplace
 from graftwork.process import clock, lock
 from graftwork.process.heartbeat import read_beat
@@ -17,6 +17,7 @@ from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.judge import Judgement, Patience, judge
 from graftwork.process.state import process_state
 from graftwork.records.base import Record
+from graftwork.records.errors import GraftError
 from graftwork.records.job import Beat, Health
 from graftwork.records.plan import Plan
 from graftwork.records.vitals import Vitals
@@ -33,8 +34,8 @@ class Next(Record):
     command: str = "graft run"
     steps: tuple[str, ...]
     seconds: float | None
-    train_minutes: tuple[float, float] | None = None
-    """The range of the training by the plan, where the plan is up to date."""
+    minutes: tuple[float, float] | None = None
+    """The range of the whole run by its plan."""
 
 
 class EndpointStanding(Record):
@@ -114,13 +115,16 @@ def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Jud
 
 def _foresee(work: Workplace, steps: tuple[StepState, ...]) -> Next:
     due = [state for state in steps if state.state in ("stale", "missing")]
-    minutes = None
-    entry = work.ledger.get(name_entry(work, "plan"))
-    is_planned = any(state.step == "plan" and state.state == "fresh" for state in steps)
-    if entry is not None and is_planned and any(state.step == "train" for state in due):
-        planned = Plan.model_validate(entry.output).minutes
-        minutes = (planned.low, planned.high)
-    return Next(steps=tuple(state.step for state in due), seconds=expect_seconds(due), train_minutes=minutes)
+    try:
+        run = plan_whole_run(work) if due else None
+    except GraftError:
+        run = None  # the base or a log is missing: the run itself says so
+    seconds = 60 * run.minutes.value if run is not None else expect_seconds(due)
+    return Next(
+        steps=tuple(state.step for state in due),
+        seconds=seconds,
+        minutes=None if run is None else (run.minutes.low, run.minutes.high),
+    )
 
 
 def ask_endpoint(settings: ServeSettings) -> EndpointStanding:

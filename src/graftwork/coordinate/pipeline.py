@@ -57,7 +57,7 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
             trains = allowed and step is train.STEP and not _is_fresh(step, work, made, identities)
             if trains and "evaluate" in wanted:
                 # What would be found only after an hour of training is looked for now.
-                require_ready(work, made)
+                require_ready(work, made, plan_whole_run(work, made=made))
             output = _bring_up_to_date(step, work, made, identities, allowed=allowed)
             made.outputs[step.name] = output
             identities[step.name] = step.identity(output)
@@ -88,7 +88,7 @@ def dry_run(work: Workplace) -> Preflight:
         for step in (audit.STEP, prepare.STEP, plan.STEP):
             made.outputs[step.name] = output = _bring_up_to_date(step, work, made, identities, allowed=True)
             identities[step.name] = step.identity(output)
-    return look_ahead(work, made)
+    return look_ahead(work, made, plan_whole_run(work, made=made))
 
 
 def _find_fresh(step: Step, work: Workplace, inputs: Inputs) -> Record | None:

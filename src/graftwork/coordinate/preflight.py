@@ -5,7 +5,6 @@ what disk and port look like. `graft run` does this by itself before it trains; 
 nothing else.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,28 +21,8 @@ from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset_folder import iterate_rows
 from graftwork.records.base import Record
-from graftwork.records.dataset import Row
 from graftwork.records.errors import GraftError, UserMistake
-from graftwork.records.figure import Figure
-from graftwork.records.plan import Plan
-
-FORWARD_AGAINST_STEP = 2.5
-"""Tokens that are only read, for each that is trained on in the same time."""
-DECODE_COST = 3.0
-"""What a generated token takes, in tokens that are only read: it reads all weights again."""
-LOADING_MINUTES = 0.25
-EVERYTHING_ELSE_MINUTES = 0.5
-"""Gate, release, a trial of the served release, report."""
-MEASURED_SECONDS = 5.0
-"""An evaluation that took less had its answers already: it says nothing of the next."""
-
-
-class Stage(Record):
-    """What will be done, and how long it takes; `source` says where that is known from."""
-
-    step: str
-    minutes: Figure
-    source: str
+from graftwork.records.plan import Plan, RunPlan
 
 
 class Preflight(Record):
@@ -52,9 +31,8 @@ class Preflight(Record):
     cases: int
     metrics: tuple[MetricTrial, ...]
     problems: tuple[Problem, ...]
-    stages: tuple[Stage, ...]
-    minutes: Figure
-    """Of the whole run."""
+    run: RunPlan
+    """How long each stage takes."""
     power: str = ""
     """What so many held-out cases can show, in a sentence."""
 
@@ -63,9 +41,9 @@ class Preflight(Record):
         return tuple(problem for problem in self.problems if problem.severity == "error")
 
 
-def require_ready(work: Workplace, made: Made) -> Preflight:
+def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
     """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
-    found = look_ahead(work, made)
+    found = look_ahead(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":
             work.narrator.word(f"{problem.what}: {problem.why}")
@@ -78,16 +56,12 @@ def require_ready(work: Workplace, made: Made) -> Preflight:
             fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",
             where=str(work.project.file),
         )
-    whole = found.minutes
-    work.narrator.word(
-        f"{found.cases} held-out cases, every metric and rule tried; from here about {whole.value:.0f} min "
-        f"({whole.low:.0f}–{whole.high:.0f})"
-    )
+    work.narrator.word(f"{found.cases} held-out cases: every metric and every rule was tried")
     return found
 
 
-def look_ahead(work: Workplace, made: Made) -> Preflight:
-    """Grade the log's own replies and spoiled ones, try every rule, estimate every stage."""
+def look_ahead(work: Workplace, made: Made, run: RunPlan) -> Preflight:
+    """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
     prepared, plan = made.get("prepare", Prepared), made.get("plan", Plan)
     evaluate, gate = work.settings.evaluate, work.settings.gate
     rows = list(iterate_rows(Path(prepared.folder), "test"))
@@ -108,14 +82,11 @@ def look_ahead(work: Workplace, made: Made) -> Preflight:
             problems.append(Problem(severity="error", what=error.what, why=error.why, fix=error.fix))
         power = what_cases_show(len(cases), confidence=evaluate.confidence).sentence
     problems += _look_at_machine(work, plan)
-    kept = {case.id for case in cases}
-    stages = _estimate(work, plan, [row for row in rows if row.id in kept])
     return Preflight(
         cases=len(cases),
         metrics=trials,
         problems=tuple(sorted(problems, key=lambda problem: problem.severity != "error")),
-        stages=stages,
-        minutes=_total(stages),
+        run=run,
         power=power,
     )
 
@@ -146,45 +117,3 @@ def _as_problem(check: Check, *, severity: Severity) -> list[Problem]:
     if check.result == "ok":
         return []
     return [Problem(severity=severity, what=f"{check.name}: {check.found}", fix=check.fix)]
-
-
-def _estimate(work: Workplace, plan: Plan, rows: Iterable[Row]) -> tuple[Stage, ...]:
-    """Training by the plan; evaluation by the last one like it, or else by the plan's speed."""
-    lengths = [(row.trained_from, len(row.tokens) - row.trained_from) for row in rows]
-    stages = [Stage(step="train", minutes=plan.minutes, source="plan")]
-    if lengths:
-        stages.append(_estimate_evaluation(work, plan, lengths))
-    rest = Figure.about(EVERYTHING_ELSE_MINUTES, down=0.3, up=3, unit="min")
-    return (*stages, Stage(step="gate, release, try, report", minutes=rest, source="rule of thumb"))
-
-
-def _estimate_evaluation(work: Workplace, plan: Plan, lengths: list[tuple[int, int]]) -> Stage:
-    last = work.ledger.get("evaluate" if work.model == work.settings.main_model else f"evaluate@{work.model}")
-    if last is not None and (asked := last.output.get("report", {}).get("cases")):
-        minutes = last.seconds / 60 * len(lengths) / asked
-        if last.seconds > MEASURED_SECONDS:
-            figure = Figure.about(minutes, down=0.6, up=1.7, unit="min")
-            return Stage(step="evaluate", minutes=figure, source="the last evaluation")
-    read = sum(prompt for prompt, _ in lengths)
-    written = sum(min(reply, work.settings.evaluate.max_new_tokens) for _, reply in lengths)
-    speed = plan.tokens_per_second.value * FORWARD_AGAINST_STEP
-    # The base is shown a worked example, which is another row in front of each prompt.
-    each = (read * 1.5 + written * DECODE_COST) / max(speed, 1e-9) / 60
-    subjects = 2 + (work.releases.aliases().get("champion") is not None)
-    single = work.settings.evaluate.latency_cases / len(lengths) * each
-    minutes = subjects * (each + single + LOADING_MINUTES)
-    return Stage(
-        step="evaluate",
-        minutes=Figure.about(minutes, down=0.4, up=3, unit="min"),
-        source="the plan's speed",
-    )
-
-
-def _total(stages: Iterable[Stage]) -> Figure:
-    figures = [stage.minutes for stage in stages]
-    return Figure(
-        value=sum(figure.value for figure in figures),
-        low=sum(figure.low for figure in figures),
-        high=sum(figure.high for figure in figures),
-        unit="min",
-    )

@@ -3,9 +3,9 @@
 from rich.console import Console
 
 from graftwork.cli.show.tables import percent, print_line, quote, table
+from graftwork.cli.show.training import show_run_plan
 from graftwork.coordinate.preflight import Preflight
 from graftwork.evaluate.wording import name_of, plural
-from graftwork.records.figure import Figure
 
 
 def show_preflight(console: Console, found: Preflight) -> None:
@@ -17,7 +17,7 @@ def show_preflight(console: Console, found: Preflight) -> None:
         print_line(console, f"{mark} {quote(problem.what)}{why}")
         if problem.fix:
             print_line(console, f"  [dim]fix:[/] {quote(problem.fix)}")
-    show_stages(console, found)
+    show_run_plan(console, found.run)
     if found.errors:
         print_line(console, f"[bold red]not ready[/]: {plural(len(found.errors), 'error')}")
     else:
@@ -34,15 +34,3 @@ def show_trials(console: Console, found: Preflight) -> None:
         cells = ("–" if share is None else percent(share) for share in graded)
         rows.add_row(quote(name_of(trial.name)), str(trial.cases), *cells)
     console.print(rows)
-
-
-def show_stages(console: Console, found: Preflight) -> None:
-    rows = table("stage", "takes", "known from")
-    for stage in found.stages:
-        rows.add_row(quote(stage.step), _minutes(stage.minutes), quote(stage.source))
-    rows.add_row("[bold]whole run[/]", f"[bold]{_minutes(found.minutes)}[/]", "")
-    console.print(rows)
-
-
-def _minutes(figure: Figure) -> str:
-    return f"{figure.value:.1f} min ({figure.low:.1f}–{figure.high:.1f})"
