@@ -72,7 +72,8 @@ def choose_metric(work: Workplace, metric: str | None, *, also: tuple[str, ...] 
     """The one asked for, the gate's primary one, or the first that is graded."""
     graded = work.settings.evaluate.graded
     primary = work.settings.gate.primary_rule
-    chosen = metric or (primary.metric if primary is not None else None) or graded[0]
+    usual = primary.metric if primary is not None and primary.metric in graded else graded[0]
+    chosen = metric or usual
     if chosen not in graded:
         raise UserMistake(
             f"{chosen} is not graded in this project",

@@ -23,6 +23,7 @@ FAULTS = {
     "claims_success_but_fails": "as failed",
     "empty": "as empty or a stand-in",
     "placeholder": "as empty or a stand-in",
+    "negative_feedback": "for negative feedback",
 }
 
 

@@ -22,6 +22,7 @@ from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
 from graftwork.evaluate.timing import group_of, is_timed
 from graftwork.evaluate.wear import wear_of
 from graftwork.evaluate.worker import GENERATION_FILE
+from graftwork.files.private import make_folder
 from graftwork.files.whole import write_whole
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Report, SubjectReport, TimingJob
@@ -155,7 +156,7 @@ def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[
     if is_timed(jobs, group):
         return
     folder = work.project.evaluations / f"timing-{group}"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     run_job(
         name="timing the subjects in turn",
         module="graftwork.evaluate.timing",

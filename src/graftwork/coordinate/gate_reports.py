@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from graftwork.coordinate.workplace import Workplace
 from graftwork.evaluate.gate.course import GoodRun, compare_plans
 from graftwork.files.digest import file_digest
+from graftwork.files.private import make_folder
 from graftwork.files.whole import write_whole
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report
@@ -40,7 +41,7 @@ def keep_verdict(work: Workplace, adapter_folder: Path, verdict: Verdict) -> Non
     if not weights.is_file():
         return
     path = _verdict_place(work, file_digest(weights))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_whole(path, verdict.to_json())
 
 

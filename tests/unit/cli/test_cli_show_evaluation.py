@@ -236,7 +236,7 @@ def test_one_of_anything_is_not_many(report):
 def test_a_worn_test_set_is_said_to_be_so_and_a_fresh_one_is_not(report):
     assert "looked at" not in shown(report, width=300)
     worn = shown(make_evaluation(looks=14, candidates=14).report, width=300)
-    assert "looked at 14 times, with 14 different candidates" in worn
+    assert "looked at 14 times, and this is look 14 at its questions" in worn
     assert "worn out" in worn
 
 

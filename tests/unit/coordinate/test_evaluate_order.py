@@ -124,4 +124,5 @@ def test_the_codes_of_the_preparation_are_all_known():
     from graftwork.coordinate.evaluate_log import FAULTS
     from graftwork.data.judge import CODES
 
-    assert FAULTS.keys() == CODES
+    # Captures that were not asked for, or that were made to try a release out, say nothing of its answers.
+    assert FAULTS.keys() == CODES - {"captures_filter", "tried_out"}

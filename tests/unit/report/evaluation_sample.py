@@ -91,7 +91,10 @@ def make_evaluation(count=12, *, adapter=adapter_says, looks=1, candidates=1):
     sliced = slice_report(cases, report=report, by=("role", "domain", "length"))
     report = report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
     report = report.model_copy(
-        update={"wear": wear_of(report, candidates=candidates), "power": what_cases_show(count)}
+        update={
+            "wear": wear_of(report, candidates=candidates, look=candidates),
+            "power": what_cases_show(count),
+        }
     )
     return EvaluationPage(
         project="corner-shop",
