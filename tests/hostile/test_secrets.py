@@ -357,6 +357,8 @@ def read_all(folder: Path, *, but: set[Path]) -> Iterator[tuple[str, bytes]]:
                     yield f"{path.name}:{member.name}", inner.read() if inner else b""
 
 
+UNREACHABLE = ("owner/name", "champion-there")
+"""What the last word of a command is that asks a server which does not answer."""
 COMMANDS = (
     ("data", "audit", "--json"),
     ("run", "--json"),
@@ -366,12 +368,12 @@ COMMANDS = (
     ("logs",),
     ("logs", "--json"),
     ("gate", "--json"),
-    ("plan", "lint", "--json"),
+    ("plan", "lint", "graft.yaml", "--json"),
     ("doctor", "--json"),
     ("data", "show", "--json"),
     ("data", "export", "openai", "--out", "exports/openai"),
     ("data", "export", "huggingface", "--out", "exports/hf", "--name", "o/n"),
-    ("eval", "export", "--to", "exports/eval"),
+    ("eval", "export", "--format", "inspect", "--out", "exports/eval"),
     ("train", "export", "--to", "exports/adapter", "--format", "adapter"),
     ("release", "list", "--json"),
     ("release", "show", "champion", "--json"),
@@ -379,9 +381,9 @@ COMMANDS = (
     ("release", "export", "champion", "--to", "exports/champion.tar"),
     ("release", "push", "champion"),
     ("release", "push", "champion", "--hub", "owner/name"),
-    ("release", "pull", "--from", "ftp://me:{password}@127.0.0.1:9/x", "champion"),
+    ("release", "pull", "--from", "ftp://me:{password}@127.0.0.1:9/x", "champion-there"),
     ("eval", "--subject", "{endpoint}#m,key=ENDPOINT_KEY", "--json"),
-    ("data", "captures", "--to", "exports/captures.jsonl"),
+    ("data", "captures", "--out", "exports/captures.jsonl"),
 )
 
 
@@ -401,7 +403,7 @@ def test_nothing_that_the_product_writes_or_prints_holds_a_secret(tmp_path, tiny
         for command in COMMANDS:
             words = [word.format(password=password, endpoint=endpoint.address) for word in command]
             done = subprocess.run(
-                [*GRAFT, *words, "-C", str(folder)],
+                [*GRAFT, *words, *(() if "lint" in command else ("-C", str(folder)))],
                 cwd=folder,
                 env={**os.environ, **environment},
                 capture_output=True,
@@ -434,12 +436,9 @@ def test_nothing_that_the_product_writes_or_prints_holds_a_secret(tmp_path, tiny
     assert "\n".join(leaks) == ""
     assert len(watch.seen) > 10
     assert in_settings <= set(secrets)
-    for expected in (
-        "status --json",
-        "release export champion --to exports/champion.tar",
-        "release push champion",
-    ):
-        assert codes[expected] == 0, printed[expected].decode()[-2000:]
+    # An audit that finds secrets says so by its exit code.
+    failed = {name for name, code in codes.items() if code != 0 and name != "data audit --json"}
+    assert failed == {" ".join(command) for command in COMMANDS if command[-1] in UNREACHABLE}
 
 
 def test_all_planted_secrets_differ():
