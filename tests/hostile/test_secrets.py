@@ -54,34 +54,31 @@ def test_every_form_of_a_secret_is_looked_for():
     assert not found_in(b"a-Secret", secret)
 
 
-@EACH
-@pytest.mark.parametrize(
-    "around",
-    [
-        "{}",
-        "Where do I put this?\n{}\nThank you — it is urgent.",
-        "The log says: “{}”, then it stops.",
-        "{} {}",
-    ],
+AROUND = (
+    "{}",
+    "Where do I put this?\n{}\nThank you — it is urgent.",
+    "The log says: “{}”, then it stops.",
+    "{} {}",
 )
-def test_a_secret_in_a_text_is_replaced(planted, around):
-    text = around.replace("{}", planted.text)
-    assert planted.secret not in Redactor().redact(text).text
-    assert hold_private([text])
 
 
 @EACH
-@pytest.mark.parametrize("before", ["", "first\n", "\t"])
-def test_a_secret_in_the_arguments_of_a_tool_call_is_replaced(planted, before):
+def test_a_secret_in_a_text_is_replaced(planted):
+    for around in AROUND:
+        text = around.replace("{}", planted.text)
+        assert planted.secret not in Redactor().redact(text).text
+        assert hold_private([text])
+
+
+@EACH
+def test_a_secret_in_the_arguments_of_a_tool_call_is_replaced(planted):
     """JSON in JSON: quotes are escaped, and the end of a line is a backslash and an n."""
-    text = json.dumps({"arguments": json.dumps({"command": before + planted.text})})
-    redacted = Redactor().redact(text).text
-    for form in (
-        planted.secret,
-        json.dumps(planted.secret)[1:-1],
-        json.dumps(json.dumps(planted.secret))[3:-3],
-    ):
-        assert form not in redacted
+    escaped = json.dumps(planted.secret)[1:-1]
+    for before in ("", "first\n", "\t"):
+        text = json.dumps({"arguments": json.dumps({"command": before + planted.text})})
+        redacted = Redactor().redact(text).text
+        for form in (planted.secret, escaped, json.dumps(escaped)[1:-1]):
+            assert form not in redacted
 
 
 @EACH
