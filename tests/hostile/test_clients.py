@@ -29,8 +29,10 @@ from graftwork.registry.counting import Count, nobody
 from graftwork.registry.exchange import hub
 from graftwork.registry.exchange.hub_client import TooLong, bar_of
 
-SECONDS = 0.5
-"""The time of a request in these tests."""
+SECONDS = 0.25
+"""The time of a request to a server that would take longer than any test."""
+PATIENT = 30.0
+"""The time of one to a server that answers at once."""
 MANY_BYTES = 64 * 2**20
 """Far more than any client takes; with what waits in buffers a few MiB more than its limit are sent."""
 KEY = "sk-test-4f9KxQ27vTbN81mZ"
@@ -52,20 +54,20 @@ def serve() -> Iterator[Callable[[Script], HostileServer]]:
         server.close()
 
 
-def ask_endpoint_once(address: str) -> str:
-    endpoint = Endpoint(url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=SECONDS)
+def ask_endpoint_once(address: str, seconds: float = PATIENT) -> str:
+    endpoint = Endpoint(url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=seconds)
     return EndpointClient(endpoint, Settings(16)).ask(ASKED).text
 
 
-def ask_judge_once(address: str) -> str:
+def ask_judge_once(address: str, seconds: float = PATIENT) -> str:
     settings = JudgeSettings(
-        url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=SECONDS, attempts=1
+        url=address, model="m", key_variable="HOSTILE_KEY", timeout_seconds=seconds, attempts=1
     )
     return ChatClient(settings).say([{"role": "user", "content": "hello"}]).text
 
 
-def send_alert_once(address: str) -> str:
-    failure = post(f"{address}/hook", b"{}", pauses=(), seconds=SECONDS)
+def send_alert_once(address: str, seconds: float = PATIENT) -> str:
+    failure = post(f"{address}/hook", b"{}", pauses=(), seconds=seconds)
     if failure:
         raise Unanswered(failure)
     return "yes"
@@ -226,7 +228,7 @@ BODIES = (
 def test_a_request_ends_whatever_the_head_of_its_answer_does(serve, client, script):
     server = serve(script)
     with pytest.raises(REFUSED):
-        CLIENTS[client](server.address)
+        CLIENTS[client](server.address, SECONDS)
     assert server.sent < MANY_BYTES
 
 
@@ -235,7 +237,7 @@ def test_a_request_ends_whatever_the_head_of_its_answer_does(serve, client, scri
 def test_a_request_ends_whatever_the_body_of_its_answer_does(serve, client, script):
     server = serve(script)
     with pytest.raises(REFUSED):
-        CLIENTS[client](server.address)
+        CLIENTS[client](server.address, SECONDS)
     assert server.sent < MANY_BYTES
 
 
@@ -243,7 +245,7 @@ def test_a_request_ends_whatever_the_body_of_its_answer_does(serve, client, scri
 def test_a_server_that_never_finishes_its_handshake_is_left(serve, client):
     server = serve(drip_the_status)
     with pytest.raises(REFUSED):
-        CLIENTS[client](server.address.replace("http:", "https:"))
+        CLIENTS[client](server.address.replace("http:", "https:"), SECONDS)
 
 
 @pytest.mark.parametrize(

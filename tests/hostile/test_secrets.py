@@ -54,34 +54,31 @@ def test_every_form_of_a_secret_is_looked_for():
     assert not found_in(b"a-Secret", secret)
 
 
-@EACH
-@pytest.mark.parametrize(
-    "around",
-    [
-        "{}",
-        "Where do I put this?\n{}\nThank you — it is urgent.",
-        "The log says: “{}”, then it stops.",
-        "{} {}",
-    ],
+AROUND = (
+    "{}",
+    "Where do I put this?\n{}\nThank you — it is urgent.",
+    "The log says: “{}”, then it stops.",
+    "{} {}",
 )
-def test_a_secret_in_a_text_is_replaced(planted, around):
-    text = around.replace("{}", planted.text)
-    assert planted.secret not in Redactor().redact(text).text
-    assert hold_private([text])
 
 
 @EACH
-@pytest.mark.parametrize("before", ["", "first\n", "\t"])
-def test_a_secret_in_the_arguments_of_a_tool_call_is_replaced(planted, before):
+def test_a_secret_in_a_text_is_replaced(planted):
+    for around in AROUND:
+        text = around.replace("{}", planted.text)
+        assert planted.secret not in Redactor().redact(text).text
+        assert hold_private([text])
+
+
+@EACH
+def test_a_secret_in_the_arguments_of_a_tool_call_is_replaced(planted):
     """JSON in JSON: quotes are escaped, and the end of a line is a backslash and an n."""
-    text = json.dumps({"arguments": json.dumps({"command": before + planted.text})})
-    redacted = Redactor().redact(text).text
-    for form in (
-        planted.secret,
-        json.dumps(planted.secret)[1:-1],
-        json.dumps(json.dumps(planted.secret))[3:-3],
-    ):
-        assert form not in redacted
+    escaped = json.dumps(planted.secret)[1:-1]
+    for before in ("", "first\n", "\t"):
+        text = json.dumps({"arguments": json.dumps({"command": before + planted.text})})
+        redacted = Redactor().redact(text).text
+        for form in (planted.secret, escaped, json.dumps(escaped)[1:-1]):
+            assert form not in redacted
 
 
 @EACH
@@ -357,6 +354,8 @@ def read_all(folder: Path, *, but: set[Path]) -> Iterator[tuple[str, bytes]]:
                     yield f"{path.name}:{member.name}", inner.read() if inner else b""
 
 
+UNREACHABLE = ("owner/name", "champion-there")
+"""What the last word of a command is that asks a server which does not answer."""
 COMMANDS = (
     ("data", "audit", "--json"),
     ("run", "--json"),
@@ -366,12 +365,12 @@ COMMANDS = (
     ("logs",),
     ("logs", "--json"),
     ("gate", "--json"),
-    ("plan", "lint", "--json"),
+    ("plan", "lint", "graft.yaml", "--json"),
     ("doctor", "--json"),
     ("data", "show", "--json"),
     ("data", "export", "openai", "--out", "exports/openai"),
     ("data", "export", "huggingface", "--out", "exports/hf", "--name", "o/n"),
-    ("eval", "export", "--to", "exports/eval"),
+    ("eval", "export", "--format", "inspect", "--out", "exports/eval"),
     ("train", "export", "--to", "exports/adapter", "--format", "adapter"),
     ("release", "list", "--json"),
     ("release", "show", "champion", "--json"),
@@ -379,9 +378,9 @@ COMMANDS = (
     ("release", "export", "champion", "--to", "exports/champion.tar"),
     ("release", "push", "champion"),
     ("release", "push", "champion", "--hub", "owner/name"),
-    ("release", "pull", "--from", "ftp://me:{password}@127.0.0.1:9/x", "champion"),
+    ("release", "pull", "--from", "ftp://me:{password}@127.0.0.1:9/x", "champion-there"),
     ("eval", "--subject", "{endpoint}#m,key=ENDPOINT_KEY", "--json"),
-    ("data", "captures", "--to", "exports/captures.jsonl"),
+    ("data", "captures", "--out", "exports/captures.jsonl"),
 )
 
 
@@ -401,7 +400,7 @@ def test_nothing_that_the_product_writes_or_prints_holds_a_secret(tmp_path, tiny
         for command in COMMANDS:
             words = [word.format(password=password, endpoint=endpoint.address) for word in command]
             done = subprocess.run(
-                [*GRAFT, *words, "-C", str(folder)],
+                [*GRAFT, *words, *(() if "lint" in command else ("-C", str(folder)))],
                 cwd=folder,
                 env={**os.environ, **environment},
                 capture_output=True,
@@ -434,12 +433,9 @@ def test_nothing_that_the_product_writes_or_prints_holds_a_secret(tmp_path, tiny
     assert "\n".join(leaks) == ""
     assert len(watch.seen) > 10
     assert in_settings <= set(secrets)
-    for expected in (
-        "status --json",
-        "release export champion --to exports/champion.tar",
-        "release push champion",
-    ):
-        assert codes[expected] == 0, printed[expected].decode()[-2000:]
+    # An audit that finds secrets says so by its exit code.
+    failed = {name for name, code in codes.items() if code != 0 and name != "data audit --json"}
+    assert failed == {" ".join(command) for command in COMMANDS if command[-1] in UNREACHABLE}
 
 
 def test_all_planted_secrets_differ():

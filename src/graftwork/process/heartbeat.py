@@ -10,7 +10,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from graftwork.files.whole import write_whole
 from graftwork.process import clock
@@ -70,8 +70,7 @@ class Heart:
             due = phase != self._beat.phase or done == total or now - self._written >= LEAST_SECONDS
             if self._sampler is not None and phase != self._beat.phase:
                 self._sampler.begin_phase()
-            beat = self._make(phase, done, total)
-            self._beat = beat.model_copy(update={"seconds_left": seconds_left, "detail": detail})
+            self._beat = self._make(phase, done, total, seconds_left=seconds_left, detail=detail)
         if due:
             # Work that stands on a full disk goes on; it will say so itself where that matters.
             with suppress(GraftError):
@@ -82,7 +81,7 @@ class Heart:
         with self._lock:
             self._enter(doing, clock.steady())
 
-    def _make(self, phase: str, done: float, total: float) -> Beat:
+    def _make(self, phase: str, done: float, total: float, **more: Any) -> Beat:
         return Beat(
             pid=os.getpid(),
             phase=phase,
@@ -92,6 +91,7 @@ class Heart:
             started=self._started.at,
             started_steady=self._started.steady,
             boot=self._started.boot,
+            **more,
         )
 
     def _enter(self, doing: str, now: float) -> None:
