@@ -515,66 +515,58 @@ def test_one_exchange_that_cannot_be_kept_costs_nobody_else_theirs(monkeypatch):
 # -- a frozen engine -----------------------------------------------------------------------------
 
 
+class Frozen:
+    """A supervised stand-in engine, stopped by SIGSTOP; notes when it counts as frozen and is back."""
+
+    def __init__(self, folder: Path, *, killed_after: float) -> None:
+        self.frozen, self.back = asyncio.Event(), asyncio.Event()
+        (folder / "engine").mkdir()
+        self.supervisor = Supervisor(
+            EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
+            module="graftwork.serve.standin",
+            probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=killed_after),
+            on_change=self._note,
+        )
+
+    def _note(self, state: str) -> None:
+        if state == "frozen":
+            self.frozen.set()
+        if state == "ready" and self.frozen.is_set():
+            self.back.set()
+
+    async def freeze(self) -> int:
+        """Start it and stop its process; the process, once the supervisor has noticed."""
+        await self.supervisor.start()
+        pid = self.supervisor.describe()["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.wait_for(self.frozen.wait(), 30)
+        return pid
+
+
 def test_a_frozen_engine_is_noticed_and_replaced(tmp_path):
     async def main():
-        (tmp_path / "engine").mkdir()
-        states = []
-        frozen, back = asyncio.Event(), asyncio.Event()
-
-        def note(state):
-            states.append(state)
-            if state == "frozen":
-                frozen.set()
-            if state == "ready" and "frozen" in states:
-                back.set()
-
-        supervisor = Supervisor(
-            EngineJob(folder=str(tmp_path / "engine"), base_folder="none", adapters={RELEASE: "none"}),
-            module="graftwork.serve.standin",
-            probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=1.5),
-            on_change=note,
-        )
-        await supervisor.start()
-        pid = supervisor.describe()["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        await asyncio.wait_for(frozen.wait(), 30)
-        assert supervisor.client is None
-        await asyncio.wait_for(back.wait(), 30)
-        assert supervisor.describe()["pid"] != pid
-        assert supervisor.restarts == 1
-        await supervisor.stop()
+        engine = Frozen(tmp_path, killed_after=1.5)
+        pid = await engine.freeze()
+        assert engine.supervisor.client is None
+        await asyncio.wait_for(engine.back.wait(), 30)
+        assert engine.supervisor.describe()["pid"] != pid
+        assert engine.supervisor.restarts == 1
+        await engine.supervisor.stop()
 
     go(main)
 
 
 def test_an_engine_that_thaws_in_time_is_used_again(tmp_path):
     async def main():
-        (tmp_path / "engine").mkdir()
-        frozen, back = asyncio.Event(), asyncio.Event()
-
-        def note(state):
-            if state == "frozen":
-                frozen.set()
-            if state == "ready" and frozen.is_set():
-                back.set()
-
-        supervisor = Supervisor(
-            EngineJob(folder=str(tmp_path / "engine"), base_folder="none", adapters={RELEASE: "none"}),
-            module="graftwork.serve.standin",
-            probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=60),
-            on_change=note,
-        )
-        await supervisor.start()
-        pid = supervisor.describe()["pid"]
-        os.kill(pid, signal.SIGSTOP)
-        await asyncio.wait_for(frozen.wait(), 30)
+        engine = Frozen(tmp_path, killed_after=60)
+        pid = await engine.freeze()
         os.kill(pid, signal.SIGCONT)
-        await asyncio.wait_for(back.wait(), 30)
-        assert supervisor.describe()["pid"] == pid
-        assert supervisor.restarts == 0
-        assert supervisor.client is not None
-        assert (await supervisor.client.fetch("GET", "/state"))[0] == 200
-        await supervisor.stop()
+        await asyncio.wait_for(engine.back.wait(), 30)
+        assert engine.supervisor.describe()["pid"] == pid
+        assert engine.supervisor.restarts == 0
+        assert engine.supervisor.client is not None
+        assert (await engine.supervisor.client.fetch("GET", "/state"))[0] == 200
+        await engine.supervisor.stop()
 
     go(main)
 
