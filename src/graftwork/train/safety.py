@@ -6,6 +6,7 @@ In: a job and its settings. Out: the parts that the loop is given. Builds them a
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 from graftwork.process import clock
@@ -35,7 +36,7 @@ def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
 
 def open_vault(job: TrainJob, settings: TrainSettings, *, deadline: float | None) -> Vault:
     """A mirror that cannot work at all is said now, before the hours."""
-    mirror, address = None, find_mirror(job, settings, environment=os.environ)
+    mirror, address = None, find_mirror(job, settings, passed=_passed_mirrors())
     if address is not None:
         from graftwork.train.mirror import Mirror
 
@@ -55,10 +56,16 @@ def pass_mirrors(mirrors: Mapping[str, str | None]) -> dict[str, str]:
     return {MIRRORS_VARIABLE: json.dumps(secret)} if secret else {}
 
 
-def find_mirror(job: TrainJob, settings: TrainSettings, *, environment: Mapping[str, str]) -> str | None:
-    """The mirror's address: from the job, or with its login from the environment."""
-    address: str | None = json.loads(environment.get(MIRRORS_VARIABLE, "{}")).get(job.run_id)
-    address = address or settings.run.mirror
+@cache
+def _passed_mirrors() -> dict[str, str]:
+    """What `pass_mirrors` gave. Taken out of the environment: what this process starts need not have it."""
+    passed: dict[str, str] = json.loads(os.environ.pop(MIRRORS_VARIABLE, "{}"))
+    return passed
+
+
+def find_mirror(job: TrainJob, settings: TrainSettings, *, passed: Mapping[str, str]) -> str | None:
+    """The mirror's address: from the job, or with its login as it was passed, by the run's id."""
+    address = passed.get(job.run_id) or settings.run.mirror
     if address is not None and HIDDEN in address:
         raise EnvironmentLacks(
             "the login of the mirror is not known here",

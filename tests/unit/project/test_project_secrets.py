@@ -1,5 +1,6 @@
 """Settings that hold secrets: marked in their type, hidden in everything that is written or printed."""
 
+import json
 import re
 from pathlib import Path
 from types import NoneType
@@ -197,10 +198,11 @@ def test_the_worker_gets_the_login_of_its_mirror_from_the_environment_and_not_fr
     job = make_job(settings)
     assert PASSWORD not in repr(job.run)
     told = TrainSettings.model_validate({"run": job.run})
-    passed = pass_mirrors({"r1": settings.run.mirror, "r2": "file:///plain", "r3": None})
-    assert find_mirror(job, told, environment=passed) == settings.run.mirror
+    (passed,) = pass_mirrors({"r1": settings.run.mirror, "r2": "file:///plain", "r3": None}).values()
+    assert json.loads(passed) == {"r1": settings.run.mirror}
+    assert find_mirror(job, told, passed=json.loads(passed)) == settings.run.mirror
     with pytest.raises(EnvironmentLacks, match="login of the mirror"):
-        find_mirror(job, told, environment={})
+        find_mirror(job, told, passed={})
 
 
 @pytest.mark.parametrize("mirror", [None, "file:///mnt/backup", "s3://bucket/runs"])
@@ -209,7 +211,7 @@ def test_a_mirror_without_a_login_stands_in_the_job(mirror):
     job = make_job(settings)
     assert pass_mirrors({"r1": mirror}) == {}
     told = TrainSettings.model_validate({"run": job.run})
-    assert find_mirror(job, told, environment={}) == mirror
+    assert find_mirror(job, told, passed={}) == mirror
 
 
 def test_settings_are_stored_in_their_published_form_alone():
