@@ -8,8 +8,11 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 MIB = 2**20
 SOURCE = Path(__file__).parents[2] / "src"
@@ -28,6 +31,14 @@ try:
 finally:
     print("GREW", _kib("VmHWM") - _before, flush=True)
 """
+
+
+def each(names: Iterable[str], *, quick: Collection[str]) -> pytest.MarkDecorator:
+    """A test for each name; those that are not quick run in `make test-hostile` alone."""
+    unknown = set(quick) - set(names)
+    assert not unknown, unknown
+    marks = {name: () if name in quick else pytest.mark.slow for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
 
 
 class Measured(NamedTuple):

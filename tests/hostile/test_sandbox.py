@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from measured import SOURCE, measure
+from measured import SOURCE, each, measure
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "process"))
 from sandbox_ways import PATIENT, each_way, require_way, run_in
@@ -49,12 +49,12 @@ def works(kind: SandboxKind) -> SandboxKind:
 
 
 @each_way_and_off
-@pytest.mark.parametrize("flood", FLOODS)
-def test_a_flood_of_messages_ends_the_run_and_does_not_grow_the_grader(kind, flood):
+@each(FLOODS, quick=("of answers that are never read",))
+def test_a_flood_of_messages_ends_the_run_and_does_not_grow_the_grader(kind, name):
     measured = measure(
         f"""
         sandbox = Sandbox(SandboxKind({str(works(kind))!r}), Limits(wall_seconds=5))
-        result = sandbox.test({FIND_CHANNEL + FLOODS[flood]!r}, "pass")
+        result = sandbox.test({FIND_CHANNEL + FLOODS[name]!r}, "pass")
         print(result.ok, result.reason)
         """,
         prepare="from graftwork.process.sandbox import *",
@@ -63,20 +63,24 @@ def test_a_flood_of_messages_ends_the_run_and_does_not_grow_the_grader(kind, flo
     assert measured.grown < 8, measured
 
 
+MANY = {
+    "files": "open(str(n), 'x').close()",
+    "folders": "os.mkdir(str(n))",
+    "symbolic links": "os.symlink('x', str(n))",
+    "hard links": "os.link('first', str(n))",
+}
+
+
 @each_way
-@pytest.mark.parametrize(
-    "make",
-    ["open(str(n), 'x').close()", "os.mkdir(str(n))", "os.symlink('x', str(n))", "os.link('first', str(n))"],
-    ids=["files", "folders", "symbolic links", "hard links"],
-)
-def test_the_number_of_files_is_bounded(kind, make):
+@each(MANY, quick=("files",))
+def test_the_number_of_files_is_bounded(kind, name):
     source = f"""
         import os
         open("first", "x").close()
         n = 0
         try:
             while True:
-                {make}
+                {MANY[name]}
                 n += 1
         except OSError:
             print(n)
@@ -88,6 +92,7 @@ def test_the_number_of_files_is_bounded(kind, make):
         assert 100 < int(result.stdout) <= FEW_FILES.files, result
 
 
+@pytest.mark.slow
 @each_way_and_off
 def test_a_tree_deeper_than_any_path_hides_no_files(kind):
     source = """

@@ -52,7 +52,10 @@ def gather(
     reading = _Reading(names, root=root, folder=folder, sight=sight, report=on_progress)
     for size in work_in_order(reading.new_tasks(), sift_block, processes=processes):
         reading.done(size)
-    heads = {found: read_head(folder / found.sifted) for found in reading.found}
+    records: Counter[str] = Counter()
+    for found in reading.found:
+        # One by one: a head holds every line of its block that could not be read.
+        records[found.file] += read_head(folder / found.sifted).records
     blocks = [
         BlockNow(
             file=found.file,
@@ -66,9 +69,6 @@ def gather(
     seen = arrange(blocks, _read_order(folder / ORDER))
     write_whole(folder / ORDER, seen.keys.tobytes())
     _forget_others(folder, keep={block.sifted for block in blocks})
-    records: Counter[str] = Counter()
-    for found, head in heads.items():
-        records[found.file] += head.records
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
     ]

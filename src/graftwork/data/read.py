@@ -22,6 +22,7 @@ from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.fault import FaultCode, ReadFault
 from graftwork.data.sources.find import find_sources
 from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.json_size import MOST_VALUES, has_too_many_values
 from graftwork.text.redact import redact
 
 __all__ = ["FaultCode", "ReadFault", "ReadRow", "find_files", "read", "read_block", "read_file"]
@@ -97,6 +98,8 @@ def _to_row(fault: ReadFault) -> ReadRow:
 
 
 def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Interaction | ReadFault]:
+    if has_too_many_values(raw):
+        return [_fault(origin, "parse_error", f"the row holds {MOST_VALUES:,} values or more")]
     try:
         row = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

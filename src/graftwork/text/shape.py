@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from graftwork.text.json_size import has_too_many_values
+
 # What follows a frame begins with a letter, so that the frame never has to give anything back.
 _FRAME_BEFORE = r"""[\s"'`<\[({*_.-]*+"""
 _FRAME_AFTER = r"""[\s"'`>\])}*_.!…-]*$"""
@@ -200,6 +202,8 @@ def _holds_lorem(text: str) -> bool:
 @lru_cache(maxsize=1)
 def _load_json(text: str) -> Any:
     """The value, or None where there is none. One reply is asked about several times in a row."""
+    if has_too_many_values(text):
+        return None
     try:
         return orjson.loads(text)
     except ValueError:

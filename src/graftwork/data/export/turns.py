@@ -13,6 +13,7 @@ from graftwork.data.formats.fields import BadRow
 from graftwork.data.formats.turns import write_tools
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message
+from graftwork.text.json_size import has_too_many_values
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
@@ -107,6 +108,8 @@ def write_json(value: Any) -> str:
 
 def _read_json(text: str) -> Any:
     """What can be written again as it was read: large numbers whole, no NaN, no half characters."""
+    if has_too_many_values(text):
+        raise BadRow("holds too many values")
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
         write_json(value).encode()

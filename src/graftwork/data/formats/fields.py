@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import orjson
 
+from graftwork.text.json_size import has_too_many_values
+
 _NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 _LARGEST_COUNT = 1 << 53
 _DURATION = re.compile(
@@ -104,7 +106,7 @@ def take_list(value: Any, key: str) -> list[Any]:
 
 def open_json(value: Any) -> Any:
     """What JSON inside of text holds, where a log wrote an object as text; else the value itself."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") and not has_too_many_values(value):
         try:
             return orjson.loads(value)
         except orjson.JSONDecodeError:

@@ -16,6 +16,7 @@ from graftwork.data.sources.block import Entry
 from graftwork.data.sources.fault import Flaw, too_long
 from graftwork.data.sources.lines import split_lines
 from graftwork.data.sources.stream import Stream
+from graftwork.text.json_size import MOST_VALUES
 
 _SEPARATORS = re.compile(rb"[ \t\r\n,]*+")
 _STRING = rb'"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"'
@@ -25,6 +26,8 @@ _SCALAR = re.compile(_STRING + rb"|[^,\]\n]++")
 _CLOSER = {ord("{"): ord("}"), ord("["): ord("]")}
 _ENDS_THERE = -1  # the stream ends inside the element
 _BROKEN = -2
+_DEEPEST = 1024
+"""What the parser takes; whatever is nested deeper is no row."""
 
 
 def looks_like_array(head: bytes) -> bool:
@@ -141,7 +144,7 @@ class _Held:
         if self.data[self.start] not in _CLOSER:
             return self._find_scalar_end()
         closers = bytearray()
-        place = 0
+        place = brackets = 0
         while True:
             match = _TO_BRACKET.match(self.data, self.start + place)
             token = match.group(1) if match else b""
@@ -155,9 +158,13 @@ class _Held:
                     return _ENDS_THERE
                 continue
             place += 1
+            brackets += 1
+            fits = True
             if token[0] in _CLOSER:
                 closers.append(_CLOSER[token[0]])
-            elif token[0] != closers.pop():
+            else:
+                fits = token[0] == closers.pop()
+            if not fits or len(closers) > _DEEPEST or brackets > 2 * MOST_VALUES:
                 return _BROKEN
             if not closers:
                 return place

@@ -13,6 +13,10 @@ from graftwork.records.interaction import Origin
 
 BLOCK_SIZE = 4 << 20
 MAX_LINE = 32 << 20
+MOST_LINES = 1 << 16
+"""Of one block. What is made of a row takes some hundred bytes, and the shortest rows have two."""
+_LEAST_WEIGHT, _WEIGHT_OF_FLAW = 64, 512
+"""Of a row and of a fault, for the same reason: `BLOCK_SIZE` holds `MOST_LINES` of the shortest rows."""
 Kind = Literal["lines", "records"]
 
 
@@ -62,31 +66,36 @@ def make_block(
 
 def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> Iterator[Block]:
     """Records into blocks; a block ends before the record that would take it beyond `size`."""
-    held: list[Entry] = []
+    # In one piece: a short row as an object of its own takes up to four kilobytes, since the JSON library
+    # gives every one a large buffer and shrinks it.
+    data = bytearray()
+    lines: list[int] = []
     flaws: list[Flaw] = []
     weight = 0
     for record in records:
-        cost = len(record.data) + 1 if isinstance(record, Entry) else 1
+        cost = max(_LEAST_WEIGHT, len(record.data) + 1) if isinstance(record, Entry) else _WEIGHT_OF_FLAW
         if weight and weight + cost > size:
-            yield _gather(file, held, flaws)
-            held, flaws, weight = [], [], 0
+            yield _gather(file, bytes(data), lines, flaws)
+            data, lines, flaws, weight = bytearray(), [], [], 0
         weight += cost
         if isinstance(record, Entry):
-            held.append(record)
+            data += record.data
+            data += b"\n"
+            lines.append(record.line)
         else:
             flaws.append(record)
     if weight:
-        yield _gather(file, held, flaws)
+        yield _gather(file, bytes(data), lines, flaws)
 
 
-def _gather(file: str, held: list[Entry], flaws: list[Flaw]) -> Block:
-    first_line = min([*(entry.line for entry in held), *(flaw.line for flaw in flaws)])
-    offsets = tuple(entry.line - first_line for entry in held)
+def _gather(file: str, data: bytes, lines: list[int], flaws: list[Flaw]) -> Block:
+    first_line = min([*lines, *(flaw.line for flaw in flaws)])
+    offsets = tuple(line - first_line for line in lines)
     return make_block(
         file,
         kind="records",
         first_line=first_line,
-        data=b"".join(entry.data + b"\n" for entry in held),
-        offsets=None if offsets == tuple(range(len(held))) else offsets,
+        data=data,
+        offsets=None if offsets == tuple(range(len(lines))) else offsets,
         flaws=flaws,
     )

@@ -7,41 +7,63 @@ named, never held. Does not parse.
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from graftwork.data.sources.block import Block, Entry, make_block
+from graftwork.data.sources.block import MOST_LINES, Block, Entry, make_block
 from graftwork.data.sources.fault import Flaw, too_long
 from graftwork.data.sources.stream import Stream
+
+_FEW_LINES = 64
 
 
 def cut_lines(stream: Stream, *, file: str, size: int, longest: int) -> Iterator[Block]:
     """Blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
 
-    So a block depends on nothing behind it. A line longer than `longest` is a block by itself, with
-    a fault in place of data.
+    One of very short lines ends at the last line that it may have. So a block depends on nothing behind it.
+    A line longer than `longest` is a block by itself, with a fault in place of data.
     """
     size = min(size, longest)
     line = 1
-    held = b""
+    held, start = b"", 0
     chunks = iter(stream)
     for chunk in chunks:
-        held += chunk
-        while len(held) >= size:
-            end = held.rfind(b"\n", 0, size) + 1 or held.find(b"\n", size) + 1
-            if not end and len(held) <= longest:
+        held, start = held[start:] + chunk, 0
+        while len(held) - start >= size:
+            within = start + size
+            end = held.rfind(b"\n", start, within) + 1 or held.find(b"\n", within) + 1
+            if not end and len(held) - start <= longest:
                 break
-            if not end or end - 1 > longest:
-                skipped = _skip_line(held, chunks)
+            if not end or end - start - 1 > longest:
+                skipped = _skip_line(held[start:], chunks)
                 yield _name_long_line(file, line, skipped.size, longest=longest)
-                held, line = skipped.rest, line + 1
+                held, start, line = skipped.rest, 0, line + 1
                 continue
-            data, held = held[:end], held[end:]
+            end = _end_of_lines(held, start, end)
+            data, start = held[start:end], end
             yield make_block(file, kind="lines", first_line=line, data=data)
             line += data.count(b"\n")
+    held = held[start:]
+    while (end := _end_of_lines(held, 0, len(held))) < len(held):
+        yield make_block(file, kind="lines", first_line=line, data=held[:end])
+        held, line = held[end:], line + MOST_LINES
     if stream.damage:
         held = held[: held.rfind(b"\n") + 1]
         broken = Flaw(line + held.count(b"\n"), "parse_error", f"{stream.damage}; the rows before are read")
         yield make_block(file, kind="lines", first_line=line, data=held, flaws=[broken])
     elif held:
         yield make_block(file, kind="lines", first_line=line, data=held)
+
+
+def _end_of_lines(data: bytes, start: int, end: int) -> int:
+    """`end`, or before it the end of the last line that a block which begins at `start` may have."""
+    place, left = start, MOST_LINES
+    while left > _FEW_LINES and place < end:
+        # So many bytes hold at most so many line ends: the last one is not passed over.
+        step = min(place + left, end)
+        left -= data.count(b"\n", place, step)
+        place = step
+    while left and place < end:
+        place = data.find(b"\n", place, end) + 1 or end
+        left -= 1
+    return place
 
 
 def split_lines(chunks: Iterable[bytes], *, line: int, longest: int) -> Iterator[Entry | Flaw]:

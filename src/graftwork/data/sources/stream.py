@@ -7,7 +7,7 @@ bytes, since names lie. Does not know what the bytes mean, and never holds more 
 
 import codecs
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
 CHUNK = 1 << 20
@@ -18,6 +18,10 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 # One slice of zstd can unpack to 32,768 times its size: small slices keep a hostile file harmless.
 _ZSTD_SLICE = 1024
 _GZIP_SLICE = 1 << 16
+MOST_GROWTH = 1000
+"""What is packed may unpack to so many times its size. Logs reach ten or twenty; bombs reach 32,768."""
+ALWAYS_UNPACKED = 64 << 20
+"""So much is unpacked whatever it was packed to."""
 
 
 class _Damage(Exception):
@@ -56,9 +60,9 @@ class Stream:
         packed = _chain(first, chunks)
         try:
             if first.startswith(_GZIP):
-                yield from _unpack_gzip(packed)
+                yield from _bound_growth(packed, _unpack_gzip)
             elif first.startswith(_ZSTD) or (first[1:4] == b"\x2a\x4d\x18" and first[0] >> 4 == 5):
-                yield from _unpack_zstd(packed)
+                yield from _bound_growth(packed, _unpack_zstd)
             else:
                 yield from packed
         except _Damage as damage:
@@ -100,6 +104,25 @@ def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
     if first:
         yield first
     yield from chunks
+
+
+def _bound_growth(
+    packed: Iterator[bytes], unpack: Callable[[Iterator[bytes]], Iterator[bytes]]
+) -> Iterator[bytes]:
+    """What `unpack` makes of the chunks, until that is more than any log packs to."""
+    taken = given = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal taken
+        for chunk in packed:
+            taken += len(chunk)
+            yield chunk
+
+    for data in unpack(counted()):
+        given += len(data)
+        if given > ALWAYS_UNPACKED + MOST_GROWTH * taken:
+            raise _Damage(f"the packed stream unpacks to more than {MOST_GROWTH:,} times its size")
+        yield data
 
 
 def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:

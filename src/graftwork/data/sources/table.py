@@ -6,24 +6,18 @@ Does not know what a column means, but for those that hold text even where it lo
 
 import csv
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
 from graftwork.data.sources.block import Entry
-from graftwork.data.sources.fault import Flaw
+from graftwork.data.sources.cell import TEXT_COLUMNS, open_cell
+from graftwork.data.sources.fault import Flaw, too_long
 from graftwork.data.sources.lines import split_lines
 from graftwork.data.sources.stream import Stream
+from graftwork.text.json_size import MOST_VALUES
 
-# A reply may be JSON and must stay the text that it is.
-_TEXT_COLUMNS = frozenset(
-    (
-        *("prompt", "completion", "response", "question", "answer", "instruction", "input", "output"),
-        *("system", "reply", "text", "content", "chosen", "rejected"),
-    )
-)
-_KNOWN_COLUMNS = _TEXT_COLUMNS | {"messages", "conversations"}
-_MARKS_OF_STRUCTURE = {"role", "from", "choices", "body", "status_code"}
+_KNOWN_COLUMNS = TEXT_COLUMNS | {"messages", "conversations"}
 _LONGEST_NAME = 200
 
 
@@ -56,31 +50,18 @@ def split_table(stream: Stream, *, delimiter: str, longest: int) -> Iterator[Ent
             yield Entry(record.line, orjson.dumps(row))
 
 
-def open_cell(name: str, cell: str) -> Any:
-    """What stands in a cell: nothing, JSON, or text."""
-    if not cell:
-        return None
-    if cell[0] not in "{[" or cell.rstrip()[-1:] not in ("}", "]"):
-        return cell
-    try:
-        value = orjson.loads(cell)
-    except orjson.JSONDecodeError:
-        return cell
-    if name not in _TEXT_COLUMNS:
-        return value
-    parts = value if isinstance(value, list) else [value]
-    is_structure = parts and all(isinstance(p, dict) and _MARKS_OF_STRUCTURE & p.keys() for p in parts)
-    return value if is_structure else cell
-
-
 def _explain_bad_header(names: list[str]) -> str | None:
     if any(not name.strip() for name in names):
         nameless = [bool(name.strip()) for name in names].index(False)
         return f"the header leaves column {nameless + 1} without a name"
     if any(len(name) > _LONGEST_NAME or "\n" in name or name[0] in "{[" for name in names):
         return "the first line is no header: it holds texts, not names of columns"
-    repeated = next((place for place, name in enumerate(names) if name in names[:place]), None)
-    return None if repeated is None else f"the header names column {repeated + 1} like one before it"
+    seen: set[str] = set()
+    for place, name in enumerate(names):
+        if name in seen:
+            return f"the header names column {place + 1} like one before it"
+        seen.add(name)
+    return None
 
 
 class _Row(NamedTuple):
@@ -88,56 +69,80 @@ class _Row(NamedTuple):
     cells: list[str]
 
 
-class _LongLine(Exception):
-    def __init__(self, flaw: Flaw) -> None:
+class _BeyondLimit(Exception):
+    """A line, or the lines of one row together, are more than is read."""
+
+    def __init__(self, flaw: Flaw, *, is_held: bool) -> None:
         super().__init__(flaw.message)
         self.flaw = flaw
+        self.is_held = is_held
 
 
 class _Feed:
-    """Lines of text for the csv module, with the power to take a bad row back."""
+    """Lines of text for the csv module, with the power to take a bad row back.
 
-    def __init__(self, records: Iterator[Entry | Flaw], *, patience: int) -> None:
+    The lines of the row that is read are held as bytes in one piece: an open quote makes millions of lines
+    one row, and as strings of their own they would take fifty times as much.
+    """
+
+    def __init__(self, records: Iterator[Entry | Flaw], *, delimiter: str, longest: int) -> None:
         self.line = 0
-        self.taken: list[str] = []
         self.is_utf8 = True
         self._records = records
-        self._again: list[str] = []
-        self._patience = patience
+        self._delimiter = delimiter
+        self._longest = longest
+        self._patience = 4 * longest
+        self._held = bytearray()
+        self._place = 0
+        self._first_line = 0
+        self._second_begins = 0
+        self._cells = 0
 
     def __iter__(self) -> "_Feed":
         return self
 
     def __next__(self) -> str:
-        if self._again:
-            text = self._again.pop()
-        else:
+        if self._place == len(self._held):
             record = next(self._records)
             if isinstance(record, Flaw):
                 self.line += 1
-                raise _LongLine(record)
-            text = record.data.decode("utf-8", errors="surrogateescape")
-        self.is_utf8 = self.is_utf8 and (text.isascii() or _is_utf8(text))
+                raise _BeyondLimit(record, is_held=False)
+            self._held += record.data
+        end = self._held.find(b"\n", self._place) + 1 or len(self._held)
+        text = self._held[self._place : end].decode("utf-8", errors="surrogateescape")
+        self._place = end
         self.line += 1
-        self.taken.append(text)
+        self._second_begins = self._second_begins or end
+        self._cells += text.count(self._delimiter)
+        self._require_bounded()
+        self.is_utf8 = self.is_utf8 and (text.isascii() or _is_utf8(text))
         return text
 
     def begin_row(self) -> None:
-        self.taken.clear()
+        del self._held[: self._place]
+        self._place = self._second_begins = self._cells = 0
+        self._first_line = self.line + 1
         self.is_utf8 = True
 
     def take_back(self) -> None:
         """Give the lines behind the first one of a bad row again: a stray quote swallows good rows."""
-        self._patience -= sum(map(len, self.taken))
-        if self._patience > 0:
-            again = self.taken[1:]
-            self.line -= len(again)
-            self._again += reversed(again)
+        self._patience -= self._place
+        if self._patience > 0 and self._second_begins:
+            self._place = self._second_begins
+            self.line = self._first_line
+
+    def _require_bounded(self) -> None:
+        if self._place > self._longest:
+            flaw = too_long(self._first_line, self._place, longest=self._longest)
+            raise _BeyondLimit(flaw, is_held=True)
+        if self._cells >= MOST_VALUES:
+            text = f"the row has {MOST_VALUES:,} cells or more"
+            raise _BeyondLimit(Flaw(self._first_line, "parse_error", text), is_held=True)
 
 
 def _read_rows(stream: Stream, *, delimiter: str, longest: int) -> Iterator[_Row | Flaw]:
     csv.field_size_limit(longest)
-    feed = _Feed(_whole_lines(stream, longest=longest), patience=4 * longest)
+    feed = _Feed(_whole_lines(stream, longest=longest), delimiter=delimiter, longest=longest)
     reader = csv.reader(feed, delimiter=delimiter, strict=True)
     width = 0  # the header's, once it is read
     while True:
@@ -149,8 +154,10 @@ def _read_rows(stream: Stream, *, delimiter: str, longest: int) -> Iterator[_Row
             if not (stream.damage and "end of data" in str(error)):
                 yield Flaw(line, "parse_error", f"the row is not CSV: {error}")
             feed.take_back()
-        except _LongLine as error:
+        except _BeyondLimit as error:
             yield error.flaw
+            if error.is_held:
+                feed.take_back()
         else:
             if cells is None:
                 break
