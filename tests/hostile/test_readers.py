@@ -5,13 +5,12 @@ stays bounded. Memory is measured in a child process.
 """
 
 import io
-import os
 import subprocess
 import sys
 import textwrap
 
 import pytest
-from measured import SOURCE, each, measure
+from measured import each, measure
 
 from graftwork.data.read import ReadFault, read_file
 from graftwork.data.sources import parquet_child as child
@@ -132,16 +131,20 @@ def test_hostile_json_settings_are_a_clear_mistake(text):
         assert "x.json" in refused.value.where
 
 
+MAKE = """
+import gzip, json, os, zstandard
+from pathlib import Path
+M = 1 << 20
+def write(name, data):
+    Path(name).write_bytes(data)
+"""
 READ = """
-import gzip, io, json, resource, zstandard
+import os, resource
 from pathlib import Path
 from graftwork.data.read import read_file
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.parquet import split_parquet
 M = 1 << 20
-def write(name, data):
-    Path(name).write_bytes(data)
-    return name
 def show(results):
     found = [f"{r.origin.line} {getattr(r, 'message', 'read')}" for r in results]
     print(len(found), *found[-2:], sep="|")
@@ -161,11 +164,9 @@ def read_hostile(tmp_path, *prepare: str, attack: str, warm: str = "", **more):
 
     `warm` runs in the measured process before it is measured.
     """
-    begin = f"import os\nos.chdir({str(tmp_path)!r})\n{READ}"
-    make = "\n".join(map(textwrap.dedent, prepare))
-    subprocess.run(
-        [sys.executable, "-c", begin + make], check=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}
-    )
+    make = "\n".join((MAKE, *map(textwrap.dedent, prepare)))
+    subprocess.run([sys.executable, "-c", make], check=True, cwd=tmp_path)
+    begin = f"{READ}os.chdir({str(tmp_path)!r})\n"
     return measure(attack, prepare=begin + textwrap.dedent(warm), **more)
 
 
