@@ -1,7 +1,7 @@
 """Seconds of our own step on a card: predicted before a probe, predicted after it, and measured.
 
 Run on a machine with a GPU: python benchmarks/plan_time.py --out plan_time.jsonl. First the card is probed
-(`graftwork.coordinate.probe_process`, as `graft plan probe` does), then each setting runs in a process of
+(`graftwork.pipeline.probe_process`, as `graft plan probe` does), then each setting runs in a process of
 its own, alone on the card; the predictions are written down before it starts. Random weights, rows of
 random tokens, an optimizer step at every pass; the figure is the median of 8 steps after 5. What the
 budget has no time for is named: most of a setting's time is compiling.
@@ -49,10 +49,10 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     import torch
     import transformers  # noqa: F401 - imported while another setting is measured
 
-    from graftwork.coordinate.probe_step import make_model, make_rows
     from graftwork.model.adapter import attach
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.shape import linear_names
+    from graftwork.pipeline.probe_step import make_model, make_rows
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnish
     from graftwork.train.settings import TrainSettings
@@ -105,7 +105,7 @@ def probe_shape(name: str, seconds: float) -> dict[str, Any]:
         "rank": RANK,
         "seconds": seconds,
     }
-    child = [sys.executable, "-m", "graftwork.coordinate.probe_process", json.dumps(job)]
+    child = [sys.executable, "-m", "graftwork.pipeline.probe_process", json.dumps(job)]
     done = subprocess.run(child, capture_output=True, text=True, timeout=200, check=False, env=_environment())
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return json.loads(lines[-1]) if lines else {"error": (done.stderr or done.stdout)[-2500:]}

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_gc import collect_garbage
-from graftwork.coordinate.release_store import open_store, promote_release, rollback_alias
-from graftwork.coordinate.workplace import Workplace
 from graftwork.files.whole import write_whole
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_gc import collect_garbage
+from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import open_project
 from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
 from graftwork.registry.promote import find_release

@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 STAGES = {"data", "plan", "train", "evaluate", "registry", "serve", "fleet", "report"}
-GROUND = {"model", "text", "files", "process", "records"}
+GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "process", "records"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
@@ -18,11 +18,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"records"},
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
+    "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},
     "store": STAGES | GROUND,
     "project": STAGES | GROUND,
-    "coordinate": STAGES | GROUND | {"store", "project"},
-    "cli": STAGES | GROUND | {"store", "project", "coordinate"},
+    "pipeline": STAGES | GROUND | {"store", "project"},
+    "cli": STAGES | GROUND | {"store", "project", "pipeline"},
 }
 
 HEAVY = {

@@ -14,9 +14,9 @@ from new_database import new_database
 from registry_nursery import make_release, open_work
 from sqlalchemy import text
 
-from graftwork.coordinate.release_gc import collect_garbage
-from graftwork.coordinate.release_store import open_store, promote_release
-from graftwork.coordinate.workplace import Workplace
+from graftwork.pipeline.release_gc import collect_garbage
+from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.workplace import Workplace
 from graftwork.registry.folder import MINISIGN, verify_release
 from graftwork.registry.promote import needed
 

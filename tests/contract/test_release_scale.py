@@ -11,7 +11,7 @@ from registry_nursery import make_release, open_work
 from sqlalchemy import event
 from store_samples import release
 
-from graftwork.coordinate.release_store import promote_release, rollback_alias
+from graftwork.pipeline.release_store import promote_release, rollback_alias
 from graftwork.records.release import ReleaseQuery
 from graftwork.registry.promote import find_release
 from graftwork.store.schema import releases as table

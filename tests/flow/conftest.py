@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.coordinate.narrator import Silent
+from graftwork.pipeline.narrator import Silent
 
 PLANTS = [
     "fern",

@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.coordinate.ab_live import compare_live
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.serving import StoreSink, say_split
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.data.formats.captured import to_interaction
+from graftwork.pipeline.ab_live import compare_live
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.serving import StoreSink, say_split
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.interaction import Origin
 from graftwork.registry.publish import publish

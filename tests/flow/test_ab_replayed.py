@@ -4,10 +4,10 @@ import json
 
 import yaml
 
-from graftwork.coordinate.ab import compare_replayed
-from graftwork.coordinate.exchange import import_release
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.ab import compare_replayed
+from graftwork.pipeline.exchange import import_release
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 
 

@@ -23,7 +23,7 @@ NOISE = 0.02
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
     from graftwork.cli.steps import run_upto
-    from graftwork.coordinate.steps.prepare import Prepared
+    from graftwork.pipeline.steps.prepare import Prepared
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"
     return Path(run_upto("prepare", project=example).get("prepare", Prepared).folder)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.coordinate import supervise
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.fleet import local
+from graftwork.pipeline import supervise
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.process import lock
 from graftwork.project.folder import open_project
 from graftwork.records.run import TrainOutcome
@@ -141,7 +141,7 @@ class Greedy(engine.Batch):
         super().__init__(rows, **options)
 
 engine.Batch = Greedy
-runpy.run_module("graftwork.coordinate.training_process", run_name="__main__")
+runpy.run_module("graftwork.pipeline.training_process", run_name="__main__")
 """
 
 

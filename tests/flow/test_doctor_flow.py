@@ -1,7 +1,7 @@
 """The doctor's dry run: ten real steps, a checkpoint read back, and nothing left behind."""
 
-from graftwork.coordinate.doctor.dry_run import STEPS, look_at_dry_run
-from graftwork.coordinate.doctor.examine import examine
+from graftwork.pipeline.doctor.dry_run import STEPS, look_at_dry_run
+from graftwork.pipeline.doctor.examine import examine
 from graftwork.project.folder import open_project
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.coordinate.evaluate_asked import Asked, evaluate_asked
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
 

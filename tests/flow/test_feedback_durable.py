@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.store.feedback import FeedbackStore
 
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.serving import StoreSink
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.serving import StoreSink
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.run import serve

@@ -8,10 +8,10 @@ import sys
 import pytest
 import yaml
 
-from graftwork.coordinate.init import start_project
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.pipeline import dry_run, run_pipeline
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.init import start_project
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.pipeline import dry_run, run_pipeline
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.verdict import Verdict

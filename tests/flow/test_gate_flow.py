@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import yaml
 
-from graftwork.coordinate.gate_all import gate_all
-from graftwork.coordinate.gate_rules import RULES
-from graftwork.coordinate.gate_session import judge_session
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.evaluate.gate_settings import GateSettings
 from graftwork.files.journal import Journal
+from graftwork.pipeline.gate_all import gate_all
+from graftwork.pipeline.gate_rules import RULES
+from graftwork.pipeline.gate_session import judge_session
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.report.junit import write_junit
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from graftwork.coordinate.lint import Given, lint_file
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.lint import Given, lint_file
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 
 

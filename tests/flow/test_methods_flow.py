@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.steps.try_out import TryOut
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.steps.try_out import TryOut
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release

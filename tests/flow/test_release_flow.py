@@ -2,13 +2,13 @@
 
 import json
 
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.release_lineage import trace_release
-from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.steps.prepare import Prepared
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.files.dataset_folder import iterate_rows
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.release_lineage import trace_release
+from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.release import Release
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.coordinate.captures import CaptureExport
-from graftwork.coordinate.freshness import examine_steps
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.pipeline import STEPS, run_pipeline
-from graftwork.coordinate.steps.try_out import TryOut
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.captures import CaptureExport
+from graftwork.pipeline.freshness import examine_steps
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.pipeline import STEPS, run_pipeline
+from graftwork.pipeline.steps.try_out import TryOut
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.process import lock
 from graftwork.project.folder import open_project
 from graftwork.records.errors import AnswerIsNo, Interrupted

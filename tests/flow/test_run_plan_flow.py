@@ -5,8 +5,8 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from graftwork.coordinate.pipeline import STEPS, plan_whole_run, run_pipeline
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.pipeline import STEPS, plan_whole_run, run_pipeline
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 
 

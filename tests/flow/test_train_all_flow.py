@@ -11,15 +11,15 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from graftwork.coordinate.export_run import WORD_FILE, export_run
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.train_all import train_all
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.files.digest import file_digest
 from graftwork.files.journal import Journal
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
+from graftwork.pipeline.export_run import WORD_FILE, export_run
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.train_all import train_all
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake

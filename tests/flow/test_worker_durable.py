@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.steps.train import make_job
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.files.journal import Journal
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.steps.train import make_job
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.project.folder import open_project
 from graftwork.records.errors import EXIT_RESUME_ME

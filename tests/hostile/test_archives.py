@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from archive_corpus import Good, make_corpus, of_format_1
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.coordinate.exchange import import_release
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_gc import collect_garbage
-from graftwork.coordinate.release_store import open_store, promote_release
-from graftwork.coordinate.workplace import Workplace, open_workplace
+from graftwork.pipeline.exchange import import_release
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_gc import collect_garbage
+from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
 from graftwork.registry.publish import publish

@@ -6,11 +6,11 @@ from itertools import count
 
 import pytest
 
-from graftwork.coordinate import supervise
-from graftwork.coordinate.health import judge_run
-from graftwork.coordinate.run_parts import between_steps
-from graftwork.coordinate.vigil import Vigil
 from graftwork.files.journal import Journal
+from graftwork.pipeline import supervise
+from graftwork.pipeline.health import judge_run
+from graftwork.pipeline.run_parts import between_steps
+from graftwork.pipeline.vigil import Vigil
 from graftwork.process import clock, lock
 from graftwork.process.alert import Alarm
 from graftwork.process.heartbeat import HEARTBEAT_FILE, Heart, read_beat

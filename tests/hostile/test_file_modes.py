@@ -17,15 +17,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 from store_samples import capture
 
-from graftwork.coordinate.exchange import export_release, import_release
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.release_gc import collect_garbage
-from graftwork.coordinate.release_store import open_store, promote_release
-from graftwork.coordinate.workplace import Workplace, open_workplace
 from graftwork.files.journal import Journal
 from graftwork.files.private import close_to_others, make_folder
 from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.pipeline.exchange import export_release, import_release
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.release_gc import collect_garbage
+from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.process import lock
 from graftwork.process.detach import start_detached
 from graftwork.project.folder import open_project

@@ -8,15 +8,15 @@ from functools import cache
 import pytest
 import yaml
 
-from graftwork.coordinate.init import start_project
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.pipeline import run_pipeline
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.data.read import read
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.metrics.words import shared_words, words_of
 from graftwork.evaluate.score import make_report, score
+from graftwork.grading.words import shared_words, words_of
 from graftwork.model import probe
+from graftwork.pipeline.init import start_project
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.project.load import load_settings
 from graftwork.records.report import Answer, Case, Generation
@@ -28,7 +28,7 @@ SEEDS = range(20)
 
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch):
-    monkeypatch.setattr("graftwork.coordinate.init.probe_device", probe.describe_device)
+    monkeypatch.setattr("graftwork.pipeline.init.probe_device", probe.describe_device)
 
 
 def start(folder, *, seed, shuffled):

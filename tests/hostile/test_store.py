@@ -22,8 +22,8 @@ from postgres_server import Server, is_supported, restartable_postgres
 from registry_samples import parts, write_adapter
 from store_samples import PROJECT, WHEN, capture, release
 
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
 from graftwork.registry.memory import ReleasesInMemory

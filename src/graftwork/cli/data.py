@@ -72,8 +72,8 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
     import tempfile
 
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.coordinate.pace import tell_pace
     from graftwork.data.audit import audit as audit_logs
+    from graftwork.pipeline.pace import tell_pace
 
     sight = _see_files(files, project)
     with RichNarrator() as narrator, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
@@ -85,9 +85,9 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
 
     from graftwork.cli.output import stderr
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.coordinate.sight import see_what_is_there
     from graftwork.data.rules.note import Sight
     from graftwork.data.settings import DataSettings
+    from graftwork.pipeline.sight import see_what_is_there
     from graftwork.project.folder import find_project, open_project
 
     root = project or find_project()
@@ -118,9 +118,9 @@ def _sifting_folder(project: "Project") -> "Iterator[Path]":
 
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.coordinate.pace import tell_pace
-    from graftwork.coordinate.sight import see_what_is_there
     from graftwork.data.audit import audit as audit_logs
+    from graftwork.pipeline.pace import tell_pace
+    from graftwork.pipeline.sight import see_what_is_there
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
@@ -172,10 +172,10 @@ def captures(
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.coordinate.captures import CaptureExport, Feedback
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.workplace import open_workplace
     from graftwork.files.whole import write_whole
+    from graftwork.pipeline.captures import CaptureExport, Feedback
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     opened = open_project(project)

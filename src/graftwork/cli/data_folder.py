@@ -172,9 +172,9 @@ def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
 
 def _find_latest(project: Path | None) -> Path:
     """The one that the step `prepare` last made."""
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.workplace import open_workplace
     from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 

@@ -15,7 +15,7 @@ POLL_SECONDS = 0.2
 def start_detached(verb: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft VERB` in the background; say which run it is and how to follow it."""
     from graftwork.cli.steps import run_upto
-    from graftwork.coordinate.lineage import run_id_of
+    from graftwork.pipeline.lineage import run_id_of
     from graftwork.process import detach, lock
     from graftwork.project.folder import open_project
     from graftwork.records.plan import Plan
@@ -62,9 +62,9 @@ def _failed_at_once(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "Project") -> str | None:
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.running import find_run
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.running import find_run
+    from graftwork.pipeline.workplace import open_workplace
 
     with open_workplace(project, Silent()) as work:
         run = find_run(work)

@@ -13,7 +13,7 @@ from graftwork.cli.steps import Folder, Model
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from graftwork.coordinate.workplace import Workplace
+    from graftwork.pipeline.workplace import Workplace
     from graftwork.records.verdict import NextStart, Verdict
 
 Junit = Annotated[
@@ -66,7 +66,7 @@ def _show_one(
     project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
 ) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.coordinate.pipeline import run_pipeline
+    from graftwork.pipeline.pipeline import run_pipeline
     from graftwork.records.verdict import Verdict
 
     with _opened(project, model) as work:
@@ -82,7 +82,7 @@ def _show_one(
 
 def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection[str] | None":
     """The steps that may be done: all where an update was asked for, else only the judging itself."""
-    from graftwork.coordinate.freshness import require_fresh
+    from graftwork.pipeline.freshness import require_fresh
 
     if update:
         return None
@@ -95,7 +95,7 @@ def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection
 def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.coordinate.gate_all import gate_all
+    from graftwork.pipeline.gate_all import gate_all
 
     with _opened(project, None) as work:
         may_do = None
@@ -114,7 +114,7 @@ def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json
 
 def _show_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.coordinate.gate_session import judge_session
+    from graftwork.pipeline.gate_session import judge_session
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with _opened(project, model) as work:
@@ -129,7 +129,7 @@ def _show_session(project: Path | None, model: str | None, *, update: bool, as_j
 @contextmanager
 def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 

@@ -11,8 +11,8 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.coordinate.events import Event
-    from graftwork.coordinate.workplace import Workplace
+    from graftwork.pipeline.events import Event
+    from graftwork.pipeline.workplace import Workplace
     from graftwork.store.runs import RunEntry
 
 Run = Annotated[str | None, typer.Option("--run", help="Id of the run, or its beginning.")]
@@ -38,10 +38,10 @@ def logs(
     """
     from pathlib import Path
 
-    from graftwork.coordinate.events import Events
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.running import find_run
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.events import Events
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.running import find_run
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 
@@ -64,7 +64,7 @@ def logs(
 
 
 def _has_ended(work: "Workplace", run: "RunEntry") -> bool:
-    from graftwork.coordinate.running import at_work
+    from graftwork.pipeline.running import at_work
 
     # In this order: a run that ends says so before it lets go of its lock.
     busy = at_work(work, run)

@@ -30,7 +30,7 @@ def catalog(
     from datetime import date
 
     from graftwork.cli.output import print_json
-    from graftwork.coordinate.catalog import list_catalog
+    from graftwork.pipeline.catalog import list_catalog
 
     listed = list_catalog(kind, overlay=catalog, today=date.today())
     if json:

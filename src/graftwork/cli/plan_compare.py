@@ -164,7 +164,7 @@ def run_asked(
     model: str | None, *, catalog: Path | None, project: Path | None, **stated: Any
 ) -> "FitQuestion":
     """What is trained how, as `graft plan fit` understands it; a card is only named to complete it."""
-    from graftwork.coordinate.fit import Asked, question_of
+    from graftwork.pipeline.fit import Asked, question_of
 
     return question_of(Asked(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, **stated))
 

@@ -109,7 +109,7 @@ def fit(
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.fit import show_fit
-    from graftwork.coordinate.fit import Asked, answer_fit
+    from graftwork.pipeline.fit import Asked, answer_fit
     from graftwork.records.errors import UserMistake
 
     stated = dict(locals())

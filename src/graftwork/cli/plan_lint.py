@@ -11,7 +11,7 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from graftwork.coordinate.lint import Linted
+    from graftwork.pipeline.lint import Linted
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
 
@@ -52,7 +52,7 @@ def lint(
     Example:  graft plan lint training.yaml --rows 238 --gpu "RTX 4090" --json
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.lint import Given, lint_file
+    from graftwork.pipeline.lint import Given, lint_file
     from graftwork.project.folder import find_project
     from graftwork.project.load import PROJECT_FILE
 

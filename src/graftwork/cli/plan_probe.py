@@ -40,7 +40,7 @@ def probe(
     Example:  graft plan probe --model deepseek-coder-6.7b --json | jq .figures.tokens_per_second
     """
     from graftwork.cli.output import stderr
-    from graftwork.coordinate.probe import keep_probe, shape_to_probe, takes_long_to_find
+    from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
     from graftwork.records.probe import ProbeJob
 
     opened = _open(project)
@@ -70,7 +70,7 @@ def _open(project: Path | None) -> "Project | None":
 
 def _run(job: "ProbeJob") -> "ProbeFacts":
     from graftwork.cli.output import stderr
-    from graftwork.coordinate.probe import run_probe
+    from graftwork.pipeline.probe import run_probe
 
     with stderr.status("starting") as status:
 

@@ -19,9 +19,9 @@ def residuals(
 
     Example:  graft plan residuals --json | jq '.biases[] | select(.figure == "minutes").off'
     """
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.past_residuals import past_residuals
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.past_residuals import past_residuals
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent()) as work:

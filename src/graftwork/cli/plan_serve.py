@@ -57,7 +57,7 @@ def serve(
     Example:  graft plan serve --model qwen2.5-coder-7b --cpu "EPYC 9454P" --ram 128 --context 800 --limit 12
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.fit_here import named_machine
+    from graftwork.pipeline.fit_here import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
     from graftwork.plan.serving.answer import serve as answer_question

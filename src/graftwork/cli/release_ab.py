@@ -49,9 +49,9 @@ def ab(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.ab import show_ab
-    from graftwork.coordinate.ab import compare_replayed
-    from graftwork.coordinate.ab_live import compare_live, watch_live
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.ab import compare_replayed
+    from graftwork.pipeline.ab_live import compare_live, watch_live
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake

@@ -22,7 +22,7 @@ def lineage(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_lineage
-    from graftwork.coordinate.release_lineage import trace_release
+    from graftwork.pipeline.release_lineage import trace_release
     from graftwork.registry.lineage import to_dot
     from graftwork.registry.promote import find_release
 

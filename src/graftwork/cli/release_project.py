@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from graftwork.coordinate.workplace import Workplace
+    from graftwork.pipeline.workplace import Workplace
 
 Name = Annotated[
     str, typer.Argument(help="An alias, a version (1.4.0, tagger@1.4.0), an id, or the beginning of one.")
@@ -26,8 +26,8 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log
 
 @contextmanager
 def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent(), model=model) as work:
@@ -38,7 +38,7 @@ def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workpl
 def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
     """For what takes a while: how far it is, on standard error."""
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     with (

@@ -9,8 +9,8 @@ from graftwork.cli.release_project import Name, opened_aloud
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.coordinate.exchange import Imported
-    from graftwork.coordinate.workplace import Workplace
+    from graftwork.pipeline.exchange import Imported
+    from graftwork.pipeline.workplace import Workplace
 
 ToUrl = Annotated[
     str | None,
@@ -107,7 +107,7 @@ def _send(
     work: "Workplace", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done, for machines and for people."""
-    from graftwork.coordinate import exchange_push
+    from graftwork.pipeline import exchange_push
 
     told: dict[str, Any]
     if hub is not None:
@@ -129,7 +129,7 @@ def _send(
 def _track(
     work: "Workplace", name: str, *, mlflow: str | None, trackio: str | None
 ) -> tuple[dict[str, Any], str]:
-    from graftwork.coordinate import exchange_push
+    from graftwork.pipeline import exchange_push
 
     if mlflow is not None:
         entered = exchange_push.push_to_mlflow_registry(work, name, registered=mlflow)
@@ -142,7 +142,7 @@ def _track(
 
 
 def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "Imported":
-    from graftwork.coordinate import exchange_push
+    from graftwork.pipeline import exchange_push
     from graftwork.records.errors import UserMistake
 
     if hub is not None and url is None and name is None:

@@ -43,7 +43,7 @@ def note(
     Example:  graft release note champion "answers in French since the March logs"
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.workplace import now, who
+    from graftwork.pipeline.workplace import now, who
     from graftwork.registry.promote import find_release
 
     if not text.strip():

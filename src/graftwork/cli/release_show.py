@@ -12,7 +12,7 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_known
-    from graftwork.coordinate.release_verdict import read_verdict
+    from graftwork.pipeline.release_verdict import read_verdict
     from graftwork.registry.promote import find_release
 
     with opened(project) as work:
@@ -36,8 +36,8 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     Example:  graft release verify champion
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.exchange_pace import tell_bytes
-    from graftwork.coordinate.release_store import open_store
+    from graftwork.pipeline.exchange_pace import tell_bytes
+    from graftwork.pipeline.release_store import open_store
     from graftwork.registry.promote import find_release
 
     with opened_aloud(project) as work:
@@ -63,7 +63,7 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_log
-    from graftwork.coordinate.release_store import own_alias
+    from graftwork.pipeline.release_store import own_alias
 
     with opened(project, model) as work:
         full = own_alias(work, alias)

@@ -23,8 +23,8 @@ def sign(
     Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.release_store import open_store
-    from graftwork.coordinate.workplace import now
+    from graftwork.pipeline.release_store import open_store
+    from graftwork.pipeline.workplace import now
     from graftwork.registry.promote import find_release
     from graftwork.registry.signature import load_secret_key, sign_manifest
 

@@ -10,7 +10,7 @@ from graftwork.cli.steps import Folder
 from graftwork.cli.train import Detach
 
 if TYPE_CHECKING:
-    from graftwork.coordinate.preflight import Preflight
+    from graftwork.pipeline.preflight import Preflight
 
 
 def run(
@@ -72,8 +72,8 @@ def _tell_plan(project: Folder) -> None:
 def look_ahead(project: Path | None) -> "Preflight":
     """Audit, prepare and plan; then everything that can be checked before training."""
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.coordinate.pipeline import dry_run
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.pipeline import dry_run
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 

@@ -40,9 +40,9 @@ def serve(
     Example:  graft serve --challenger challenger --share 0.1
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.serving import say_split, serve_here
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.serving import say_split, serve_here
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     opened = open_project(project)

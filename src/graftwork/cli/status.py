@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.coordinate.health import EndpointStanding, Next, RunStanding, Standing
+    from graftwork.pipeline.health import EndpointStanding, Next, RunStanding, Standing
 
 COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
 
@@ -23,10 +23,10 @@ def status(project: Folder = None, json: Json = False) -> None:
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
-    from graftwork.coordinate.health import standing
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.workplace import open_workplace
     from graftwork.evaluate.wording import plural
+    from graftwork.pipeline.health import standing
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent()) as work:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from graftwork.coordinate.step import Made
+    from graftwork.pipeline.step import Made
     from graftwork.records.plan import RunPlan
 
 Folder = Annotated[
@@ -22,8 +22,8 @@ def run_upto(
 ) -> "Made":
     """Bring the project up to date as far as `step`, telling on standard error how it goes."""
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.coordinate.pipeline import run_pipeline
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.pipeline import run_pipeline
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 
@@ -50,9 +50,9 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str |
 
 def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
     """How long the whole run is expected to take. Nothing is done."""
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.pipeline import plan_whole_run
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.pipeline import plan_whole_run
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent(), model=model) as work:

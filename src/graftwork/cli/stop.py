@@ -19,9 +19,9 @@ def stop(project: Folder = None, run: Run = None, now: Now = False, json: Json =
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.running import ask_to_stop, at_work, end_at_once, find_run
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.running import ask_to_stop, at_work, end_at_once, find_run
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.heartbeat import read_beat
     from graftwork.project.folder import open_project
 

@@ -12,8 +12,8 @@ def run_all(*, project: Path | None, as_json: bool) -> None:
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
-    from graftwork.coordinate.train_all import train_all
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.train_all import train_all
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 

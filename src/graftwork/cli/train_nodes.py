@@ -30,9 +30,9 @@ def run_on_machines(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show import show
-    from graftwork.coordinate.machines import answer_calls, asked_of, tell_machines
-    from graftwork.coordinate.pipeline import run_pipeline
-    from graftwork.coordinate.workplace import open_workplace
+    from graftwork.pipeline.machines import answer_calls, asked_of, tell_machines
+    from graftwork.pipeline.pipeline import run_pipeline
+    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 

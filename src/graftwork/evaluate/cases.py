@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from graftwork.evaluate.fields import AnswerFields, read_answer
 from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.grading.fields import AnswerFields, read_answer
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake

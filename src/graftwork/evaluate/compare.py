@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.evaluate.metrics import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.statistics import (
     Interval,
@@ -27,6 +26,7 @@ from graftwork.evaluate.statistics import (
     paired_permutation,
 )
 from graftwork.evaluate.statistics.scores import from_0_to_1, score_difference
+from graftwork.grading import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, SubjectReport
 
 MCNEMAR = "exact McNemar"

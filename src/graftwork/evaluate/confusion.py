@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graftwork.evaluate.fields import MISSING, look_up, parse_object
-from graftwork.evaluate.metrics import Check
-from graftwork.evaluate.metrics.json_fields import Normalised
-from graftwork.evaluate.metrics.rules import Exact, plain_text
-from graftwork.evaluate.metrics.words import words_of
 from graftwork.evaluate.statistics import clopper_pearson
+from graftwork.grading import Check
+from graftwork.grading.fields import MISSING, look_up, parse_object
+from graftwork.grading.json_fields import Normalised
+from graftwork.grading.rules import Exact, plain_text
+from graftwork.grading.words import words_of
 from graftwork.records.report import Answer, Case, ClassFigure, Confusion
 
 MOST_LABELS = 20

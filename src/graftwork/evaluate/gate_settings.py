@@ -10,7 +10,8 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.evaluate.metrics import (
+from graftwork.evaluate.settings import require_known
+from graftwork.grading import (
     FIRST_TOKEN,
     GRADERS,
     JUDGE_PREFERENCE,
@@ -21,7 +22,6 @@ from graftwork.evaluate.metrics import (
     TRUNCATED,
     WITH_CONTEXT,
 )
-from graftwork.evaluate.settings import require_known
 from graftwork.records.base import Record, fingerprint
 
 Bound = Literal["lower", "upper", "value"]

@@ -12,10 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from graftwork.evaluate.fields import parse_object
 from graftwork.evaluate.gate import Surroundings, decide
 from graftwork.evaluate.gate_settings import FIGURES, TIMED, GateSettings, Rule
-from graftwork.evaluate.metrics import (
+from graftwork.evaluate.quantiles import quantile_interval
+from graftwork.evaluate.score import make_metric, make_report, sessions_of
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.statistics import clopper_pearson, non_inferior
+from graftwork.evaluate.statistics.search import first_count
+from graftwork.evaluate.wording import name_of, plural, show
+from graftwork.grading import (
     JUDGE_PREFERENCE,
     JUDGE_SCORE,
     LOWER_IS_BETTER,
@@ -25,12 +30,7 @@ from graftwork.evaluate.metrics import (
     explain_vacuous,
     grade,
 )
-from graftwork.evaluate.quantiles import quantile_interval
-from graftwork.evaluate.score import make_metric, make_report, sessions_of
-from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import clopper_pearson, non_inferior
-from graftwork.evaluate.statistics.search import first_count
-from graftwork.evaluate.wording import name_of, plural, show
+from graftwork.grading.fields import parse_object
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
 from graftwork.records.verdict import Verdict

@@ -10,7 +10,13 @@ from dataclasses import replace
 from graftwork.evaluate.cases import clusters_of, hash_cases
 from graftwork.evaluate.compare import cluster_cases, compare, compare_candidates, differences_of
 from graftwork.evaluate.measure import measure
-from graftwork.evaluate.metrics import (
+from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
+from graftwork.evaluate.statistics.scores import score_mean
+from graftwork.evaluate.subjects.log import LOG
+from graftwork.evaluate.wording import plural
+from graftwork.grading import (
     CHECKS_PASSED,
     JUDGE_SCORE,
     SCORED,
@@ -23,12 +29,6 @@ from graftwork.evaluate.metrics import (
     explain_vacuous,
     grade,
 )
-from graftwork.evaluate.power import what_cases_show
-from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
-from graftwork.evaluate.statistics.scores import score_mean
-from graftwork.evaluate.subjects.log import LOG
-from graftwork.evaluate.wording import plural
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,

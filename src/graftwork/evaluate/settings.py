@@ -6,9 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.evaluate.fields import AnswerFields
 from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.metrics import (
+from graftwork.evaluate.subjects.named import parse_subject
+from graftwork.grading import (
     ALWAYS_MEASURED,
     CHECKS_PASSED,
     CONTEXT_GRADERS,
@@ -22,7 +22,7 @@ from graftwork.evaluate.metrics import (
     Check,
     right_or_wrong,
 )
-from graftwork.evaluate.subjects.named import parse_subject
+from graftwork.grading.fields import AnswerFields
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from graftwork.evaluate.compare import cluster_cases, differences_of
-from graftwork.evaluate.metrics import LOWER_IS_BETTER
 from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.statistics import holm, mcnemar
+from graftwork.grading import LOWER_IS_BETTER
 from graftwork.records.report import Case, Metric, Report, SliceFigure, SubjectReport
 
 MOST_PARTS = 12

@@ -1,6 +1,6 @@
 """Figures in words: how a metric is called and how its values are written."""
 
-from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, MEMORY, PERPLEXITY, TOKENS_PER_SECOND
+from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, PERPLEXITY, TOKENS_PER_SECOND
 
 NAMES = {
     "json_valid": "JSON-valid rate",

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, Literal
 
-from graftwork.evaluate.fields import AnswerFields, numbered_sources, parse_object, read_answer
-from graftwork.evaluate.metrics import (
+from graftwork.evaluate.preflight import MetricTrial, try_metric
+from graftwork.evaluate.settings import BY_NAME, EvaluateSettings
+from graftwork.evaluate.statistics import cases_for_difference, detectable_difference, successes_to_clear
+from graftwork.evaluate.statistics.power import USUAL_LOSS_RATE
+from graftwork.grading import (
     ALWAYS_MEASURED,
     JUDGE_PREFERENCE,
     JUDGE_SCORE,
@@ -22,11 +25,8 @@ from graftwork.evaluate.metrics import (
     Check,
     GradeContext,
 )
-from graftwork.evaluate.metrics.code import asks_for_code
-from graftwork.evaluate.preflight import MetricTrial, try_metric
-from graftwork.evaluate.settings import BY_NAME, EvaluateSettings
-from graftwork.evaluate.statistics import cases_for_difference, detectable_difference, successes_to_clear
-from graftwork.evaluate.statistics.power import USUAL_LOSS_RATE
+from graftwork.grading.code import asks_for_code
+from graftwork.grading.fields import AnswerFields, numbered_sources, parse_object, read_answer
 from graftwork.records.base import Record
 from graftwork.records.interaction import Interaction
 from graftwork.records.report import Case

@@ -7,9 +7,9 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.data import app
-from graftwork.coordinate import captures as exporting
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline import captures as exporting
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.capture import TRY_OUT_SESSION, Capture, Feedback
 from graftwork.records.errors import UserMistake

@@ -72,8 +72,8 @@ def dataset(project):
 @pytest.fixture
 def prepared(project, dataset):
     """A project whose ledger knows its dataset."""
-    from graftwork.coordinate.narrator import Silent
-    from graftwork.coordinate.workplace import now, open_workplace
+    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.workplace import now, open_workplace
     from graftwork.project.folder import open_project
 
     with open_workplace(open_project(project), Silent()) as work:

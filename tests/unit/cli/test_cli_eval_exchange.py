@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.cli.show.evaluation import show_evaluated
-from graftwork.coordinate.eval_exchange import last_evaluation
-from graftwork.coordinate.evaluate_run import Evaluated
-from graftwork.coordinate.evaluation_page import put_page
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.workplace import open_workplace, who
 from graftwork.evaluate.cases import write_cases
+from graftwork.pipeline.eval_exchange import last_evaluation
+from graftwork.pipeline.evaluate_run import Evaluated
+from graftwork.pipeline.evaluation_page import put_page
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.workplace import open_workplace, who
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
 

@@ -12,13 +12,13 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.coordinate import freshness, pipeline
-from graftwork.coordinate.gate_reports import find_verdict
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.step import Step
-from graftwork.coordinate.steps import gate
-from graftwork.coordinate.steps.evaluate import Evaluated
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline import freshness, pipeline
+from graftwork.pipeline.gate_reports import find_verdict
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.step import Step
+from graftwork.pipeline.steps import gate
+from graftwork.pipeline.steps.evaluate import Evaluated
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Stale
 from graftwork.records.run import TrainOutcome

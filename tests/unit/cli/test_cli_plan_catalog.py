@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.cli.show.catalog import show_catalog
-from graftwork.coordinate.catalog import KINDS, list_catalog
+from graftwork.pipeline.catalog import KINDS, list_catalog
 from graftwork.records.errors import UserMistake
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from graftwork.cli import plan_probe
 from graftwork.cli.main import main
-from graftwork.coordinate.probe import stored_probe
 from graftwork.model.probe_here import name_device
+from graftwork.pipeline.probe import stored_probe
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Residual
 from graftwork.records.probe import ProbeFacts, ProductRate

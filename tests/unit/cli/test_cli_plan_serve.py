@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from graftwork.cli.main import main
-from graftwork.coordinate import fit_here
+from graftwork.pipeline import fit_here
 from graftwork.records.plan import DeviceFacts
 
 KEYS = {

@@ -6,7 +6,7 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.serve import serve
-from graftwork.coordinate import serving
+from graftwork.pipeline import serving
 from graftwork.records.errors import UserMistake
 
 app = typer.Typer()

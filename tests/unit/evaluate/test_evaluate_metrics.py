@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate.fields import AnswerFields, numbered_sources, parse_object, read_answer
-from graftwork.evaluate.metrics import METRICS
 from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.grading import METRICS
+from graftwork.grading.fields import AnswerFields, numbered_sources, parse_object, read_answer
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from graftwork.evaluate.compare import compare, compare_candidates
-from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED, FailedGrade
 from graftwork.evaluate.score import make_metric, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import (
@@ -16,6 +15,7 @@ from graftwork.evaluate.statistics import (
     mean_differs,
     paired_difference,
 )
+from graftwork.grading import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED, FailedGrade
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from graftwork.evaluate.metrics import ALWAYS_MEASURED, GRADERS, KINDS, OPTIONAL_MEASURED, WITH_CONTEXT
 from graftwork.evaluate.settings import EvaluateSettings, known_metrics, require_evaluated
+from graftwork.grading import ALWAYS_MEASURED, GRADERS, KINDS, OPTIONAL_MEASURED, WITH_CONTEXT
 from graftwork.project.load import load_settings
 from graftwork.records.errors import UserMistake
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate import decide
 from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.metrics import Check, GradeContext, grade
 from graftwork.evaluate.score import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.grading import Check, GradeContext, grade
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report
 

@@ -13,7 +13,7 @@ from graftwork.evaluate.judge.panel import open_judge
 from graftwork.evaluate.judge.settings import JudgeSettings
 from graftwork.evaluate.judge.store import REPLIES_FILE
 from graftwork.evaluate.judge.tally import count_pairs
-from graftwork.evaluate.metrics import GradeContext, grade
+from graftwork.grading import GradeContext, grade
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case

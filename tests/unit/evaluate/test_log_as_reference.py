@@ -7,11 +7,11 @@ import pytest
 from graftwork.evaluate.compare import compare
 from graftwork.evaluate.gate import decide
 from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.evaluate.metrics import AGAINST_REFERENCE, GRADERS, Check, GradeContext, grade
 from graftwork.evaluate.score import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
+from graftwork.grading import AGAINST_REFERENCE, GRADERS, Check, GradeContext, grade
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

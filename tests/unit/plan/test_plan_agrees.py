@@ -2,9 +2,9 @@
 
 import pytest
 
-from graftwork.coordinate import fit_here
-from graftwork.coordinate.fit import Asked, answer_fit, question_of
-from graftwork.coordinate.fit_here import named_machine
+from graftwork.pipeline import fit_here
+from graftwork.pipeline.fit import Asked, answer_fit, question_of
+from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.buying.ask import weigh_purchase
 from graftwork.plan.buying.choices import Use
 from graftwork.plan.buying.wish import read_wish

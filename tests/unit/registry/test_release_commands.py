@@ -8,10 +8,10 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.serving import engine_job
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.serving import engine_job
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry.publish import publish

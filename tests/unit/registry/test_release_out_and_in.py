@@ -10,9 +10,9 @@ from registry_samples import PROJECT, parts, verdict, write_adapter
 from typer.testing import CliRunner
 
 from graftwork.cli import release_export, release_import, release_push
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 from graftwork.registry.publish import publish

@@ -9,13 +9,13 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.cli import narrate
-from graftwork.coordinate import exchange_pace
-from graftwork.coordinate.exchange import export_release, import_release
-from graftwork.coordinate.exchange_pace import tell_bytes
-from graftwork.coordinate.exchange_push import pull_from_url, push_to_machine, push_to_url
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_store import open_store
-from graftwork.coordinate.workplace import open_workplace
+from graftwork.pipeline import exchange_pace
+from graftwork.pipeline.exchange import export_release, import_release
+from graftwork.pipeline.exchange_pace import tell_bytes
+from graftwork.pipeline.exchange_push import pull_from_url, push_to_machine, push_to_url
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.registry.exchange import ssh
 from graftwork.registry.publish import publish

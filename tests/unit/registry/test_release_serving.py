@@ -8,12 +8,12 @@ import pytest
 import yaml
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outcome, parts, plan, write_adapter
 
-from graftwork.coordinate import serving
-from graftwork.coordinate.narrator import Silent
-from graftwork.coordinate.release_gc import collect_garbage
-from graftwork.coordinate.release_store import open_store, promote_release, rollback_alias
-from graftwork.coordinate.workplace import open_workplace
 from graftwork.model.base import Base
+from graftwork.pipeline import serving
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_gc import collect_garbage
+from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry import guard, leases

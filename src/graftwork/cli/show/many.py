@@ -7,7 +7,7 @@ from rich.console import Console
 from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
-    from graftwork.coordinate.train_all import ModelResult, TrainedAll
+    from graftwork.pipeline.train_all import ModelResult, TrainedAll
     from graftwork.records.export import Exported
 
 COLOURS = {"trained": "green", "unchanged": "dim", "failed": "red"}

@@ -4,8 +4,8 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import percent, print_line, quote, table
 from graftwork.cli.show.training import show_run_plan
-from graftwork.coordinate.preflight import Preflight
 from graftwork.evaluate.wording import name_of, plural
+from graftwork.pipeline.preflight import Preflight
 
 
 def show_preflight(console: Console, found: Preflight) -> None:

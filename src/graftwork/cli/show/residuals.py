@@ -4,7 +4,7 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.cli.show.training import NAMES, number
-from graftwork.coordinate.past_residuals import PastResiduals
+from graftwork.pipeline.past_residuals import PastResiduals
 
 
 def show_past(console: Console, found: PastResiduals) -> None:

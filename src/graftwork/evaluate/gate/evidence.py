@@ -12,9 +12,9 @@ from typing import NamedTuple
 from graftwork.evaluate.compare import cluster_cases
 from graftwork.evaluate.gate.figures import fewest_units, times_for_percentile
 from graftwork.evaluate.gate_settings import FIGURES, TIMED, Rule
-from graftwork.evaluate.metrics import PERPLEXITY
 from graftwork.evaluate.statistics import USUAL_POWER, Units, make_units, units_for_power
 from graftwork.evaluate.wear import share_of_look
+from graftwork.grading import PERPLEXITY
 from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import RuleResult
 

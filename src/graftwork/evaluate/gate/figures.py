@@ -11,10 +11,10 @@ from statistics import fmean, median
 
 from graftwork.evaluate.gate_settings import TIMED, Rule, Statistic
 from graftwork.evaluate.measure import make_perplexity
-from graftwork.evaluate.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
 from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
 from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.statistics import Interval, bounded_mean
+from graftwork.grading import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
 from graftwork.records.report import Metric, Report, SubjectReport
 
 PERCENTILE = 0.95

@@ -9,9 +9,9 @@ they count against the candidate.
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
-from graftwork.evaluate.metrics import JUDGE_PREFERENCE
 from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.wording import name_of
+from graftwork.grading import JUDGE_PREFERENCE
 from graftwork.records.report import Metric, Report, SubjectReport
 from graftwork.records.verdict import RuleResult
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from graftwork.evaluate.fields import parse_object
 from graftwork.evaluate.judge.settings import JudgeSettings
+from graftwork.grading.fields import parse_object
 from graftwork.records.report import Case
 
 Choice = Literal["first", "second", "tie"]

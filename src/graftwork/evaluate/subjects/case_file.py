@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from graftwork.evaluate.metrics import CannotGrade, Check, GradeContext, read_case_checks
-from graftwork.evaluate.metrics.own import require_named
 from graftwork.files.whole import explain_os_error
+from graftwork.grading import CannotGrade, Check, GradeContext, read_case_checks
+from graftwork.grading.own import require_named
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role

@@ -1,0 +1,152 @@
+"""A dry run: ten real steps on the project's base with made-up rows, in a folder that is removed again.
+
+In: a project and somebody who listens. Out: checks of the steps, of the checkpoint, which is read back
+byte by byte, and of the base, which must not have changed. It goes the way of every run: data, plan and
+the training process with its heartbeat. The project's own state and database are left alone.
+"""
+
+import json
+import math
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from graftwork.data.settings import DataSettings
+from graftwork.files.private import make_folder
+from graftwork.model.base import EMBEDDED
+from graftwork.pipeline.doctor.check import Check, decide
+from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.workplace import open_workplace
+from graftwork.project.folder import Project
+from graftwork.project.settings import ProjectSettings
+from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
+from graftwork.records.run import TrainOutcome
+from graftwork.train.checkpoint import verify
+from graftwork.train.files import CHECKPOINTS
+from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
+
+STEPS = 10
+ROWS_AT_MOST = 2
+"""Rows of a step on each device: the way is tested, not the memory of a full batch."""
+WORDS_OF_A_ROW = 8
+WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
+
+
+class _Aside(Project):
+    """A project in a folder of its own, whose state never goes into the team's database."""
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.state / 'state.db'}"
+
+
+def look_at_dry_run(project: Project, narrator: Narrator) -> Iterator[Check]:
+    make_folder(project.state)
+    # Beside the project's own runs: the same disk is written to.
+    with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
+        aside = _set_aside(project, Path(folder))
+        try:
+            with open_workplace(aside, narrator) as work:
+                outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
+        except (StoppedInOrder, Interrupted):
+            raise
+        except GraftError as error:
+            found = f"{error.what}{f': {error.why}' if error.why else ''}"
+            yield Check(name="dry run", result="missing", found=found, fix=error.fix)
+            return
+        yield _steps(outcome)
+        yield _checkpoint(Path(outcome.adapter_folder).parent / CHECKPOINTS)
+        yield decide(
+            "base unchanged",
+            outcome.base_hash_before == outcome.base_hash_after,
+            f"its weights hash to the same before and after ({outcome.base_hash_after[:12]})",
+            "do not train on this machine: weights that must not change did",
+        )
+
+
+def _steps(outcome: TrainOutcome) -> Check:
+    told = (
+        f"{outcome.steps} steps in {outcome.seconds:.1f} s after {outcome.load_seconds:.1f} s of loading, "
+        f"loss {outcome.first_loss:.3f} to {outcome.final_loss:.3f}, peak {outcome.peak_memory_gib:.2f} GiB"
+    )
+    good = outcome.steps == STEPS and math.isfinite(outcome.final_loss)
+    return decide("dry run", good, told, "look at the base and the precision: a loss that is no number")
+
+
+def _checkpoint(folder: Path) -> Check:
+    paths = sorted(folder.glob("step-*"))
+    if not paths:
+        return Check(name="checkpoint", result="missing", found="none was written", fix="look at the disk")
+    try:
+        manifest = verify(paths[-1])
+    except Damaged as damage:
+        return Check(
+            name="checkpoint",
+            result="missing",
+            found=damage.what,
+            fix="look at the disk: it does not keep what it is given",
+        )
+    size = sum(manifest.sizes.values()) / 2**20
+    return Check(
+        name="checkpoint",
+        result="ok",
+        found=f"step {manifest.step} written and read back, {size:.1f} MiB, every byte as it was",
+    )
+
+
+def _set_aside(project: Project, folder: Path) -> Project:
+    settings = project.settings.of_model(project.settings.main_model)
+    base = settings.base
+    if base != EMBEDDED:
+        base = str((project.root / base).expanduser().resolve())
+    train = _ten_steps(settings.train)
+    rows = STEPS * train.batch_rows
+    (folder / "rows.jsonl").write_text("".join(_made_up_rows(2 * rows)))
+    data = DataSettings(
+        logs=("rows.jsonl",),
+        test=0.0,
+        validation=0.1,
+        max_tokens=settings.data.max_tokens,
+        redact=False,
+        near_duplicate=1.0,
+        question_similarity=1.0,
+    )
+    return _Aside(
+        root=folder,
+        settings=ProjectSettings(
+            project="dry-run",
+            base=base,
+            data=data,
+            train=train,
+            plan=settings.plan,
+        ),
+    )
+
+
+def _ten_steps(train: TrainSettings) -> TrainSettings:
+    batch = min(train.batch_rows, ROWS_AT_MOST * train.processes)
+    return train.model_copy(
+        update={
+            "epochs": 1,
+            "batch_rows": batch,
+            "max_rows": STEPS * batch,
+            "validation_rows": 2,
+            "checkpoint_every": STEPS // 2,
+            "keep_checkpoints": 1,
+            "start_from": None,
+            "compile": "off",
+            "examine": ExamineSettings(),
+            "run": RunSettings(max_restarts=0),
+        }
+    )
+
+
+def _made_up_rows(count: int) -> Iterator[str]:
+    """Questions and replies of common words, each unlike the others, the same every time."""
+    chance = random.Random(10)
+    for number in range(count):
+        words = [f"{chance.choice(WORDS)}{chance.randrange(1000)}" for _ in range(WORDS_OF_A_ROW)]
+        asked = f"Sort these, list {number}: {' '.join(words)}"
+        yield json.dumps({"prompt": asked, "completion": " ".join(sorted(words))}) + "\n"

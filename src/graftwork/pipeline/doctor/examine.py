@@ -1,0 +1,61 @@
+"""Is everything there that the work needs? The checks in their order.
+
+In: a project, or none, and what is asked beyond a look: the network, a dry run. Out: checks, each with
+what it found and how to mend it. Shows no secret, changes nothing that stays.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from graftwork.pipeline.doctor.cards import look_at_cards
+from graftwork.pipeline.doctor.check import Check
+from graftwork.pipeline.doctor.credentials import look_at_credentials
+from graftwork.pipeline.doctor.machine import look_at_machine
+from graftwork.pipeline.doctor.network import look_at_network
+from graftwork.pipeline.doctor.project_files import disk_planned, look_at_base, look_at_project
+from graftwork.pipeline.doctor.software import look_at_software
+from graftwork.pipeline.narrator import Narrator
+from graftwork.project.folder import Project
+
+ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
+
+
+def examine(
+    project: Project | None, *, network: bool = False, dry_run: Narrator | None = None
+) -> Iterator[Check]:
+    """Check after check, as they are made. With `dry_run` ten steps are trained, and its narrator told."""
+    yield from _of("software", look_at_software(needed=project is not None))
+    folder = project.state if project else Path()
+    planned = disk_planned(project) if project else None
+    yield from _of("machine", look_at_machine(folder, disk_gib=planned))
+    yield from _of("cards", look_at_cards())
+    accounts = look_at_credentials(
+        os.environ, home=Path.home(), project=project.root if project else None, wanted=_wanted(project)
+    )
+    yield from _of("accounts", accounts)
+    yield from _of("project", iter([look_at_base(project)]))
+    if project is not None:
+        yield from _of("project", look_at_project(project))
+    if network:
+        yield from _of("network", look_at_network(project))
+    if project is not None and dry_run is not None:
+        from graftwork.pipeline.doctor.dry_run import look_at_dry_run
+
+        yield from _of("dry run", look_at_dry_run(project, dry_run))
+
+
+def _wanted(project: Project | None) -> frozenset[str]:
+    """Accounts that the settings cannot do without."""
+    if project is None:
+        return frozenset()
+    run = project.settings.train.run
+    found = {ACCOUNT_OF.get((run.mirror or "").partition("://")[0], "")}
+    if "wandb" in run.trackers and os.environ.get("WANDB_MODE", "offline") == "online":
+        found.add("Weights & Biases")
+    return frozenset(found - {""})
+
+
+def _of(group: str, checks: Iterator[Check]) -> Iterator[Check]:
+    for check in checks:
+        yield check.model_copy(update={"group": group})

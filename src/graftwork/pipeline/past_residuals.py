@@ -1,0 +1,20 @@
+"""How far plans were off over past runs: read from the store, with the bias of each kind of figure.
+
+In: an opened workplace. Out: the runs, newest first, and the biases.
+"""
+
+from graftwork.pipeline.workplace import Workplace
+from graftwork.plan.residuals import find_biases
+from graftwork.records.base import Record
+from graftwork.records.residual import Bias
+from graftwork.store.residuals import PastRun
+
+
+class PastResiduals(Record):
+    runs: tuple[PastRun, ...]
+    biases: tuple[Bias, ...]
+
+
+def past_residuals(work: Workplace, *, runs: int) -> PastResiduals:
+    found = work.residuals.past(runs=runs)
+    return PastResiduals(runs=found, biases=find_biases(run.residuals for run in found))

@@ -1,0 +1,134 @@
+"""How a run is taken on this machine's card or processor, before anything is loaded.
+
+In: a project's settings and base, the device, the work. Out: what the card reaches, how its memory is spent,
+how the plain step goes through its rows; or a no that says what would help. Loads no weights.
+"""
+
+import json
+import math
+import statistics
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from graftwork.model.shape import adapter_parameters, total_parameters
+from graftwork.pipeline.probe import stored_probe
+from graftwork.pipeline.workplace import Workplace
+from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.estimate import BYTES, describe_plain
+from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
+from graftwork.plan.time import Rates, rates_of, rates_of_probe
+from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.fit import Precision
+from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
+from graftwork.train.gpu.families import why_plain
+from graftwork.train.settings import TrainSettings
+
+COMPILING_PAYS_SECONDS = 120.0
+"""A shorter run is over before its layers are compiled: up to half a minute for each size of batch."""
+LARGE_PARAMETERS = 1e9
+CARD_SHARE = 0.94
+"""Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
+
+
+def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> Rates | None:
+    """What this card reaches: as it was probed, else as the catalog knows it; None where neither does."""
+    if device.kind != "cuda":
+        return None
+    probe = stored_probe(work.project, shape=shape)
+    if probe is not None and probe.device.kind == "cuda":
+        # A probe that was stopped early has measured no products.
+        with suppress(ValueError):
+            return rates_of_probe(probe)
+    with suppress(UserMistake):
+        return rates_of(find_gpu(device.name))
+    return None
+
+
+def plan_passes(
+    work: Workplace,
+    device: DeviceFacts,
+    shape: ModelShape,
+    load: Workload,
+    dtype: str,
+    *,
+    rates: Rates | None,
+) -> PlainStep | None:
+    """How the plain step goes through its rows, so that the first attempt fits."""
+    settings = work.settings.train
+    if device.kind != "cuda":
+        limit = work.settings.plan.memory_limit_gib or device.memory_gib
+        again = settings.checkpointing == "on"
+        return choose_host_passes(shape, load, limit_gib=limit, width=BYTES[dtype], checkpointed=again)
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    found = choose_passes(
+        shape,
+        load,
+        crew=Crew(settings.strategy, settings.processes * settings.run.nodes, settings.offload),
+        dtype=cast(Precision, dtype),
+        architecture=base_config(work).get("model_type", "llama"),
+        limit_gib=limit,
+        checkpointing=settings.checkpointing,
+        rates=rates,
+    )
+    if needs_more(found, limit_gib=limit):
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB",
+            why=f"{found.peak_gib:.1f} GiB are needed with {describe_plain(found)}",
+            fix="set `train.method: qlora` or `train.checkpointing: auto`, lower `data.max_tokens`, share it "
+            "(`train.strategy`), or give it a larger card; `plan.memory_limit_gib` states what there is",
+        )
+    return found
+
+
+def base_config(work: Workplace) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads((Path(work.base.folder) / "config.json").read_text())
+    return config
+
+
+def plan_tuning(
+    work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: Rates | None
+) -> Tuning | None:
+    """How a card's memory is spent; None where the run takes the plain step or a processor's."""
+    settings = work.settings.train
+    config = base_config(work)
+    if device.kind != "cuda" or why_plain(settings, config, capability=device.capability) is not None:
+        return None
+    limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
+    tuning = choose_tuning(
+        shape,
+        method=settings.method,
+        adapted=load.adapted_layers,
+        trainable=adapter_parameters(
+            shape, rank=load.rank, targets=load.targets, layers=load.adapted_layers, ranks=load.ranks
+        ),
+        limit_gib=limit,
+        step_tokens=_largest_step(load),
+        longest=max(load.lengths),
+        eight=_wants_eight(settings, shape) and (device.capability or 0) >= FIRST_WITH_EIGHT,
+        rates=rates,
+    )
+    if tuning is None:
+        raise AnswerIsNo(
+            f"it does not fit into {limit:.1f} GiB",
+            why=f"not even with one row of {max(load.lengths)} tokens at a time and nothing kept",
+            fix="set `train.method: qlora`, lower `data.max_tokens`, or give it a larger card",
+        )
+    seconds = tuning.seconds_a_token * sum(load.lengths) * load.epochs
+    pays = settings.compile == "on" or (settings.compile == "auto" and seconds > COMPILING_PAYS_SECONDS)
+    return tuning.model_copy(update={"compiled": pays, "recorded": True})
+
+
+def _largest_step(load: Workload) -> int:
+    """Tokens that hardly any step goes beyond: a step in two passes takes nearly twice as long as in one."""
+    rows, lengths = load.batch_rows, sorted(load.lengths)
+    mean, spread = statistics.fmean(lengths), statistics.pstdev(lengths)
+    likely = rows * mean + 3 * spread * math.sqrt(rows)
+    return min(math.ceil(likely), max(sum(lengths[-rows:]), round(rows * mean)))
+
+
+def _wants_eight(settings: TrainSettings, shape: ModelShape) -> bool:
+    """Small models are quick in 16 bits, and 8 cost them most: on SmolLM2 the loss was 5 % higher."""
+    large = total_parameters(shape) >= LARGE_PARAMETERS
+    return settings.fp8 == "on" or (settings.fp8 == "auto" and large)

@@ -1,0 +1,119 @@
+"""Everything that can be found out before the first training step, in seconds and without loading weights.
+
+In: an open workplace with a prepared dataset and a plan. Out: problems, how long each stage will take, and
+what disk and port look like. `graft run` does this by itself before it trains; `graft run --dry-run` does
+nothing else.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from graftwork.evaluate.cases import choose_cases
+from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
+from graftwork.files.dataset_folder import iterate_rows
+from graftwork.grading import GradeContext, require_gradable
+from graftwork.pipeline.doctor.check import Check
+from graftwork.pipeline.doctor.machine import look_at_disk
+from graftwork.pipeline.doctor.project_files import look_at_port
+from graftwork.pipeline.evaluate_context import open_grading
+from graftwork.pipeline.step import Made
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.workplace import Workplace
+from graftwork.records.base import Record
+from graftwork.records.errors import GraftError, UserMistake
+from graftwork.records.plan import Plan, RunPlan
+
+
+class Preflight(Record):
+    """What is known before training."""
+
+    cases: int
+    metrics: tuple[MetricTrial, ...]
+    problems: tuple[Problem, ...]
+    run: RunPlan
+    """How long each stage takes."""
+    power: str = ""
+    """What so many held-out cases can show, in a sentence."""
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.severity == "error")
+
+
+def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
+    """Look ahead; a UserMistake where training would be in vain, a word where something is doubtful."""
+    found = look_ahead(work, made, run)
+    for problem in found.problems:
+        if problem.severity == "warning":
+            work.narrator.word(f"{problem.what}: {problem.why}")
+    if found.errors:
+        first, more = found.errors[0], len(found.errors) - 1
+        also = "; ".join(problem.what for problem in found.errors[1:])
+        raise UserMistake(
+            first.what,
+            why=f"{first.why}{f' (and {more} more: {also})' if more else ''}",
+            fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",
+            where=str(work.project.file),
+        )
+    work.narrator.word(f"{found.cases} held-out cases: every metric and every rule was tried")
+    return found
+
+
+def look_ahead(work: Workplace, made: Made, run: RunPlan) -> Preflight:
+    """Grade the log's own replies and spoiled ones, and try every rule; `run` is the plan of the stages."""
+    prepared, plan = made.get("prepare", Prepared), made.get("plan", Plan)
+    evaluate, gate = work.settings.evaluate, work.settings.gate
+    rows = list(iterate_rows(Path(prepared.folder), "test"))
+    problems: list[Problem] = []
+    if not rows:
+        problems.append(_nothing_held_out(work))
+    trials: tuple[MetricTrial, ...] = ()
+    power = ""
+    cases = choose_cases(rows, most=evaluate.max_cases) if rows else ()
+    if cases:
+        try:
+            grading = open_grading(work, cases)
+            context = grading.context()
+            require_gradable(_with_checks(work, context))
+            found = try_out(cases, evaluate=evaluate, gate=gate, context=context)
+            trials, problems = found.metrics, [*problems, *found.problems]
+        except GraftError as error:
+            problems.append(Problem(severity="error", what=error.what, why=error.why, fix=error.fix))
+        power = what_cases_show(len(cases), confidence=evaluate.confidence).sentence
+    problems += _look_at_machine(work, plan)
+    return Preflight(
+        cases=len(cases),
+        metrics=trials,
+        problems=tuple(sorted(problems, key=lambda problem: problem.severity != "error")),
+        run=run,
+        power=power,
+    )
+
+
+def _with_checks(work: Workplace, context: GradeContext) -> GradeContext:
+    checks = {check.name: check for check in work.settings.evaluate.checks}
+    return replace(context, checks=checks)
+
+
+def _nothing_held_out(work: Workplace) -> Problem:
+    share = work.settings.data.test
+    why = f"data.test is {share:g}" if share == 0 else "every row was dropped or dealt to another split"
+    return Problem(
+        severity="error",
+        what="there is no held-out row, so no rule of the gate could be judged",
+        why=why,
+        fix="give data.test a share, such as 0.2; or `graft train`, which asks for no verdict",
+    )
+
+
+def _look_at_machine(work: Workplace, plan: Plan) -> list[Problem]:
+    """Disk and port, as the doctor sees them; a port in use does not stop a training."""
+    disk, port = look_at_disk(work.project.state, needed=plan.disk_gib.high), look_at_port(work.project)
+    return [*_as_problem(disk, severity="error"), *_as_problem(port, severity="warning")]
+
+
+def _as_problem(check: Check, *, severity: Severity) -> list[Problem]:
+    if check.result == "ok":
+        return []
+    return [Problem(severity=severity, what=f"{check.name}: {check.found}", fix=check.fix)]

@@ -1,0 +1,145 @@
+"""Half a minute on the real device: started in a process of its own, kept, and found again.
+
+In: a shape and a place to try the disk. Out: ProbeFacts, in the project's state folder and in the user's
+cache, by device, driver and version of torch. A probe of another device is never given out.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from graftwork.files.whole import write_whole
+from graftwork.model.base import find_base, is_ready, models_folder
+from graftwork.model.probe_here import name_device
+from graftwork.model.shape import layer_parameters, read_shape
+from graftwork.plan.catalog.models import find_model
+from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
+from graftwork.project.folder import Project
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
+from graftwork.records.plan import ModelShape
+from graftwork.records.probe import DeviceName, ProbeFacts, ProbeJob
+
+FOLDER = "probes"
+PATIENCE = 6.0
+"""A probe that takes this many times its seconds hangs."""
+
+Hear = Callable[[str, float], None]
+"""What comes next, and the seconds that are still expected."""
+
+
+def shape_to_probe(project: Project | None, model: str | None) -> ModelShape:
+    """The shape of a model that the project, the catalog or a folder knows."""
+    known = project.settings.all_models if project is not None else ()
+    if project is not None and (model is None or model in known):
+        base = project.settings.of_model(model or project.settings.main_model).base
+        return read_shape(Path(find_base(base, project_folder=project.root).folder))
+    if model is None:
+        raise UserMistake(
+            "there is no model to probe with",
+            why="this folder holds no project, and none was named",
+            fix="name one: graft plan probe --model deepseek-coder-6.7b",
+            where="--model",
+        )
+    return find_model(model).shape
+
+
+def takes_long_to_find(project: Project | None, model: str | None) -> bool:
+    """Whether the embedded model has to be made ready first."""
+    if project is None or (model is not None and model not in project.settings.all_models):
+        return False
+    return not is_ready(project.settings.of_model(model or project.settings.main_model).base)
+
+
+def run_probe(job: ProbeJob, *, on_part: Hear = lambda *_: None) -> ProbeFacts:
+    """Probe this machine's device in a child."""
+    command = [sys.executable, "-m", "graftwork.pipeline.probe_process", job.model_dump_json()]
+    environment = {**WORKER_ENVIRONMENT, **compiled_cache(), **os.environ}
+    complaints: list[str] = []
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(command, stdout=said, stderr=subprocess.PIPE, text=True, env=environment)
+        try:
+            assert child.stderr is not None
+            for line in child.stderr:
+                _hear(line, on_part, complaints)
+            code = child.wait(timeout=job.seconds * PATIENCE)
+        except KeyboardInterrupt as stopped:
+            raise Interrupted("the probe was stopped", fix="run graft plan probe again") from stopped
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        said.seek(0)
+        lines = [line for line in said.read().splitlines() if line.startswith("{")]
+    if code or not lines:
+        raise EnvironmentLacks(
+            "the probe found nothing out",
+            why=complaints[-1] if complaints else f"its process ended with {code}",
+            fix=f"`graft doctor` says what this machine lacks; `{pip_install('train')}` brings torch",
+        )
+    return ProbeFacts.from_json(lines[-1])
+
+
+def _hear(line: str, on_part: Hear, complaints: list[str]) -> None:
+    try:
+        told = json.loads(line)
+        on_part(str(told["doing"]), float(told["left_seconds"]))
+    except (ValueError, KeyError, TypeError):
+        if line.strip():
+            complaints.append(line.strip())
+
+
+def keep_probe(facts: ProbeFacts, project: Project | None) -> tuple[Path, ...]:
+    """Write it down for this project and for the user's others; where."""
+    folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
+    files = [folder / _key(facts.device) / f"{_shape_key(facts.shape)}.json" for folder in folders]
+    for file in files:
+        write_whole(file, facts.to_json())
+    return tuple(files)
+
+
+def stored_probe(project: Project | None = None, *, shape: ModelShape | None = None) -> ProbeFacts | None:
+    """The probe of this very device, driver and torch; the project's before the user's. Of several the one
+    whose blocks are nearest to `shape`, else the newest. Needs no torch and starts nothing heavy."""
+    here = name_device()
+    folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
+    for folder in folders:
+        files = sorted((folder / _key(here)).glob("*.json"))
+        found = [facts for facts in map(_read, files) if facts is not None and facts.device == here]
+        if found and shape is not None:
+            return min(found, key=lambda facts: _distance(facts.shape, shape))
+        if found:
+            return max(found, key=lambda facts: facts.at)
+    return None
+
+
+def _read(file: Path) -> ProbeFacts | None:
+    """None for what another version wrote."""
+    try:
+        return ProbeFacts.from_json(file.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _distance(one: ModelShape, other: ModelShape) -> float:
+    ratio = layer_parameters(one) / layer_parameters(other)
+    return max(ratio, 1 / ratio)
+
+
+def _cache() -> Path:
+    """Beside the converted models, which all projects of a user share as well."""
+    return models_folder().parent / FOLDER
+
+
+def _key(device: DeviceName) -> str:
+    return fingerprint(device.model_dump(mode="json"))[:16]
+
+
+def _shape_key(shape: ModelShape) -> str:
+    return fingerprint(shape.model_dump(mode="json", exclude={"name", "max_positions"}))[:16]

@@ -1,0 +1,121 @@
+"""The plan was wrong: the run took more memory than there is. Record it, take fewer rows at a time, go on.
+
+In: a job, and what was measured when memory ran out. Out: the job of the same run with half the rows
+at a time, on a card at last with blocks that compute again; or None where nothing more can give way.
+What was decided stays in the run's folder, so that the same command, given again, does not make the
+same mistake.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from graftwork.files.whole import write_whole
+from graftwork.pipeline.steps.plan import kind_of_run
+from graftwork.pipeline.workplace import Workplace, now
+from graftwork.process.alert import Alarm
+from graftwork.records.errors import OutOfMemory
+from graftwork.records.plan import Residual
+from graftwork.records.run import TrainJob
+from graftwork.train.files import REPLANNED
+
+MICRO_ROWS = "micro_rows"
+CHECKPOINTING = "checkpointing"
+LIMIT = "limit_gib"
+GIVE_WAY = 0.92
+"""Of a card's limit, each time that it was too much."""
+LEAST_SHARE = 0.6
+"""Of what was planned: below that the plan itself was wrong."""
+
+
+def as_replanned(job: TrainJob) -> TrainJob:
+    """The job as an earlier attempt at this run had to change it."""
+    path = Path(job.folder) / REPLANNED
+    if not path.exists():
+        return job
+    said = json.loads(path.read_text())
+    if LIMIT in said:
+        return with_limit(job, said[LIMIT])
+    smaller = with_micro_rows(job, int(said[MICRO_ROWS]))
+    return with_checkpointing(smaller) if said.get(CHECKPOINTING) else smaller
+
+
+def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
+    """Remember what was measured; half the rows at a time, or a card's limit a little lower."""
+    _remember(work, job, exhausted)
+    measured = exhausted.figures.get("peak_memory_gib")
+    took = f"{measured:.2f} GiB were taken" if measured is not None else "how much was taken is not known"
+    why = f"the plan expected {job.plan.peak_memory_gib.value:.2f} GiB, {took}; {exhausted.why}"
+    smaller = _take_less(job)
+    if smaller is None:
+        alarm.tell(
+            "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
+        )
+        return None
+    changed, said, word = smaller
+    alarm.tell("out_of_memory", f"out of memory: going on with {word}", why=why)
+    write_whole(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
+    return changed
+
+
+def _take_less(job: TrainJob) -> tuple[TrainJob, dict[str, Any], str] | None:
+    """The job with less at a time, what is remembered of that, and a word for it."""
+    tuning = job.plan.tuning
+    if tuning is not None:
+        # On a card what blocks keep gives way; where they keep nothing already, nothing can.
+        limit = tuning.limit_gib * GIVE_WAY
+        if limit < tuning.peak_gib * LEAST_SHARE:
+            return None
+        return with_limit(job, limit), {LIMIT: limit}, f"at most {limit:.1f} GiB of the card"
+    again, rows = computes_again(job), rows_at_a_time(job) // 2
+    if rows:
+        said = {MICRO_ROWS: rows, **({CHECKPOINTING: True} if again else {})}
+        return with_micro_rows(job, rows), said, f"{rows} row(s) at a time"
+    if again or job.plan.device.kind != "cuda" or job.keeping.get(CHECKPOINTING, "auto") != "auto":
+        return None
+    said = {MICRO_ROWS: 1, CHECKPOINTING: True}
+    word = "one row at a time, and blocks that compute again on the way back"
+    return with_checkpointing(with_micro_rows(job, 1)), said, word
+
+
+def computes_again(job: TrainJob) -> bool:
+    """Whether blocks keep only their input already."""
+    asked, planned = job.keeping.get(CHECKPOINTING, "auto"), job.plan.plain
+    return asked == "on" or (asked == "auto" and planned is not None and planned.checkpointed)
+
+
+def with_checkpointing(job: TrainJob) -> TrainJob:
+    return job.model_copy(update={"keeping": {**job.keeping, CHECKPOINTING: "on"}})
+
+
+def rows_at_a_time(job: TrainJob) -> int:
+    """Of each process: as changed before, as planned, else all that it has of a step."""
+    planned = job.plan.plain.micro_rows if job.plan.plain is not None else None
+    alone = job.crew.get("strategy", "single") == "single"
+    shared = 1 if alone else int(job.crew.get("processes", 1)) * int(job.run.get("nodes", 1))
+    whole = -(-int(job.plan.train["settings"]["batch_rows"]) // shared)
+    return int(job.plan.train.get(MICRO_ROWS) or planned or whole)
+
+
+def with_micro_rows(job: TrainJob, rows: int) -> TrainJob:
+    plan = job.plan.model_copy(update={"train": {**job.plan.train, MICRO_ROWS: rows}})
+    return job.model_copy(update={"plan": plan})
+
+
+def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
+    assert job.plan.tuning is not None, "only a card has a limit"
+    tuning = job.plan.tuning.model_copy(update={"limit_gib": limit_gib})
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
+
+
+def _remember(work: Workplace, job: TrainJob, exhausted: OutOfMemory) -> None:
+    """Beside the plans of finished runs, so that the next plan can know better."""
+    taken = exhausted.figures.get("peak_memory_gib")
+    if taken is None:
+        return
+    # What was asked for in vain belongs to what the work would have taken.
+    needed = taken + exhausted.figures.get("asked_gib", 0.0)
+    found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
+    work.residuals.add(
+        job.run_id, device=job.plan.device.name, base=kind_of_run(work), found=[found], when=now()
+    )

@@ -1,0 +1,207 @@
+"""Wire a project's releases to an endpoint: aliases from the store, captures into it.
+
+In: an open workplace. Out: a running endpoint, in this thread or beside it. The model itself runs in
+a child process of the serve stage; this side stays free of torch.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.sight import load_template
+from graftwork.pipeline.workplace import Workplace
+from graftwork.records.capture import Capture, Feedback
+from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
+from graftwork.records.release import Release
+from graftwork.registry.leases import Lease
+from graftwork.registry.names import take_apart
+from graftwork.serve.jobs import EngineJob
+from graftwork.serve.settings import ServeSettings
+from graftwork.serve.split import NoDeal, set_up_deal
+from graftwork.store.feedback import FeedbackStore
+
+READY_SECONDS = 120.0
+
+
+class StoreSink:
+    """Captures and feedback go into the project's store, which is how they become data again."""
+
+    def __init__(self, work: Workplace) -> None:
+        self._captures = work.captures
+        self._feedback = FeedbackStore(work.database, project=work.settings.project)
+
+    def add_many(self, captures: list[Capture]) -> None:
+        self._captures.add(captures)
+
+    def add_feedback(self, feedback: Feedback) -> bool:
+        return self._feedback.add(feedback)
+
+
+def say_split(work: Workplace, settings: ServeSettings) -> str | None:
+    """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
+    deal = set_up_deal(settings.split, work.releases.aliases())
+    if settings.split is None or deal is None:
+        return None
+    if isinstance(deal, NoDeal):
+        return f"no experiment yet, {settings.split.alias} answers all: {deal.why}"
+    kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
+    return (
+        f"experiment {deal.experiment}: {deal.share:.3g} of the sessions that ask for {deal.alias} go to "
+        f"{settings.split.challenger} ({deal.challenger[:12]}){kept}"
+    )
+
+
+def engine_job(work: Workplace, held: Lease) -> EngineJob:
+    """The base and every release on it that an alias points at, each verified byte by byte.
+
+    What aliases of other models point at is left out where it needs another base or template.
+    """
+    aliases, own_model = work.releases.aliases(), take_apart(own_alias(work)).model
+    own = {to for alias, to in aliases.items() if take_apart(alias).model == own_model}
+    template = load_template(work).template_fingerprint
+    live = []
+    for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
+        if release.id in own:
+            _require_same_ground(work, release, template)
+        if _is_on_same_ground(work, release, template):
+            live.append(release)
+        else:
+            work.narrator.word(f"{release.model} needs another base ({release.base}): it is not served here")
+    held.add(*(release.id for release in live))
+    return EngineJob(
+        folder=str(work.project.serving),
+        base_folder=work.base.folder,
+        template_fingerprint=template,
+        reasoning=work.settings.data.reasoning == "keep",
+        adapters={release.id: str(open_store(work).get(release.id)) for release in live},
+    )
+
+
+def serve_here(
+    work: Workplace,
+    settings: ServeSettings,
+    *,
+    on_ready: Callable[[str], None],
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until a signal comes, or `stop` is set."""
+    from graftwork.serve.run import run, serve
+
+    with open_store(work).lease() as held:
+        job = engine_job(work, held)
+        sink = StoreSink(work) if settings.capture else None
+        run(
+            serve(
+                settings,
+                engine_job=job,
+                sink=sink,
+                resolve_alias=work.releases.aliases,
+                on_ready=on_ready,
+                stop=stop,
+                find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
+                feedback=sink,
+            )
+        )
+
+
+@contextmanager
+def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
+    """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
+    settings = settings.model_copy(update={"split": None})
+    ready, url, failure = threading.Event(), list[str](), list[BaseException]()
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def answer(address: str) -> None:
+        url.append(address)
+        ready.set()
+
+    async def main() -> None:
+        from graftwork.serve.run import serve
+
+        stop = asyncio.Event()
+        loops.append((asyncio.get_running_loop(), stop))
+        with open_store(work).lease() as held:
+            await serve(
+                settings,
+                engine_job=engine_job(work, held),
+                sink=StoreSink(work),
+                resolve_alias=work.releases.aliases,
+                on_ready=answer,
+                stop=stop,
+            )
+
+    def run_thread() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # handed to the caller's thread, which raises it
+            failure.append(error)
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run_thread, name="serving", daemon=True)
+    thread.start()
+    try:
+        if not ready.wait(READY_SECONDS) or failure or not url:
+            raise _not_ready(failure)
+        yield url[0]
+    finally:
+        for loop, stop in loops:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+class _AdapterFinder:
+    """The folders of releases that aliases move to: leased first, then checked byte by byte.
+
+    None for a release that needs another base, now and always. What cannot be leased, read or verified is an
+    error: a busy store is free again, and a damaged release can be mended, so the caller tries again later.
+    """
+
+    def __init__(self, work: Workplace, held: Lease, template: str | None) -> None:
+        self._work, self._held, self._template = work, held, template
+        self._elsewhere: set[str] = set()
+
+    def __call__(self, release_id: str) -> str | None:
+        if release_id in self._elsewhere:
+            return None
+        release = self._work.releases.get(release_id)
+        if not _is_on_same_ground(self._work, release, self._template):
+            self._elsewhere.add(release_id)
+            return None
+        self._held.add(release_id)
+        return str(open_store(self._work).get(release_id))
+
+
+def _is_on_same_ground(work: Workplace, release: Release, template: str | None) -> bool:
+    return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
+
+
+def _require_same_ground(work: Workplace, release: Release, template: str) -> None:
+    """An adapter answers rightly only on the base and the template that it was trained with."""
+    if release.base_fingerprint != work.base.revision:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained on another base",
+            why=f"it needs {release.base} with revision {release.base_fingerprint[:12]}",
+            fix="set `base` in graft.yaml to that model, or release a new adapter",
+        )
+    if release.template_fingerprint != template:
+        raise UserMistake(
+            f"release {release.id[:12]} was trained with another chat template",
+            why="asked in another form than it was trained in, the model answers badly",
+            fix="restore the template of the base model, or prepare and train anew",
+        )
+
+
+def _not_ready(failure: list[BaseException]) -> BaseException:
+    if failure and isinstance(failure[0], GraftError):
+        return failure[0]
+    if failure:
+        return failure[0]
+    return WorkerFailed(
+        "the endpoint did not come up in time",
+        why=f"it had {READY_SECONDS:.0f} s",
+        fix="look at .graft/serving/engine.log",
+    )

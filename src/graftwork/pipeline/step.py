@@ -1,0 +1,107 @@
+"""What a step is: what it needs, what it depends on, what it makes, and when it is up to date.
+
+A step is done again only when the fingerprint of its inputs has changed or its output is gone.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from graftwork.pipeline.workplace import Workplace
+from graftwork.records.base import Record, fingerprint
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The outputs of the steps that ran before, by name."""
+
+    outputs: dict[str, Record]
+
+    def get(self, step: str, kind: type[R]) -> R:
+        output = self.outputs[step]
+        if not isinstance(output, kind):
+            raise TypeError(f"step {step} made a {type(output).__name__}, not a {kind.__name__}")
+        return output
+
+
+_NEEDED = "result of "
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a step depends on: one fingerprint of all, and each part by its name, as text."""
+
+    fingerprint: str
+    parts: dict[str, str]
+
+    def changes_since(self, before: dict[str, str]) -> tuple[str, ...]:
+        """Each part that is not what it was, in words."""
+        return tuple(
+            _word_change(name, before.get(name), self.parts.get(name))
+            for name in dict.fromkeys((*before, *self.parts))
+            if before.get(name) != self.parts.get(name)
+        )
+
+
+def _word_change(name: str, was: str | None, now: str | None) -> str:
+    if name.startswith(_NEEDED):
+        return f"`{name.removeprefix(_NEEDED)}` made another result"
+    if was is None:
+        return f"{name} is new"
+    if now is None:
+        return f"{name} is gone"
+    if len(was) == len(now) == _HASH_LENGTH:
+        return f"{name} has changed"
+    return f"{name} was {_shorten(was)} and is {_shorten(now)}"
+
+
+_HASH_LENGTH = 64
+_LONGEST_SHOWN = 40
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 1]}…"
+
+
+def _flatten(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The leaves of nested mappings by their dotted names; a list is one leaf."""
+    if isinstance(value, dict) and value:
+        for key, inside in value.items():
+            yield from _flatten(f"{name}.{key}" if name else str(key), inside)
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    title: str
+    needs: tuple[str, ...]
+    makes: type[Record]
+    depends_on: Callable[[Workplace, Made], Any]
+    """The settings and outside things that, changed, make the step's output wrong."""
+    do: Callable[[Workplace, Made], Record]
+    identity: Callable[[Any], str] = Record.fingerprint
+    """What later steps see of the output: two outputs of one identity are the same to them."""
+    still_there: Callable[[Workplace, Any], bool] = lambda _work, _output: True
+    input_names: tuple[str, ...] = ()
+    """What `depends_on` gives, item by item where it gives a list: the words in which changes are named."""
+
+    def inputs_of(self, work: Workplace, made: Made, identities: dict[str, str]) -> "Inputs":
+        """All that the step's output depends on, as it is now."""
+        needed = {name: identities[name] for name in self.needs}
+        on = self.depends_on(work, made)
+        seen = fingerprint({"step": self.name, "on": on, "needs": needed})
+        return Inputs(
+            seen, {**self._name_inputs(on), **{f"{_NEEDED}{name}": i for name, i in needed.items()}}
+        )
+
+    def _name_inputs(self, on: Any) -> dict[str, str]:
+        if isinstance(on, list) and len(on) == len(self.input_names):
+            parts = zip(self.input_names, on, strict=True)
+        else:
+            parts = zip((self.input_names or (self.name,))[:1], (on,), strict=True)
+        return {key: said for name, part in parts for key, said in _flatten(name, part)}

@@ -1,0 +1,168 @@
+"""Step: base and adapter answer the same held-out cases, beside the champion and the log's own answers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from graftwork.evaluate.cases import (
+    choose_cases,
+    choose_worked_example,
+    hash_cases,
+    question_key,
+    read_cases,
+    write_cases,
+)
+from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
+from graftwork.evaluate.worker import GENERATION_FILE
+from graftwork.files.dataset_folder import read_rows
+from graftwork.grading.own import hash_own, is_own
+from graftwork.pipeline.evaluate_context import open_grading
+from graftwork.pipeline.evaluate_log import remark_on_log
+from graftwork.pipeline.evaluate_run import Evaluated, Lineup, measure_subjects, report_on
+from graftwork.pipeline.evaluate_subjects import Asking, Subject, find_champion, resolve_subject
+from graftwork.pipeline.gate_rules import note_rules
+from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.workplace import Workplace, now
+from graftwork.records.errors import GraftError
+from graftwork.records.interaction import Message
+from graftwork.records.report import Case
+from graftwork.records.run import TrainOutcome
+
+__all__ = [
+    "ADAPTER",
+    "BASE",
+    "LOG",
+    "STEP",
+    "Evaluated",
+    "held_out",
+    "line_up",
+    "load_cases",
+    "log_look",
+    "worked_example",
+]
+
+BASE = "base"
+ADAPTER = "adapter"
+LOG = "log"
+REFERENCES = ("endpoint", "log")
+"""Kinds of subjects that the candidate is measured against and that are no candidates themselves."""
+
+
+def held_out(work: Workplace, prepared: Prepared) -> tuple[Case, ...]:
+    """The cases of the prepared test split, as many as the settings allow."""
+    return choose_cases(read_rows(Path(prepared.folder), "test"), most=work.settings.evaluate.max_cases)
+
+
+def worked_example(work: Workplace, prepared: Prepared) -> tuple[Message, ...]:
+    settings = work.settings.evaluate
+    if not settings.worked_example:
+        return ()
+    return choose_worked_example(read_rows(Path(prepared.folder), "train"), fields=settings.fields)
+
+
+def line_up(work: Workplace, *, asking: Asking, outcome: TrainOutcome) -> Lineup:
+    """Base and adapter; the champion where there is another one; who the settings name; the log."""
+
+    def resolved(subject: NamedSubject) -> Subject:
+        return resolve_subject(work, subject, asking=asking, outcome=outcome)
+
+    champion = None
+    if find_champion(work, unlike=outcome.adapter_hash) is not None:
+        try:
+            champion = resolved(parse_subject(CHAMPION))
+        except GraftError as trouble:
+            # Damaged or of another template: the new one can still be compared with the base.
+            work.narrator.word(f"not compared with the champion: {trouble.what}")
+    named = parse_subjects((*work.settings.evaluate.subjects, LOG))
+    further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
+    return Lineup(
+        baseline=resolved(parse_subject(BASE)),
+        candidate=resolved(parse_subject(ADAPTER)),
+        champion=champion,
+        others=tuple(resolved(subject) for subject in further if subject.kind not in REFERENCES),
+        references=tuple(resolved(subject) for subject in further if subject.kind in REFERENCES),
+    )
+
+
+def put_cases(work: Workplace, cases: tuple[Case, ...]) -> Path:
+    """The file that the workers read the cases from, named by what is in it."""
+    path = work.project.evaluations / f"cases-{hash_cases(cases)[:12]}.jsonl"
+    write_cases(path, cases=cases)
+    return path
+
+
+def log_look(work: Workplace, cases: Sequence[Case], *, subject: str) -> int:
+    """Note that a subject was measured on these cases, and on which questions."""
+    questions = {key for case in cases if (key := question_key(case))}
+    return work.looks.log(hash_cases(cases), subject=subject, when=now(), questions=questions)
+
+
+def _do(work: Workplace, made: Made) -> Evaluated:
+    prepared, outcome = made.get("prepare", Prepared), made.get("train", TrainOutcome)
+    note_rules(work, outcome.run_id, stage="evaluated")
+    cases = held_out(work, prepared)
+    asking = Asking(put_cases(work, cases), example=worked_example(work, prepared))
+    lineup = line_up(work, asking=asking, outcome=outcome)
+    grading = open_grading(work, cases)
+    scored = measure_subjects(work, lineup, cases=cases, grading=grading)
+    looks = log_look(work, cases, subject=outcome.adapter_hash)
+    remarks = remark_on_log(scored, prepared=prepared)
+    return Evaluated(
+        cases_file=str(asking.cases_file),
+        folders={subject.name: str(subject.folder) for subject in lineup.all},
+        report=report_on(
+            work,
+            lineup,
+            cases=cases,
+            scored=scored,
+            grading=grading,
+            looks=looks,
+            looked_at=outcome.adapter_hash,
+            remarks=remarks,
+        ),
+        champion=_champion_of(work, outcome.adapter_hash),
+        adapter_hash=outcome.adapter_hash,
+    )
+
+
+def _champion_of(work: Workplace, adapter_hash: str) -> str | None:
+    """The release that serves now, unless it is this very adapter."""
+    found = find_champion(work, unlike=adapter_hash)
+    return found.id if found is not None else None
+
+
+def _still_there(work: Workplace, evaluated: Evaluated) -> bool:
+    """Whether the answers are, and no other champion serves than the one that was compared with."""
+    files = [Path(folder) / GENERATION_FILE for folder in evaluated.folders.values()]
+    if not all(path.exists() for path in (*files, Path(evaluated.cases_file))):
+        return False
+    if not evaluated.adapter_hash:
+        return True
+    # Promoted, the candidate is the champion itself: then nothing is to be compared anew.
+    return _champion_of(work, evaluated.adapter_hash) in (None, evaluated.champion)
+
+
+def _depends_on(work: Workplace, _made: Made) -> Any:
+    """The settings, and what the project's own metrics say now: they are code beside graft.yaml."""
+    settings = work.settings.evaluate
+    asked = settings.model_dump(mode="json")
+    named = [check.metric for check in settings.checks if is_own(check.metric)]
+    own = {name: hash_own(name, folder=work.project.root) for name in named}
+    return {**asked, "own": own} if own else asked
+
+
+def load_cases(evaluated: Evaluated) -> tuple[Case, ...]:
+    return read_cases(Path(evaluated.cases_file))
+
+
+STEP = Step(
+    name="evaluate",
+    title="evaluate base and adapter",
+    needs=("prepare", "train"),
+    makes=Evaluated,
+    depends_on=_depends_on,
+    do=_do,
+    identity=lambda evaluated: str(evaluated.report.fingerprint()),
+    still_there=_still_there,
+)

@@ -1,0 +1,245 @@
+"""Step: say what training will take, before anything is loaded."""
+
+import math
+import shutil
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graftwork.files.dataset_folder import iterate_rows, read_rows
+from graftwork.model.adapter_shape import AdapterShape, require_names
+from graftwork.model.base import note_on_weights
+from graftwork.model.probe import probe_device
+from graftwork.model.processor_step import (
+    MEMORY_SHARE,
+    TrunkTokens,
+    choose_kept,
+    packed_bytes,
+    why_plain_here,
+)
+from graftwork.model.shape import linear_names, read_shape
+from graftwork.pipeline.lineage import identity_of, start_of
+from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
+from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.workplace import Workplace
+from graftwork.plan.estimate import make_plan
+from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
+from graftwork.process.memory import machine_memory
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import AnswerIsNo, UserMistake
+from graftwork.records.figure import Figure
+from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
+from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
+from graftwork.train.precision import choose_precision, has_amx_here
+from graftwork.train.settings import LOSS, TrainSettings
+
+
+def _do(work: Workplace, made: Made) -> Plan:
+    prepared = made.get("prepare", Prepared)
+    dataset, settings = prepared.dataset, work.settings.train
+    shape = read_shape(Path(work.base.folder))
+    device = probe_device(threads=settings.threads)
+    dtype = choose_precision(
+        settings.precision, kind=device.kind, amx=has_amx_here(), capability=device.capability
+    )
+    work_ahead = _measure_work(prepared, settings, shape)
+    if device.kind == "cpu":
+        work_ahead = _as_on_processor(work, work_ahead, shape, device=device, dtype=dtype)
+    rates = card_rates(work, device, shape)
+    tuning = plan_tuning(work, device, shape, work_ahead.load, rates=rates)
+    plain = (
+        None if tuning is not None else plan_passes(work, device, shape, work_ahead.load, dtype, rates=rates)
+    )
+    # Earlier runs of the same kind on this machine: how fast they were, and what they took.
+    recent = work.residuals.recent(device=device.name, base=kind_of_run(work))
+    plan = make_plan(
+        base=work.base.name,
+        base_fingerprint=work.base.revision,
+        dataset_hash=dataset.content_hash,
+        shape=shape,
+        work=work_ahead.load,
+        device=device,
+        settings=work.settings.plan,
+        dtype=dtype,
+        train={
+            "settings": settings.what_is_learned(),
+            "adapter": _adapter(settings, shape),
+            **_started_from(work),
+            **_examination(work),
+            # In other bits another adapter is learned: another run.
+            **({} if tuning is None else {"weights": [tuning.form, tuning.head]}),
+        },
+        learned=tuple(one.actual for one in recent if one.name == SPEED),
+        # A peak that was itself corrected says nothing of the reckoning.
+        learned_memory=learned_memory([one for one in recent if one.name == COMPUTED]),
+        tuning=tuning,
+        plain=plain,
+        rates=rates,
+    )
+    # Stages and weights decide how rows fill the batches: the steps are counted, not reckoned.
+    counted = {"steps": Figure.exact(work_ahead.steps, "steps")}
+    plan = plan.model_copy(update={**counted, "base_note": note_on_weights(work.base.name)})
+    if not plan.fits:
+        raise AnswerIsNo(
+            "the run does not fit the limits",
+            why="; ".join(plan.notes[1:]),
+            fix="change the settings that the reason names",
+        )
+    return plan
+
+
+class _WorkAhead(NamedTuple):
+    load: Workload
+    steps: int
+    trunk: TrunkTokens
+    """What frozen blocks would have to read."""
+
+
+def _as_on_processor(
+    work: Workplace, ahead: _WorkAhead, shape: ModelShape, *, device: DeviceFacts, dtype: str
+) -> _WorkAhead:
+    """The work with how the step that is written for processors does it, where the run takes that step."""
+    settings = work.settings.train
+    if settings.checkpointing == "on":
+        # The step that is written out for processors has no such switch.
+        return ahead
+    why = why_plain_here(
+        base_config(work),
+        method=settings.method,
+        dtype=dtype,
+        longest=max(ahead.load.lengths),
+        alone=settings.strategy == "single",
+    )
+    if why is not None:
+        return ahead
+    adapted = ahead.load.adapted_layers
+    memory = machine_memory().get("limit", device.memory_gib) * 2**30
+    step = ProcessorStep(
+        packed=packed_bytes(shape, adapted=adapted) <= memory * MEMORY_SHARE,
+        kept=choose_kept(
+            shape,
+            ahead.trunk,
+            adapted=adapted,
+            memory_bytes=memory,
+            disk_bytes=shutil.disk_usage(work.project.root).free,
+            threads=device.threads,
+        ),
+        distinct_tokens=ahead.trunk.distinct,
+    )
+    return ahead._replace(load=ahead.load.model_copy(update={"processor": step}))
+
+
+def _measure_work(prepared: Prepared, settings: TrainSettings, shape: ModelShape) -> _WorkAhead:
+    """The rows as often as they will be trained on, by the function that the trainer asks too."""
+    folder = Path(prepared.folder)
+    rows = choose_training_rows(read_rows(folder, "train"), settings=settings)
+    if not rows:
+        raise UserMistake(
+            "the training split is empty",
+            why="every row was dropped, held out or given the weight 0",
+            fix="look at `graft data audit`, or lower `data.test` and `data.validation`",
+        )
+    steps = plan_steps(rows, settings=settings)
+    visits = [rows[at] for step in steps for at in step]
+    # Epochs differ only where a weight has a fraction; then the whole run counts as one.
+    epochs = settings.epochs if all(row.weight.is_integer() for row in rows) else 1
+    visits = visits[: len(visits) // epochs]
+    checks = islice(iterate_rows(folder, "validation"), settings.validation_rows)
+    shared = shared_tokens(rows)
+    trunk = TrunkTokens(
+        # The last token of a row predicts nothing: nobody reads it.
+        distinct=sum(len(tokens) - shared - 1 for tokens in {row.tokens for row in rows}),
+        visited=sum(len(rows[at].tokens) - shared - 1 for step in steps for at in step),
+    )
+    load = Workload(
+        lengths=tuple(len(row.tokens) for row in visits),
+        trained_tokens=sum(len(row.tokens) - row.trained_from for row in visits),
+        shared_tokens=shared,
+        most_replies=max(sum(len(rows[at].tokens) - rows[at].trained_from for at in step) for step in steps),
+        batch_rows=settings.batch_rows,
+        epochs=epochs,
+        rank=settings.rank,
+        targets=_target_names(settings, shape),
+        adapted_layers=len(_layers(settings, shape)),
+        method=settings.method,
+        ranks=_other_ranks(settings),
+        validation_tokens=sum(len(row.tokens) for row in checks),
+        checkpoints=math.ceil(len(steps) / settings.checkpoint_every),
+    )
+    return _WorkAhead(load, len(steps), trunk)
+
+
+def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
+    """The shape of what is learned: AdapterShape as JSON."""
+    adapter = AdapterShape(
+        rank=settings.rank,
+        alpha=settings.alpha,
+        targets=_target_names(settings, shape),
+        layers=tuple(_layers(settings, shape)),
+        ranks=_other_ranks(settings),
+        alphas={name: other.alpha for name, other in settings.modules.items() if other.alpha is not None},
+        stabilised=settings.rank_stabilised,
+        kind="lora" if settings.method == "qlora" else settings.method,
+    )
+    return adapter.model_dump(mode="json")
+
+
+def _started_from(work: Workplace) -> dict[str, dict[str, str]]:
+    """What the adapter goes on from: another start is another run."""
+    start = start_of(work)
+    return {} if start is None else {"started_from": start.named}
+
+
+def _examination(work: Workplace) -> dict[str, Any]:
+    """How answers are asked for and read during training: it decides when a run ends, and with what."""
+    examine, evaluate = work.settings.train.examine, work.settings.evaluate
+    if examine.every is None or examine.metric == LOSS:
+        return {}
+    read = evaluate.model_dump(mode="json", include={"max_new_tokens", "fields"})
+    return {"examination": {**read, "reasoning": work.settings.data.reasoning == "keep"}}
+
+
+def _target_names(settings: TrainSettings, shape: ModelShape) -> tuple[str, ...]:
+    """The layers with an adapter, as this base names them."""
+    known = linear_names(shape)
+    names = known if settings.targets == "all" else settings.targets
+    require_names(names, known, setting="train.targets")
+    require_names(settings.modules, names, setting="train.modules")
+    return names
+
+
+def _other_ranks(settings: TrainSettings) -> dict[str, int]:
+    return {name: other.rank for name, other in settings.modules.items() if other.rank is not None}
+
+
+def _layers(settings: TrainSettings, shape: ModelShape) -> range:
+    return range(shape.layers - min(settings.upper_layers or shape.layers, shape.layers), shape.layers)
+
+
+def kind_of_run(work: Workplace) -> str:
+    """Runs of the same kind do the same work a token, so that their speeds can be compared."""
+    same = work.settings.train.model_dump(
+        mode="json", include={"method", "rank", "modules", "targets", "upper_layers", "batch_rows", "threads"}
+    )
+    return fingerprint([work.base.revision, same])
+
+
+STEP = Step(
+    name="plan",
+    title="plan the run",
+    needs=("prepare",),
+    makes=Plan,
+    depends_on=lambda work, _made: [
+        work.settings.train.what_is_learned(),
+        work.settings.train.keeping(),
+        work.settings.train.crew(),
+        work.settings.plan.model_dump(mode="json"),
+        _started_from(work),
+        _examination(work),
+    ],
+    do=_do,
+    # Later steps care for what will be trained, not for how well it was foretold.
+    identity=identity_of,
+    input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
+)

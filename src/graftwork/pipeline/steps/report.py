@@ -1,0 +1,80 @@
+"""Step: the whole story on one page."""
+
+from pathlib import Path
+
+from graftwork.files.digest import file_digest
+from graftwork.files.whole import write_whole
+from graftwork.pipeline.evaluation_page import put_page
+from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.steps.evaluate import Evaluated
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.steps.try_out import TryOut
+from graftwork.pipeline.training_page import read_vitals
+from graftwork.pipeline.workplace import Workplace
+from graftwork.records.audit import Audit
+from graftwork.records.base import Record
+from graftwork.records.plan import Plan
+from graftwork.records.release import Release
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+from graftwork.report.inputs import ReportPage, SideBySide
+from graftwork.report.page import render_report
+from graftwork.train.log import read_journal
+
+
+class Written(Record):
+    path: str
+    sha256: str
+
+
+def _do(work: Workplace, made: Made) -> Written:
+    outcome = made.get("train", TrainOutcome)
+    released = "release" in made.outputs
+    page = ReportPage(
+        project=work.settings.project,
+        audit=made.get("audit", Audit),
+        dataset=made.get("prepare", Prepared).dataset,
+        plan=made.get("plan", Plan),
+        steps=tuple(read_journal(work.project.runs / outcome.run_id)),
+        outcome=outcome,
+        vitals=read_vitals(work.project.runs / outcome.run_id),
+        report=made.get("evaluate", Evaluated).report,
+        verdict=made.get("gate", Verdict),
+        release=made.get("release", Release) if released else None,
+        side_by_side=_side_by_side(made) if released else (),
+        seconds=_seconds(work, made),
+        evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
+    )
+    write_whole(work.project.report, render_report(page))
+    return Written(path=str(work.project.report), sha256=file_digest(work.project.report))
+
+
+def _side_by_side(made: Made) -> tuple[SideBySide, ...]:
+    return tuple(
+        SideBySide(
+            question=tried.question,
+            base_answer=tried.base_answer,
+            adapter_answer=tried.release_answer,
+            reference=tried.reference,
+            release=tried.answered_by,
+        )
+        for tried in made.get("try", TryOut).tried
+    )
+
+
+def _seconds(work: Workplace, made: Made) -> dict[str, float | None]:
+    entries = {name: work.ledger.get(name) for name in made.outputs}
+    return {name: entry.seconds if entry else None for name, entry in entries.items()}
+
+
+STEP = Step(
+    name="report",
+    title="write the report",
+    needs=("audit", "prepare", "plan", "train", "evaluate", "gate"),
+    makes=Written,
+    depends_on=lambda _work, made: [name for name in made.outputs if name in ("release", "try")],
+    do=_do,
+    still_there=lambda _work, written: (
+        Path(written.path).exists() and file_digest(Path(written.path)) == written.sha256
+    ),
+)

@@ -1,0 +1,191 @@
+"""Step: train the adapter in a child process that may die and be started again."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from graftwork.files.digest import folder_digest
+from graftwork.files.journal import Journal
+from graftwork.files.whole import write_whole
+from graftwork.model.base import verify_base
+from graftwork.pipeline.gate_rules import note_rules
+from graftwork.pipeline.lineage import run_id_of, start_of
+from graftwork.pipeline.machines import launch_of
+from graftwork.pipeline.replan import as_replanned, replan
+from graftwork.pipeline.run_parts import read_parts
+from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.steps.plan import kind_of_run
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.supervise import run_job
+from graftwork.pipeline.training_page import write_training_page
+from graftwork.pipeline.vigil import Vigil
+from graftwork.pipeline.workplace import Workplace, now, tell_note_on_base
+from graftwork.plan import residuals
+from graftwork.process import clock
+from graftwork.process.alert import Alarm
+from graftwork.process.judge import Patience
+from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
+from graftwork.records.plan import Plan
+from graftwork.records.run import TrainJob, TrainOutcome
+from graftwork.text.publish import publishable
+from graftwork.train.files import OUTCOME, WAITED, WORDS
+from graftwork.train.safety import pass_mirrors
+
+
+def _do(work: Workplace, made: Made) -> TrainOutcome:
+    plan = made.get("plan", Plan)
+    job = make_job(work, made)
+    run_id, folder = job.run_id, Path(job.folder)
+    enter_run(work, job)
+    verify_base(work.base)
+    tell_note_on_base(work)
+    work.runs.update(run_id, state="running", when=now())
+    try:
+        minutes = _train(work, job)
+    except (StoppedInOrder, Interrupted) as stopped:
+        work.runs.update(run_id, state="stopped", when=now(), error=stopped.as_json())
+        raise
+    except GraftError as failure:
+        work.runs.update(run_id, state="failed", when=now(), error=failure.as_json())
+        raise
+    verify_base(work.base)
+    outcome = TrainOutcome.from_json((folder / OUTCOME).read_bytes())
+    outcome = set_beside(plan, outcome, folder, minutes=minutes)
+    work.residuals.add(
+        run_id,
+        device=plan.device.name,
+        base=kind_of_run(work),
+        found=[*outcome.residuals, *outcome.residual_parts],
+        when=now(),
+    )
+    for drift in outcome.drifts:
+        work.narrator.word(f"beyond the plan: {drift.says}")
+    work.runs.update(run_id, state="done", when=now(), outcome=outcome.model_dump(mode="json"))
+    write_training_page(folder, plan, outcome)
+    return outcome
+
+
+def set_beside(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: float) -> TrainOutcome:
+    """The outcome with what the plan had said, part by part, and what left its range."""
+    found = residuals.compare(plan, outcome, minutes=minutes)
+    parts = residuals.compare_parts(plan, outcome, read_parts(folder, outcome, minutes=minutes))
+    drifts = residuals.find_drifts(found, parts)
+    return outcome.model_copy(update={"residuals": found, "residual_parts": parts, "drifts": drifts})
+
+
+def make_job(work: Workplace, made: Made) -> TrainJob:
+    """All that the worker is told about this model's run."""
+    plan, start = made.get("plan", Plan), start_of(work)
+    run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
+    begun = clock.now()
+    return TrainJob(
+        run_id=run_id,
+        folder=str(work.project.runs / run_id),
+        base_folder=work.base.folder,
+        dataset_folder=made.get("prepare", Prepared).folder,
+        plan=plan,
+        run=publishable(work.settings.train.run),
+        crew=work.settings.train.crew(),
+        keeping=work.settings.train.keeping(),
+        start_adapter=str(start.folder) if start else None,
+        # Counted from here and not from the worker's start: a worker that is started again has less left.
+        deadline=begun.at + minutes * 60 if minutes else None,
+        deadline_from=begun if minutes else None,
+    )
+
+
+def enter_run(work: Workplace, job: TrainJob) -> None:
+    """Enter the run in the store, once."""
+    if work.runs.get(job.run_id) is None:
+        work.runs.create(job.run_id, folder=job.folder, plan=job.plan.model_dump(mode="json"), when=now())
+    # Rules are written before the result is known: a later change of them is seen at the gate.
+    note_rules(work, job.run_id, stage="trained")
+
+
+def _train(work: Workplace, job: TrainJob) -> float:
+    """Minutes that the user waited, over all attempts."""
+    folder = Path(job.folder)
+    words = Journal(folder / WORDS)
+    heard = max((offset for _, offset in words.follow(0)), default=0)
+    begun = time.perf_counter()
+    waited_file = folder / WAITED
+    before = float(waited_file.read_text()) if waited_file.exists() else 0.0
+
+    def listen() -> None:
+        nonlocal heard
+        for line, offset in words.follow(heard):
+            heard = offset
+            work.narrator.word(str(line["word"]))
+
+    if (folder / OUTCOME).exists():
+        # Trained with the others of its project, or just before a crash of this side.
+        return before / 60
+    job = as_replanned(job)
+
+    def take_less(exhausted: OutOfMemory) -> TrainJob | None:
+        nonlocal job
+        smaller = replan(work, job, exhausted, alarm)
+        job = smaller or job
+        return smaller
+
+    launch = launch_of(work, folder)
+    try:
+        with watch_over(work, job) as vigil:
+            alarm = vigil.alarm
+            run_job(
+                name="training",
+                module=launch.module,
+                arguments=launch.arguments,
+                on_start=launch.call,
+                job=job,
+                folder=folder,
+                narrator=work.narrator,
+                max_restarts=work.settings.train.run.max_restarts,
+                on_poll=listen,
+                vigil=vigil,
+                on_out_of_memory=take_less,
+                environment=pass_mirrors({job.run_id: work.settings.train.run.mirror}),
+            )
+    finally:
+        launch.over()
+        waited = before + time.perf_counter() - begun
+        write_whole(waited_file, repr(waited))
+    return waited / 60
+
+
+@contextmanager
+def watch_over(work: Workplace, job: TrainJob) -> Iterator[Vigil]:
+    """Whoever the settings name is told of stalls and failures; at the end, deliveries are waited for."""
+    alerts = work.settings.train.run.alerts
+    with Alarm(
+        Path(job.folder),
+        run=job.run_id,
+        project=work.settings.project,
+        command=alerts.command,
+        webhook=alerts.webhook,
+        on_word=work.narrator.word,
+    ) as alarm:
+        yield Vigil(
+            Path(job.folder),
+            alarm,
+            expected_seconds=job.plan.minutes.value * 60 / max(job.plan.steps.value, 1),
+            patience=Patience.of(alerts.patience_seconds),
+        )
+
+
+def _still_there(_work: Workplace, outcome: TrainOutcome) -> bool:
+    folder = Path(outcome.adapter_folder)
+    return folder.is_dir() and folder_digest(folder) == outcome.adapter_hash
+
+
+STEP = Step(
+    name="train",
+    title="train the adapter",
+    needs=("prepare", "plan"),
+    makes=TrainOutcome,
+    depends_on=lambda _work, _made: None,
+    do=_do,
+    identity=lambda outcome: str(outcome.adapter_hash),
+    still_there=_still_there,
+)

@@ -1,0 +1,151 @@
+"""Step: serve the release for real, ask it through the official client, find it in the captures."""
+
+import time
+from typing import Any
+
+from graftwork.pipeline.release_store import own_alias
+from graftwork.pipeline.serving import served_beside
+from graftwork.pipeline.step import Made, Step
+from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
+from graftwork.pipeline.workplace import Workplace
+from graftwork.records.base import Record
+from graftwork.records.capture import TRY_OUT_SESSION
+from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
+from graftwork.records.release import Release
+from graftwork.records.report import Case, Metric
+
+QUESTIONS = 3
+
+
+class Tried(Record):
+    """One question, answered by base and release."""
+
+    case_id: str
+    question: str
+    reference: str
+    base_answer: str
+    release_answer: str
+    answered_by: str
+    capture_id: str
+    captured_reply: str
+    seconds: float
+
+
+class TryOut(Record):
+    tried: tuple[Tried, ...]
+
+
+def _do(work: Workplace, made: Made) -> TryOut:
+    release = made.get("release", Release)
+    cases = _telling(made.get("evaluate", Evaluated))
+    settings = work.settings.serve.model_copy(update={"port": 0, "host": "127.0.0.1", "api_key_env": None})
+    with served_beside(work, settings) as url:
+        client = _client(url)
+        asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
+    # The endpoint is down: all captures are in the store now.
+    tried = tuple(_find_again(work, one) for one in asked)
+    if any(one.answered_by != release.id for one in tried):
+        raise WorkerFailed(
+            "another release answered than the one that was just made",
+            why=f"expected {release.id[:12]}",
+            fix="look at `graft release list`: somebody may have moved the alias",
+        )
+    return TryOut(tried=tried)
+
+
+def _telling(evaluated: Evaluated) -> tuple[Case, ...]:
+    """Cases worth looking at: where the adapter gained most, of every kind of case there is.
+
+    Cases are of one kind when the same metrics apply to them: answers are one, refusals another.
+    """
+    before, after = evaluated.report.baseline.metrics, evaluated.report.candidate.metrics
+    graded = [name for name in after if name in before and after[name].kind == "rate"]
+
+    def scores(case: Case, metrics: dict[str, Metric]) -> list[float | None]:
+        return [metrics[name].scores.get(case.id) for name in graded]
+
+    def gain(case: Case) -> float:
+        return sum(score or 0 for score in scores(case, after)) - sum(
+            score or 0 for score in scores(case, before)
+        )
+
+    kinds: dict[tuple[bool, ...], list[Case]] = {}
+    for case in sorted(load_cases(evaluated), key=lambda case: (-gain(case), case.id)):
+        kinds.setdefault(tuple(score is None for score in scores(case, after)), []).append(case)
+    chosen: list[Case] = []
+    seen: set[str] = set()
+    while len(chosen) < QUESTIONS and any(kinds.values()):
+        for cases in kinds.values():
+            if cases and len(chosen) < QUESTIONS:
+                case = cases.pop(0)
+                # The same sources asked about twice show nothing new.
+                beginning = case.messages[-1].content[:60]
+                if beginning not in seen:
+                    seen.add(beginning)
+                    chosen.append(case)
+    return tuple(chosen)
+
+
+def _client(url: str) -> Any:
+    try:
+        from openai import OpenAI
+    except ImportError as error:
+        raise EnvironmentLacks(
+            "the package openai is not installed",
+            why="the release is tried out through the client that its users will use",
+            fix=pip_install("serve"),
+        ) from error
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+
+def _ask_both(work: Workplace, client: Any, case: Case, place: int, total: int) -> Tried:
+    messages = [{"role": m.role, "content": m.content} for m in case.messages]
+    limit = work.settings.evaluate.max_new_tokens
+    work.narrator.progress("asking", place, total, seconds_left=None, detail={})
+    # Held-out questions: what is captured of this session never becomes data.
+    session = {"x-session-id": TRY_OUT_SESSION}
+    base = client.chat.completions.create(
+        model="base", messages=messages, max_tokens=limit, temperature=0, extra_headers=session
+    )
+    begun = time.perf_counter()
+    raw = client.chat.completions.with_raw_response.create(
+        model=own_alias(work),
+        messages=messages,
+        max_tokens=limit,
+        temperature=0,
+        extra_headers=session,
+    )
+    seconds = time.perf_counter() - begun
+    answer = raw.parse()
+    return Tried(
+        case_id=case.id,
+        question=next(m.content for m in reversed(case.messages) if m.role == "user"),
+        reference=case.reference,
+        base_answer=base.choices[0].message.content or "",
+        release_answer=answer.choices[0].message.content or "",
+        answered_by=raw.headers["x-graft-release"],
+        capture_id=raw.headers["x-graft-capture"],
+        captured_reply="",
+        seconds=seconds,
+    )
+
+
+def _find_again(work: Workplace, tried: Tried) -> Tried:
+    capture = work.captures.get(tried.capture_id)
+    if capture is None:
+        raise WorkerFailed(
+            f"the exchange {tried.capture_id} is not among the captures",
+            why="what is served must be found again, or the loop is open",
+            fix="look at .graft/serving/engine.log",
+        )
+    return tried.model_copy(update={"captured_reply": capture.reply})
+
+
+STEP = Step(
+    name="try",
+    title="serve it and ask it",
+    needs=("evaluate", "release"),
+    makes=TryOut,
+    depends_on=lambda _work, _made: None,
+    do=_do,
+)

@@ -1,0 +1,81 @@
+"""Base and adapter are asked with one engine, whatever each could be asked with by itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from graftwork.evaluate.subjects import engines
+from graftwork.evaluate.subjects.kept import KeptAnswers, key_of
+from graftwork.pipeline.evaluate_run import Lineup, forget_subjects, with_one_engine
+from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.records.interaction import Message, Origin
+from graftwork.records.report import Answer, Case, Endpoint, EvalJob
+
+
+def make_subject(root, name, **changes):
+    values = {
+        "subject": name,
+        "folder": str(root / name),
+        "base_folder": str(root),
+        "adapter_folder": None,
+        "cases_file": str(root / "cases.jsonl"),
+        "max_new_tokens": 8,
+        "batch_size": 2,
+        "identity": name,
+        "answers_folder": str(root / "answers"),
+        "device": "cuda",
+    }
+    job = EvalJob(**{**values, **changes})
+    return Subject(name, Path(job.folder), job, name)
+
+
+def with_adapter(root, name, **config):
+    folder = root / f"{name}-weights"
+    folder.mkdir()
+    save_file({"model.q_proj.lora_A.weight": torch.zeros(1)}, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, **config}))
+    return make_subject(root, name, adapter_folder=str(folder))
+
+
+@pytest.fixture(autouse=True)
+def vllm_is_there(monkeypatch):
+    monkeypatch.delenv("GRAFT_VLLM", raising=False)
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(engines, "vllm_version", lambda: "0.32.0")
+
+
+def engines_of(lineup):
+    return {s.name: s.job.engine for s in with_one_engine(lineup).all if s.job is not None}
+
+
+def test_one_adapter_that_vllm_cannot_serve_moves_all_to_our_own_engine(tmp_path):
+    base, plain = make_subject(tmp_path, "base"), with_adapter(tmp_path, "adapter")
+    away = make_subject(tmp_path, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
+    log = Subject("log", tmp_path / "log")
+    lineup = Lineup(base, plain, references=(away, log))
+    assert engines_of(lineup) == {"base": "vllm 0.32.0", "adapter": "vllm 0.32.0", "away": ""}
+    dora = with_adapter(tmp_path, "dora", use_dora=True)
+    mixed = Lineup(base, plain, champion=dora, references=(away,))
+    assert set(engines_of(mixed).values()) == {"graftwork", ""}
+
+
+def test_asked_again_the_answers_of_this_engine_are_forgotten_in_every_precision(tmp_path):
+    case = Case(
+        id="c", origin=Origin(file="f", line=1), messages=(Message(role="user", content="?"),), reference="!"
+    )
+    answer = Answer(case_id="c", text="t", tokens=1, prompt_tokens=1, finish_reason="stop", seconds=1.0)
+    lineup = Lineup(make_subject(tmp_path, "base"), with_adapter(tmp_path, "adapter"))
+    kept = KeptAnswers(tmp_path / "answers")
+    settled = [s.job.model_copy(update={"precision": "bfloat16"}) for s in with_one_engine(lineup).all]
+    other = settled[0].model_copy(update={"engine": "graftwork"})
+    for job in (*settled, other):
+        kept.put(key_of(job, case), answer)
+    forget_subjects(lineup, [case])
+    assert [kept.get(key_of(job, case), case_id="c") is None for job in (*settled, other)] == [
+        True,
+        True,
+        False,
+    ]

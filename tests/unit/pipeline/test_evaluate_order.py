@@ -1,0 +1,128 @@
+"""Who is asked first, what is timed, and what is said of the log."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from graftwork.pipeline import ab, evaluate_run
+from graftwork.pipeline.evaluate_log import remark_on_log
+from graftwork.pipeline.evaluate_run import Lineup, ask_everybody
+from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.records.dataset import Dataset, Drop, InputFile
+from graftwork.records.interaction import Origin
+from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
+
+
+def make_subject(root, name, **changes):
+    job = EvalJob(
+        subject=name,
+        folder=str(root / name),
+        base_folder=str(root),
+        adapter_folder=None,
+        cases_file=str(root / "cases.jsonl"),
+        max_new_tokens=8,
+        batch_size=2,
+        **changes,
+    )
+    return Subject(name, Path(job.folder), job, name)
+
+
+def test_endpoints_are_asked_first_so_that_a_wrong_address_costs_no_waiting(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        evaluate_run, "ask_subject", lambda _work, subject, _cases: asked.append(subject.name)
+    )
+    monkeypatch.setattr(evaluate_run, "time_together", lambda *_: None)
+    away = make_subject(tmp_path, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
+    base, adapter = make_subject(tmp_path, "base"), make_subject(tmp_path, "adapter")
+    log = Subject("log", tmp_path / "log")
+    ask_everybody(None, Lineup(base, adapter, references=(away, log)), [])
+    assert asked == ["away", "base", "adapter", "log"]
+
+
+def test_releases_that_are_only_compared_are_not_timed(tmp_path, monkeypatch):
+    seen = []
+
+    def resolve(_work, named, *, asking, outcome):
+        seen.append(asking.timed)
+        return make_subject(tmp_path, named.name)
+
+    monkeypatch.setattr(ab, "put_cases", lambda _work, _cases: tmp_path / "cases.jsonl")
+    monkeypatch.setattr(ab, "open_store", lambda _work: SimpleNamespace(verify=lambda _release: None))
+    monkeypatch.setattr(ab, "resolve_subject", resolve)
+    pair = (SimpleNamespace(id="a" * 64), SimpleNamespace(id="b" * 64))
+    assert len(ab._subjects(None, pair, [])) == 2
+    assert seen == [False, False]
+
+
+def make_report(name, *graded):
+    made = Generation(
+        subject=name,
+        answers=1,
+        seconds=1,
+        tokens_per_second=1,
+        single_latency_seconds=(),
+        peak_memory_gib=0,
+        settings={},
+    )
+    metrics = {one: Metric(name=one, kind="rate", value=1, low=0, high=1, n=1) for one in graded}
+    return SubjectReport(subject=name, metrics=metrics, generation=made)
+
+
+@pytest.fixture
+def prepare(monkeypatch):
+    def prepared(*drops, kept=91, read=302):
+        steps = [step for step, _ in drops]
+        listed = [Drop(origin=Origin(file="f", line=1), step=step, reason=reason) for step, reason in drops]
+        monkeypatch.setattr("graftwork.pipeline.evaluate_log.iterate_drops", lambda _folder: iter(listed))
+        dataset = Dataset(
+            content_hash="c",
+            base="b",
+            base_fingerprint="b",
+            template_fingerprint="t",
+            tokenizer_fingerprint="t",
+            inputs=(InputFile(file="f", sha256="s", rows=read),),
+            splits={},
+            kept_after={"read": read, "filter": kept, "render": kept},
+            dropped={step: steps.count(step) for step in steps},
+            redactions={},
+            settings={},
+        )
+        return Prepared(folder="nowhere", dataset=dataset, folders={}, portions=())
+
+    return prepared
+
+
+def test_the_log_is_said_to_show_only_the_rows_that_were_kept(prepare):
+    drops = [("filter", "truncated: a code block")] * 198 + [("filter", "failed_status: it says so")] * 3
+    drops += [("filter", "claims_success_but_fails: x"), ("duplicate", "truncated: not a fault of its own")]
+    (said,) = remark_on_log({"log": make_report("log")}, prepared=prepare(*drops))
+    assert "the 91 of 302 rows that were kept (dropped: 198 as cut off, 4 as failed)" in said
+    assert "`graft data audit`" in said
+
+
+def test_nothing_is_said_where_nothing_flatters_the_log(prepare):
+    log = {"log": make_report("log", "json_valid"), "base": make_report("base", "json_valid")}
+    assert remark_on_log(log, prepared=prepare(("duplicate", "the same"))) == ()
+    assert remark_on_log(log, prepared=None) == ()
+    flattering = prepare(("filter", "truncated: x"))
+    assert remark_on_log({"base": make_report("base")}, prepared=flattering) == ()
+
+
+def test_what_is_not_applicable_to_the_log_is_named():
+    scored = {
+        "base": make_report("base", "answer_match", "json_valid"),
+        "log": make_report("log", "json_valid"),
+    }
+    (said,) = remark_on_log(scored, prepared=None)
+    assert said == "Not applicable to the log, whose answer is the reference: Answer match."
+
+
+def test_the_codes_of_the_preparation_are_all_known():
+    from graftwork.data.judge import CODES
+    from graftwork.pipeline.evaluate_log import FAULTS
+
+    # Captures that were not asked for, or that were made to try a release out, say nothing of its answers.
+    assert FAULTS.keys() == CODES - {"captures_filter", "tried_out"}

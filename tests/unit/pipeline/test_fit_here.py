@@ -1,0 +1,129 @@
+"""What a plan knows of this machine and of a project's rows."""
+
+import json
+
+import pytest
+
+from graftwork.pipeline import fit_here
+from graftwork.pipeline.fit import Asked, answer_fit, ask
+from graftwork.pipeline.fit_here import Card, named_machine, read_cards, this_machine
+from graftwork.pipeline.fit_trace import config_of
+from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
+from graftwork.plan.catalog.models import find_model, list_models, require_dense
+from graftwork.plan.serving.answer import serve
+from graftwork.plan.serving.ask import make_question
+from graftwork.records.errors import UserMistake
+from graftwork.records.plan import DeviceFacts
+
+TWO_T4 = "0, GPU-a, Tesla T4, 15360\n1, GPU-b, Tesla T4, 15360\n"
+MIXTRAL = {
+    "model_type": "mixtral",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 100,
+    "num_local_experts": 4,
+}
+
+
+def test_cards_are_read_as_the_driver_tells_them():
+    said = (
+        "0, GPU-a, NVIDIA GeForce RTX 5060 Ti, 16311\n1, GPU-b, NVIDIA, Odd, 100\n"
+        "no card\n\n2, GPU-c, H200, x\n"
+    )
+    assert read_cards(said) == [
+        Card("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
+        Card("NVIDIA, Odd", 100 / 1024),
+    ]
+
+
+def test_cards_that_are_hidden_from_this_process_are_not_planned_with():
+    assert len(read_cards(TWO_T4, visible="1")) == 1
+    assert len(read_cards(TWO_T4, visible="GPU-b,GPU-a")) == 2
+    assert read_cards(TWO_T4, visible="") == []
+
+
+def test_a_processor_that_no_catalog_knows_is_guessed_alike_for_training_and_serving(monkeypatch):
+    unknown = DeviceFacts(kind="cpu", name="A processor of next year", memory_gib=16, threads=4)
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
+    monkeypatch.setattr(fit_here, "describe_device", lambda: unknown)
+    here = named_machine()
+    assert here.cpu == guess_cpu(unknown.name, threads=4)
+    assert here.cpu is not None
+    assert here.cpu.source == GUESSED
+    assert named_machine(ram_gib=2.0).ram_gib == 2.0
+
+
+def test_no_driver_is_asked_where_the_card_is_named(monkeypatch):
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: pytest.fail("asked"))
+    assert named_machine(gpu="T4").gpus == 1
+    assert named_machine(cpu="EPYC 9454P").gpu is None
+
+
+def test_cards_of_no_kind_are_a_mistake(monkeypatch):
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
+    with pytest.raises(UserMistake, match="of which kind"):
+        named_machine(gpus=2)
+
+
+def test_experts_are_refused_rather_than_counted_as_if_they_were_not_there(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
+    model = find_model(tmp_path)
+    with pytest.raises(UserMistake, match="experts"):
+        ask(Asked(gpu="T4", ram=64.0), model=model, project=None)
+    with pytest.raises(UserMistake, match="experts"):
+        make_question(model, machine=named_machine(gpu="T4"))
+
+
+def test_every_model_of_the_catalog_is_dense():
+    for model in list_models():
+        require_dense(model)
+
+
+def test_a_family_that_nobody_wrote_out_is_said_to_be_taken_for_llama(tmp_path):
+    config = {**MIXTRAL, "model_type": "falcon_of_next_year", "num_local_experts": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = answer_fit(Asked(model=str(tmp_path), gpu="T4", ram=64.0, seq="64"))
+    assert any("falcon_of_next_year" in reason for reason in told.reasons)
+    served = serve(make_question(find_model(tmp_path), machine=named_machine(gpu="T4")))
+    assert any("falcon_of_next_year" in note for note in served.notes)
+    plain = answer_fit(Asked(model="olmo-7b", gpu="T4", ram=64.0, seq="64"))
+    assert any("counted as a Llama's" in reason for reason in plain.reasons)
+    known = answer_fit(Asked(model="qwen3-8b", gpu="T4", ram=64.0, seq="64"))
+    assert not any("Llama" in reason for reason in known.reasons)
+
+
+def test_this_machine_takes_its_memory_from_the_driver_and_the_rest_from_the_catalog(monkeypatch):
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: TWO_T4)
+    here = this_machine()
+    assert here.gpus == 2
+    assert here.gpu is not None
+    assert here.gpu.memory_gib == 15.0
+    assert here.gpu.half_tflops == 65
+    assert here.gpu.capability == 7.5
+
+
+def test_without_a_driver_there_is_a_processor(monkeypatch):
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: "")
+    here = this_machine()
+    assert here.gpu is None
+    assert here.cpu is not None
+    assert here.ram_gib > 0
+
+
+def test_what_is_stated_goes_before_what_is_here(monkeypatch):
+    monkeypatch.setattr(fit_here, "ask_driver", lambda: TWO_T4)
+    model = find_model("llama-3.2-1b")
+    asked = Asked(model=model.name, gpu="RTX 4090", gpus=2, ram=64.0, seq="700", rank=4, nvlink=False)
+    question = ask(asked, model=model, project=None)
+    assert question.machine.name == "2 × RTX 4090"
+    assert question.lengths == (700,)
+    assert question.rank == 4
+    assert ask(Asked(cpu="9950X"), model=model, project=None).machine.gpu is None
+
+
+def test_a_model_of_the_catalog_has_a_configuration_to_trace():
+    config = config_of(find_model("qwen2.5-coder-7b"))
+    assert config["model_type"] == "qwen2"
+    assert config["num_hidden_layers"] == 28

@@ -1,0 +1,123 @@
+"""What garbage collection could not take is there, for the index, too."""
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
+
+from registry_samples import PROJECT, parts, write_adapter
+
+from graftwork.cli import main as cli
+from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.release_gc import DOUBTFUL, HELD_LATE, collect_garbage
+from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.workplace import Workplace, open_workplace
+from graftwork.project.folder import open_project
+from graftwork.records.errors import GraftError
+from graftwork.registry.publish import publish
+from graftwork.registry.readers import Readers
+
+
+@pytest.fixture
+def work(tmp_path) -> Iterator[Workplace]:
+    settings = {
+        "project": PROJECT,
+        "data": {"logs": ["logs.jsonl"]},
+        "release": {"keep_last": 0, "keep_days": 0},
+    }
+    (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
+    with open_workplace(open_project(tmp_path), Silent()) as opened:
+        yield opened
+
+
+def make(work: Workplace, name: str) -> str:
+    adapter = write_adapter(work.project.root / "runs" / name, weights=name.encode())
+    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+
+
+def manifest(work: Workplace, release_id: str) -> Path:
+    return open_store(work).folder(release_id) / "manifest.json"
+
+
+@contextmanager
+def read_locked(path: Path) -> Iterator[None]:
+    """As a server that cannot write the store holds it."""
+    with path.open("rb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+
+
+def look_too_early(monkeypatch) -> None:
+    nobody = Readers(frozenset(), frozenset(), frozenset())
+    monkeypatch.setattr("graftwork.registry.store.find_readers", lambda _root, _ids: nobody)
+
+
+def test_a_release_that_is_spared_in_the_last_moment_is_not_said_to_be_collected(work, monkeypatch):
+    served, idle = make(work, "served"), make(work, "idle")
+    look_too_early(monkeypatch)
+    with read_locked(manifest(work, served)):
+        found = collect_garbage(work)
+    assert (found.releases, found.kept, found.leased) == ((idle,), 1, (served,))
+    assert found.why_kept == {served: HELD_LATE}
+    assert work.releases.entry(served).collected_at is None
+    assert work.releases.entry(idle).collected_at is not None
+    promote_release(work, served)
+    assert work.releases.aliases() == {"champion": served}
+    with pytest.raises(GraftError):
+        promote_release(work, idle)
+
+
+def test_what_a_killed_collection_marked_and_a_server_holds_now_counts_as_there_again(work):
+    served = make(work, "served")
+    assert work.releases.collect([served], when="2025-03-01T12:00:00Z") == (served,)
+    with read_locked(manifest(work, served)):
+        # Who only looks changes nothing.
+        collect_garbage(work, dry_run=True)
+        assert work.releases.entry(served).collected_at is not None
+        assert collect_garbage(work).releases == ()
+    assert work.releases.entry(served).collected_at is None
+    assert collect_garbage(work).releases == (served,)
+
+
+def test_a_manifest_that_cannot_be_opened_is_named_and_its_release_is_not_marked(work, monkeypatch):
+    closed, idle = make(work, "closed"), make(work, "idle")
+    real, path = os.open, manifest(work, closed)
+
+    def refuse(given, *more, **named):
+        if Path(given) == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(given, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    found = collect_garbage(work)
+    assert (found.releases, found.unreadable) == ((idle,), (closed,))
+    assert found.why_kept == {closed: DOUBTFUL}
+    assert work.releases.entry(closed).collected_at is None
+
+
+def test_where_readers_cannot_be_seen_gc_says_so_and_takes_nothing(work, monkeypatch, capsys):
+    one, real = make(work, "one"), fcntl.flock
+
+    def flock(descriptor, how):
+        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+        if Path(f"/proc/self/fd/{number}").readlink().name == "manifest.json":
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return real(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("sys.argv", ["graft", "release", "gc", "-C", str(work.project.root)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "readers cannot be seen here: 1 releases stay" in said
+    assert open_store(work).ids() == (one,)
+    assert work.releases.entry(one).collected_at is None
