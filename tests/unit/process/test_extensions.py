@@ -16,7 +16,7 @@ def declare(monkeypatch):
 
     def declare(**values):
         points = metadata.EntryPoints(metadata.EntryPoint(n, v, GROUP) for n, v in values.items())
-        monkeypatch.setattr(extensions.metadata, "entry_points", lambda **chosen: points.select(**chosen))
+        monkeypatch.setattr(extensions.metadata, "entry_points", points.select)
 
     return declare
 
@@ -55,6 +55,6 @@ def test_name_that_two_packages_declare_is_refused(monkeypatch):
     points = metadata.EntryPoints(
         [metadata.EntryPoint("x", "decimal:Decimal", GROUP), metadata.EntryPoint("x", "fractions:F", GROUP)]
     )
-    monkeypatch.setattr(extensions.metadata, "entry_points", lambda **chosen: points.select(**chosen))
+    monkeypatch.setattr(extensions.metadata, "entry_points", points.select)
     with pytest.raises(UserMistake, match="several packages"):
         extensions.load_extension(GROUP, "x")
