@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.nn.functional import silu
 
+from graftwork.train.gpu import fused
 from graftwork.train.gpu.frozen import Eight, Frozen, turned_product_of_codes
 from graftwork.train.gpu.graft import (
     Graft,
@@ -51,24 +53,27 @@ class BlockWeights(NamedTuple):
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+    return fused.plain_norm(x, weight, epsilon) if is_compiling() else fused.norm(x, weight, epsilon)
 
 
-def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    wide = x.float()
-    inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    even = wide * inverse
-    d = dy.float() * weight.float()
-    return (inverse * (d - even * (d * even).mean(-1, keepdim=True))).to(dy.dtype)
+def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Tensor | None = None) -> Tensor:
+    """The gradient of the norm's input, plus `add`."""
+    if not is_compiling():
+        return fused.norm_backward(dy, x, weight, epsilon, add)
+    dx = fused.plain_norm_backward(dy, x, weight, epsilon)
+    return dx if add is None else add + dx
 
 
 def norm_if(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     return x if weight is None else norm(x, weight, epsilon)
 
 
-def norm_if_backward(dy: Tensor, x: Tensor | None, weight: Tensor | None, epsilon: float) -> Tensor:
-    return dy if weight is None or x is None else norm_backward(dy, x, weight, epsilon)
+def norm_if_backward(
+    dy: Tensor, x: Tensor | None, weight: Tensor | None, epsilon: float, add: Tensor | None = None
+) -> Tensor:
+    if weight is None or x is None:
+        return dy if add is None else add + dy
+    return norm_backward(dy, x, weight, epsilon, add)
 
 
 def _wide(heads: Tensor, weight: Tensor) -> Tensor:
@@ -76,17 +81,19 @@ def _wide(heads: Tensor, weight: Tensor) -> Tensor:
     return heads if weight.numel() == heads.shape[-1] else heads.reshape(heads.shape[0], -1)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions; x is [tokens, heads, width]."""
-    half = x.shape[-1] // 2
-    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos[:, None] + turned * sin[:, None]
+def _rotate(q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if is_compiling():
+        return fused.plain_rotate(q, cos, sin), fused.plain_rotate(k, cos, sin), v.contiguous()
+    return fused.rotate(q, k, v, cos, sin)
 
 
-def rotate_backward(dy: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = dy.shape[-1] // 2
-    d = dy * sin[:, None]
-    return dy * cos[:, None] + torch.cat((d[..., half:], -d[..., :half]), dim=-1)
+def _rotate_backward(dq: Tensor, dk: Tensor, dv: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The gradient of queries, keys and values next to each other."""
+    if not is_compiling():
+        return fused.rotate_backward(dq, dk, dv, cos, sin)
+    tokens = dq.shape[0]
+    dq, dk = fused.plain_rotate_backward(dq, cos, sin), fused.plain_rotate_backward(dk, cos, sin)
+    return torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
 
 
 def before_attention(
@@ -100,7 +107,7 @@ def before_attention(
         raw = qkv[:, : (shape.heads + shape.groups) * shape.head_width].contiguous()
         q = norm(_wide(q, w.query_norm), w.query_norm, shape.epsilon).view(q.shape)
         k = norm(_wide(k, w.key_norm), w.key_norm, shape.epsilon).view(k.shape)
-    return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous(), low, raw
+    return *_rotate(q, k, v, cos, sin), low, raw
 
 
 def before_attention_backward(
@@ -118,18 +125,18 @@ def before_attention_backward(
     wants_input: bool,
 ) -> tuple[Tensor | None, GraftGradient]:
     tokens = x.shape[0]
-    dq, dk = rotate_backward(dq, cos, sin), rotate_backward(dk, cos, sin)
+    dqkv = _rotate_backward(dq, dk, dv, cos, sin)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
-        heads = raw.view(tokens, -1, shape.head_width)
+        heads, (dq, dk, dv) = raw.view(tokens, -1, shape.head_width), _split(dqkv, shape)
         q, k = _wide(heads[:, : shape.heads], w.query_norm), _wide(heads[:, shape.heads :], w.key_norm)
         dq = norm_backward(dq.reshape(q.shape), q, w.query_norm, shape.epsilon)
         dk = norm_backward(dk.reshape(k.shape), k, w.key_norm, shape.epsilon)
-    dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
+        dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
     normed = norm_if(x, w.before_attention, shape.epsilon)
     if not wants_input:
         return None, graft_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
     dn, dlow = input_gradient(w.qkv, w.qkv_graft, dqkv)
-    dx = dx2 + norm_if_backward(dn, x, w.before_attention, shape.epsilon)
+    dx = norm_if_backward(dn, x, w.before_attention, shape.epsilon, dx2)
     return dx, graft_gradient(w.qkv_graft, normed, low, dqkv, dlow)
 
 
@@ -161,16 +168,25 @@ def kept_again(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> 
 
 def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Kept:
     attended, low_out = grafted_product(w.out, w.out_graft, mixed)
-    middle = x + norm_if(attended, w.after_attention, shape.epsilon)
-    normed = norm_if(middle, w.before_mlp, shape.epsilon)
+    if w.after_attention is None and w.before_mlp is not None and not is_compiling():
+        middle, normed = fused.add_norm(x, attended, w.before_mlp, shape.epsilon)
+    else:
+        middle = x + norm_if(attended, w.after_attention, shape.epsilon)
+        normed = norm_if(middle, w.before_mlp, shape.epsilon)
     gate_up, low = grafted_product(w.gate_up, w.gate_up_graft, normed)
     return Kept(middle, gate_up, low_out, low, None if w.after_attention is None else attended, None)
 
 
 def _added(kept: Kept, w: BlockWeights) -> Tensor:
     assert kept.gate_up is not None
-    gate, up = kept.gate_up.chunk(2, dim=1)
-    return grafted_product(w.down, w.down_graft, silu(gate) * up)[0]
+    return grafted_product(w.down, w.down_graft, _lift(kept.gate_up))[0]
+
+
+def _lift(gate_up: Tensor) -> Tensor:
+    if not is_compiling():
+        return fused.gate(gate_up)
+    gate, up = gate_up.chunk(2, dim=1)
+    return silu(gate) * up
 
 
 class HalfGradient(NamedTuple):
@@ -192,7 +208,7 @@ def after_attention_backward(
     lifted, d_gate_up, dn = _gate_backward(gate_up, d_lifted, w.gate_up)
     low_down = lifted @ stacked_a(w.down_graft, dy.dtype).t() if w.down_graft.a else None
     dn, d_low = input_gradient(w.gate_up, w.gate_up_graft, d_gate_up, dn)
-    d_middle = dy + norm_if_backward(dn, kept.middle, w.before_mlp, shape.epsilon)
+    d_middle = norm_if_backward(dn, kept.middle, w.before_mlp, shape.epsilon, dy)
     d_attended = norm_if_backward(d_middle, kept.attended, w.after_attention, shape.epsilon)
     d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_attended)
     gradient = HalfGradient(
@@ -210,13 +226,9 @@ def _gate_backward(gate_up: Tensor, d_lifted: Tensor, frozen: Frozen) -> tuple[T
 
         lifted, d_gate_up, codes, scale = gate_backward_eight(gate_up, d_lifted, frozen.scale.view(-1))
         return lifted, d_gate_up, turned_product_of_codes(frozen, codes, scale, gate_up.dtype)
-    gate, up = gate_up.chunk(2, dim=1)
-    # The activation is rounded as in the forward pass.
-    lit = silu(gate)
-    sigmoid = torch.sigmoid(gate.float())
-    slope = sigmoid * (1 + gate.float() * (1 - sigmoid))
-    d_gate = (d_lifted.float() * up.float() * slope).to(gate_up.dtype)
-    return lit * up, torch.cat((d_gate, d_lifted * lit), dim=1), None
+    if is_compiling():
+        return *fused.plain_gate_backward(gate_up, d_lifted), None
+    return *fused.gate_backward(gate_up, d_lifted), None
 
 
 def _split(qkv: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
 from graftwork.train.gpu.block import BlockShape, BlockWeights, Kept
 from graftwork.train.gpu.frozen import Frozen
-from graftwork.train.gpu.graft import Graft, GraftGradient
+from graftwork.train.gpu.graft import Graft, GraftGradient, Stacks
 from graftwork.train.gpu.head import chunk_loss, chunk_loss_only
 
 Level = Literal["keep", "lean", "again"]
@@ -68,6 +68,9 @@ class Decoder:
         self, blocks: Sequence[BlockWeights], outside: Outside, shape: BlockShape, thrift: Thrift
     ) -> None:
         self.blocks = list(blocks)
+        self._stacks: Stacks | None = None
+        if not thrift.compiled:
+            self._stack_adapters(outside.final_norm.dtype)
         self.outside = outside
         self.shape = shape
         self.thrift = thrift
@@ -82,6 +85,13 @@ class Decoder:
         self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
         self._norm, self._norm_backward = wrap(pieces.norm), wrap(pieces.norm_backward)
 
+    def _stack_adapters(self, dtype: torch.dtype) -> None:
+        """Without a compiler, stacking adapters anew for each product would cost more than the products."""
+        names = ("qkv_graft", "out_graft", "gate_up_graft", "down_graft")
+        self._stacks = Stacks([getattr(block, name) for block in self.blocks for name in names], dtype)
+        stacked = iter(self._stacks.grafts)
+        self.blocks = [block._replace(**{name: next(stacked) for name in names}) for block in self.blocks]
+
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
         return self.outside.embed(tokens)
@@ -92,6 +102,8 @@ class Decoder:
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
         found: Gradients = []
+        if self._stacks is not None:
+            self._stacks.refresh()
         cos, sin = self._positions(x, packed)
         memories: list[BlockMemory] = []
         for at, block in enumerate(self.blocks):
@@ -102,12 +114,16 @@ class Decoder:
         for at in reversed(range(self.first, len(self.blocks))):
             dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
         _add(found)
+        if self._stacks is not None:
+            self._stacks.add()
         pulse()
         return loss
 
     @torch.no_grad()
     def lose(self, x: Tensor, packed: Packed) -> Tensor:
         """The summed loss alone."""
+        if self._stacks is not None:
+            self._stacks.refresh()
         cos, sin = self._positions(x, packed)
         for block in self.blocks:
             x = self._pass(block, x, cos, sin, packed.documents)
@@ -258,6 +274,8 @@ def _add(found: Gradients) -> None:
     """All in one go: hundreds of small sums would cost more than a block."""
     sums: dict[int, tuple[Tensor, Tensor]] = {}
     for graft, gradient in found:
+        if not gradient.a:
+            continue
         for parameter, d in zip((*graft.a, *graft.b), (*gradient.a, *gradient.b), strict=True):
             if parameter.grad is None:
                 parameter.grad = d

@@ -76,16 +76,10 @@ def _dequantise_part(part: FourPart, levels: Tensor, dtype: torch.dtype) -> Tens
     return values.to(dtype).view(rows, half * 2)
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """8-bit codes of each row, and its scale."""
-    scale = (x.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(EIGHT), scale
-
-
 def product(frozen: Frozen, x: Tensor) -> Tensor:
     """x Wᵀ + bias."""
     if isinstance(frozen, Eight):
-        codes, scale = quantise_rows(x)
+        codes, scale = _quantise_rows(x)
         y = _eight_product(codes, scale, frozen.codes, frozen.scale.t(), x.dtype)
     else:
         y = x @ _as_numbers(frozen, x.dtype).t()
@@ -96,7 +90,8 @@ def turned_product(frozen: Frozen, y: Tensor) -> Tensor:
     """y W."""
     if isinstance(frozen, Eight):
         # The rows' scales go into y, so that the same codes serve both products.
-        return turned_product_of_codes(frozen, *quantise_rows(y.float() * frozen.scale.t()), y.dtype)
+        codes, scale = _quantise_rows(y, frozen.scale.view(-1))
+        return turned_product_of_codes(frozen, codes, scale, y.dtype)
     return y @ _as_numbers(frozen, y.dtype)
 
 
@@ -105,6 +100,31 @@ def turned_product_of_codes(frozen: Eight, codes: Tensor, scale: Tensor, dtype: 
     turned = frozen.codes.t().contiguous() if frozen.turned is None else frozen.turned
     ones = torch.ones(1, turned.shape[0], dtype=torch.float32, device=codes.device)
     return _eight_product(codes, scale, turned, ones, dtype)
+
+
+def plain_quantise_rows(x: Tensor, columns_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """8-bit codes of each row and its scale, of x times a scale for each column where one is given."""
+    wide = x.float() if columns_scale is None else x.float() * columns_scale
+    scale = (wide.abs().amax(dim=1, keepdim=True) / LARGEST).clamp(min=SMALLEST_SCALE)
+    return (wide / scale).clamp(-LARGEST, LARGEST).to(EIGHT), scale
+
+
+def _quantise_rows(x: Tensor, columns_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        return plain_quantise_rows(x, columns_scale)
+    return fused_quantise_rows(x, columns_scale)
+
+
+@torch.library.custom_op("graftwork::quantise_rows", mutates_args=())
+def fused_quantise_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    return plain_quantise_rows(x, columns_scale)
+
+
+@fused_quantise_rows.register_kernel("cuda")
+def _(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    from graftwork.train.gpu import kernels
+
+    return kernels.quantise_rows(x, columns_scale)
 
 
 def _as_numbers(frozen: Whole | Four, dtype: torch.dtype) -> Tensor:
