@@ -19,8 +19,8 @@ from graftwork.plan.time import Rates, plain_step
 from graftwork.plan.tuning import default_rates
 from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.plan import ModelShape, PlainStep, Workload
+from graftwork.records.units import GIB
 
-GIB = 2**30
 SHARDINGS: dict[str, Sharding] = {
     "single": "none",
     "ddp": "ddp",

@@ -28,8 +28,8 @@ from graftwork.plan.time import rates_of
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.units import GIB
 
-GIB = 2**30
 MODEL = find_model("deepseek-coder-6.7b")
 SHAPE = MODEL.shape
 ALONE = MemoryPeak(

@@ -10,8 +10,8 @@ from graftwork.plan.memory_card import load_peak
 from graftwork.plan.time import card_seconds_a_token, rates_of
 from graftwork.plan.tuning import choose_tuning
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 SEVEN = ModelShape(
     name="qwen2.5-7b",
     hidden_size=3584,

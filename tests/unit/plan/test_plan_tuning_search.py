@@ -14,8 +14,8 @@ from graftwork.plan.time import card_seconds_a_token
 from graftwork.plan.tuning import _settings, choose_tuning, default_rates
 from graftwork.plan.tuning_search import Trained, Way, fastest
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 BLOCKS = 6
 SMALL = ModelShape(
     name="small",

@@ -12,8 +12,8 @@ from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, MemoryPeak
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import Workload
+from graftwork.records.units import GIB
 
-GIB = 2**30
 UNKNOWN_CPU = Cpu(
     name="a processor",
     cores=8,
