@@ -16,7 +16,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.peaks import exact_peak
 from graftwork.plan.fit.setups import plain_setup
 from graftwork.plan.fit.sharding import passing_setup
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.fit import FitAnswer, PlainSetup

@@ -16,7 +16,7 @@ from graftwork.plan.pooling import ENOUGH_RUNS
 from graftwork.plan.residuals import correct_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
 from graftwork.records.residual import LearnedMemory

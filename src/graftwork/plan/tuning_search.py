@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from graftwork.model.step_memory import Counted, count_by_levels
 from graftwork.plan.allocator import LARGE_SEGMENT
-from graftwork.plan.time import Rates, card_seconds_a_token
+from graftwork.plan.timing.card import card_seconds_a_token
+from graftwork.plan.timing.rates import Rates
 from graftwork.plan.tuning_room import room_with_margin, with_room
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB

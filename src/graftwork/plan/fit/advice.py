@@ -15,7 +15,7 @@ from graftwork.plan.fit.own_step import may_fit
 from graftwork.plan.fit.plain_steps import plain_candidate
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.strategies import search, takes_own_step
-from graftwork.plan.time import Rates, rates_of
+from graftwork.plan.timing.rates import Rates, rates_of
 from graftwork.records.fit import Considered, FitQuestion, Level, Method
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB

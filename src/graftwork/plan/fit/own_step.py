@@ -16,7 +16,8 @@ from graftwork.plan.fit.plain_steps import trained
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.sharding import Shared
 from graftwork.plan.memory_card import card_peak, count, load_peak
-from graftwork.plan.time import Rates, card_step
+from graftwork.plan.timing.card import card_step
+from graftwork.plan.timing.rates import Rates
 from graftwork.plan.tuning import choose_tuning, heads
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning

@@ -13,7 +13,9 @@ from graftwork.plan.fit.peaks import exact_peak, quick_peak
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.setups import half_precision, plain_setup
 from graftwork.plan.fit.sharding import WIDTH, Shared, is_cut_up, passing_setup, share
-from graftwork.plan.time import Rates, link_seconds, plain_step
+from graftwork.plan.timing.links import link_seconds
+from graftwork.plan.timing.plain import plain_step
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape

@@ -6,7 +6,7 @@ base with its adapters off, so that there is no second copy. Rewards are the use
 """
 
 from graftwork.model.shape import layer_parameters, total_parameters
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.fit import FitQuestion, MemoryPeak
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
