@@ -18,8 +18,9 @@ from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, t
 from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
 from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.units import MIB
 
-LONGEST_REPLY = 4 * 1024 * 1024
+LONGEST_REPLY = 4 * MIB
 LONGEST_REFUSAL = 16 * 1024
 LONGEST_REASON = 200
 LONGEST_PAUSE = 30.0

@@ -19,10 +19,11 @@ from graftwork.process.retry import may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
+from graftwork.records.units import MIB
 
 LONGEST_WORDS = 300
 LONGEST_REFUSAL = 64 * 2**10
-SHORTEST_LIMIT, BYTES_A_TOKEN = 2**20, 4 * 2**10
+SHORTEST_LIMIT, BYTES_A_TOKEN = MIB, 4 * 2**10
 """How large an answer may be: an event for each token is a few hundred bytes."""
 
 

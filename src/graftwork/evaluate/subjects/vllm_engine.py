@@ -18,6 +18,7 @@ from graftwork.process.memory import peak_memory_gib
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob
+from graftwork.records.units import GIB
 
 KEEPS_TO_ITSELF = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -32,7 +33,7 @@ KEEPS_TO_ITSELF = {
 }
 NOT_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 """On the processor compiling takes minutes, more than most evaluations, and needs a C++ compiler."""
-CACHE_ON_PROCESSOR = 2 * 2**30
+CACHE_ON_PROCESSOR = 2 * GIB
 """Bytes for the keys and values of what is answered at once. By itself vLLM takes 92 % of the machine."""
 SEEDS = 2**63
 
@@ -73,7 +74,7 @@ class VllmModel:
             "threads": threads,
             "memory": "what vLLM reserves on the card, most of it for its cache"
             if self._on_card
-            else f"with {CACHE_ON_PROCESSOR // 2**30} GiB that vLLM reserves for its cache",
+            else f"with {CACHE_ON_PROCESSOR // GIB} GiB that vLLM reserves for its cache",
         }
 
     def generate(self, prompts: list[list[int]]) -> list[Reply]:
@@ -114,7 +115,7 @@ class VllmModel:
         import torch
 
         free, total = torch.cuda.mem_get_info()
-        return float((total - free) / 2**30)
+        return float((total - free) / GIB)
 
     def _options(self, adapter: Path | None) -> dict[str, Any]:
         options: dict[str, Any] = {
