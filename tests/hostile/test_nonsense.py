@@ -11,7 +11,7 @@ import yaml
 from graftwork.data.read import read
 from graftwork.evaluate.gate import decide
 from graftwork.evaluate.score import make_report, score
-from graftwork.grading.words import shared_words, words_of
+from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
 from graftwork.pipeline.init import start_project
 from graftwork.pipeline.narrator import Silent

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from graftwork.files.whole import explain_os_error, write_whole
-from graftwork.grading.fields import AnswerFields, read_answer
+from graftwork.grading.answers import AnswerFields, read_answer
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake

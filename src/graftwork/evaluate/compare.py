@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.statistics import (
     Interval,
     Sided,
@@ -25,7 +24,8 @@ from graftwork.evaluate.statistics import (
     mean_differs,
     paired_permutation,
 )
-from graftwork.evaluate.statistics.scores import from_0_to_1, score_difference
+from graftwork.evaluate.statistics.intervals import quantile_interval
+from graftwork.evaluate.statistics.means import from_0_to_1, score_difference
 from graftwork.grading import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, SubjectReport
 

@@ -11,10 +11,8 @@ from typing import Any
 
 from graftwork.evaluate.statistics import clopper_pearson
 from graftwork.grading import Check
-from graftwork.grading.fields import MISSING, look_up, parse_object
-from graftwork.grading.json_fields import Normalised
-from graftwork.grading.rules import Exact, plain_text
-from graftwork.grading.words import words_of
+from graftwork.grading.answers import MISSING, look_up, parse_object, words_of
+from graftwork.grading.rules import Exact, Normalised, plain_text
 from graftwork.records.report import Answer, Case, ClassFigure, Confusion
 
 MOST_LABELS = 20

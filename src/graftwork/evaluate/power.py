@@ -6,10 +6,10 @@ difference matters to the team.
 
 import math
 
-from graftwork.evaluate.quantiles import fewest_for_quantile
 from graftwork.evaluate.statistics import cases_for_difference, detectable_difference
-from graftwork.evaluate.statistics.power import USUAL_LOSS_RATE
-from graftwork.evaluate.wording import name_of, show_p
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.evaluate.statistics.significance import USUAL_LOSS_RATE
+from graftwork.grading.metrics import name_of, show_p
 from graftwork.records.report import Comparison, Power
 
 WISHED_FOR = 0.05

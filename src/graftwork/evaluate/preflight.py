@@ -14,12 +14,10 @@ from typing import Literal
 
 from graftwork.evaluate.gate import Surroundings, decide
 from graftwork.evaluate.gate_settings import FIGURES, TIMED, GateSettings, Rule
-from graftwork.evaluate.quantiles import quantile_interval
 from graftwork.evaluate.score import make_metric, make_report, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import clopper_pearson, non_inferior
-from graftwork.evaluate.statistics.search import first_count
-from graftwork.evaluate.wording import name_of, plural, show
+from graftwork.evaluate.statistics.intervals import first_count, quantile_interval
 from graftwork.grading import (
     JUDGE_PREFERENCE,
     JUDGE_SCORE,
@@ -30,7 +28,8 @@ from graftwork.grading import (
     explain_vacuous,
     grade,
 )
-from graftwork.grading.fields import parse_object
+from graftwork.grading.answers import parse_object
+from graftwork.grading.metrics import name_of, plural, show
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
 from graftwork.records.verdict import Verdict

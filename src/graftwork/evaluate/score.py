@@ -13,9 +13,8 @@ from graftwork.evaluate.measure import measure
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
-from graftwork.evaluate.statistics.scores import score_mean
+from graftwork.evaluate.statistics.means import score_mean
 from graftwork.evaluate.subjects.log import LOG
-from graftwork.evaluate.wording import plural
 from graftwork.grading import (
     CHECKS_PASSED,
     JUDGE_SCORE,
@@ -29,6 +28,7 @@ from graftwork.grading import (
     explain_vacuous,
     grade,
 )
+from graftwork.grading.metrics import plural
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,

@@ -22,7 +22,7 @@ from graftwork.grading import (
     Check,
     right_or_wrong,
 )
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from graftwork.evaluate.compare import cluster_cases, differences_of
 from graftwork.evaluate.statistics import USUAL_POWER, bounded_mean, mcnemar
-from graftwork.evaluate.wording import plural
+from graftwork.grading.metrics import plural
 from graftwork.records.report import Comparison, Report, Wear
 
 LATER_LOOKS = 0.25

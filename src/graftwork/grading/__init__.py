@@ -8,8 +8,16 @@ depends on the case alone, never on the answer, so that two subjects are graded 
 kind besides.
 """
 
+from graftwork.grading.answers import shared_words, words_of
 from graftwork.grading.checks import KINDS, Check, Where, read_case_checks
-from graftwork.grading.context import (
+from graftwork.grading.grade import (
+    against_reference,
+    explain_vacuous,
+    grade,
+    require_gradable,
+    right_or_wrong,
+)
+from graftwork.grading.interface import (
     CannotGrade,
     CheckKind,
     FailedGrade,
@@ -18,14 +26,7 @@ from graftwork.grading.context import (
     GradeFunction,
     Rater,
 )
-from graftwork.grading.grading import (
-    against_reference,
-    explain_vacuous,
-    grade,
-    require_gradable,
-    right_or_wrong,
-)
-from graftwork.grading.table import (
+from graftwork.grading.metrics import (
     AGAINST_REFERENCE,
     ALWAYS_MEASURED,
     CHECKS_PASSED,
@@ -48,7 +49,6 @@ from graftwork.grading.table import (
     TRUNCATED,
     WITH_CONTEXT,
 )
-from graftwork.grading.words import shared_words, words_of
 
 __all__ = [
     "AGAINST_REFERENCE",

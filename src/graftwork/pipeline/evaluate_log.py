@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from graftwork.evaluate.subjects.log import LOG
-from graftwork.evaluate.wording import name_of
 from graftwork.files.dataset_folder import iterate_drops
+from graftwork.grading.metrics import name_of
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.records.report import SubjectReport
 

@@ -23,7 +23,7 @@ from graftwork.evaluate.cases import (
     write_cases,
 )
 from graftwork.evaluate.worker import GENERATION_FILE, drop_answers_of_another_job, evaluate
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin

@@ -15,7 +15,7 @@ from graftwork.evaluate.statistics import (
     mcnemar,
     mcnemar_power,
 )
-from graftwork.evaluate.statistics import power as power_module
+from graftwork.evaluate.statistics import significance as power_module
 from graftwork.records.report import Comparison
 
 

@@ -12,8 +12,8 @@ from graftwork.evaluate.gate.evidence import count_cases_needed
 from graftwork.evaluate.gate.hint import Hint
 from graftwork.evaluate.gate.ungraded import find_ungraded
 from graftwork.evaluate.gate_settings import FIGURES
-from graftwork.evaluate.wording import name_of, plural
 from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND, TRUNCATED
+from graftwork.grading.metrics import name_of, plural
 from graftwork.records.report import Report
 from graftwork.records.verdict import Decision, RuleResult
 

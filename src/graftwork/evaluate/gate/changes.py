@@ -6,7 +6,7 @@ Pure.
 
 from graftwork.evaluate.gate.wording import SUBJECTS, write_rule
 from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.evaluate.wording import name_of
+from graftwork.grading.metrics import name_of
 from graftwork.records.verdict import RuleOutcome, Verdict
 
 OUTCOMES: dict[RuleOutcome, str] = {"pass": "kept", "fail": "broken", "unknown": "open"}

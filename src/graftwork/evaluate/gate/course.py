@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from graftwork.evaluate.gate.hint import Hint
-from graftwork.evaluate.wording import name_of
+from graftwork.grading.metrics import name_of
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report
 from graftwork.records.run import Look, TrainOutcome, TrainStep

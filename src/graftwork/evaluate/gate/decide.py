@@ -21,7 +21,7 @@ from graftwork.evaluate.gate.wording import say_reason, say_worn
 from graftwork.evaluate.gate_settings import GateSettings, Rule
 from graftwork.evaluate.statistics import holm
 from graftwork.evaluate.wear import confidence_at, look_of
-from graftwork.evaluate.wording import name_of
+from graftwork.grading.metrics import name_of
 from graftwork.records.report import Report
 from graftwork.records.verdict import Decision, RuleResult, Verdict
 

@@ -11,9 +11,9 @@ from statistics import fmean, median
 
 from graftwork.evaluate.gate_settings import TIMED, Rule, Statistic
 from graftwork.evaluate.measure import make_perplexity
-from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
 from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.statistics import Interval, bounded_mean
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
 from graftwork.grading import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
 from graftwork.records.report import Metric, Report, SubjectReport
 

@@ -27,7 +27,7 @@ from graftwork.evaluate.gate.wording import (
     write_rule,
 )
 from graftwork.evaluate.gate_settings import Rule
-from graftwork.evaluate.wording import name_of
+from graftwork.grading.metrics import name_of
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleKind, RuleOutcome, RuleResult
 

@@ -19,7 +19,7 @@ from graftwork.evaluate.gate.wording import (
     write_rule,
 )
 from graftwork.evaluate.gate_settings import FIGURES, Rule
-from graftwork.evaluate.wording import show
+from graftwork.grading.metrics import show
 from graftwork.records.report import Metric, Report
 from graftwork.records.verdict import RuleOutcome, RuleResult
 

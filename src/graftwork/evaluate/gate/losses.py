@@ -19,7 +19,7 @@ from graftwork.evaluate.gate.pairs import (
 from graftwork.evaluate.gate.wording import SUBJECTS, say_counts, say_like_these, show_difference
 from graftwork.evaluate.gate_settings import Abort, Against, GateSettings
 from graftwork.evaluate.statistics import holm
-from graftwork.evaluate.wording import name_of, plural, show_p
+from graftwork.grading.metrics import name_of, plural, show_p
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleResult
 

@@ -12,8 +12,8 @@ from graftwork.evaluate.gate.figures import MIDDLE, measured, times_of
 from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded_pairs
 from graftwork.evaluate.gate_settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
-from graftwork.evaluate.quantiles import fewest_for_quantile
 from graftwork.evaluate.statistics import Units, make_units
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile
 from graftwork.grading import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 

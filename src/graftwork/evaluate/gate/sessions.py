@@ -15,7 +15,7 @@ from graftwork.evaluate.gate.pairs import Pair, pair_up
 from graftwork.evaluate.gate.wording import show_size
 from graftwork.evaluate.gate_settings import FIGURES, GateSettings
 from graftwork.evaluate.statistics import holm
-from graftwork.evaluate.wording import name_of, plural
+from graftwork.grading.metrics import name_of, plural
 from graftwork.records.report import Report
 from graftwork.records.verdict import NextStart, RuleResult
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 from graftwork.evaluate.score import make_metric
-from graftwork.evaluate.wording import name_of
 from graftwork.grading import JUDGE_PREFERENCE
+from graftwork.grading.metrics import name_of
 from graftwork.records.report import Metric, Report, SubjectReport
 from graftwork.records.verdict import RuleResult
 

@@ -29,7 +29,7 @@ from graftwork.evaluate.gate.wording import (
     show_size,
 )
 from graftwork.evaluate.gate_settings import GateSettings, Primary, Win
-from graftwork.evaluate.wording import name_of, show_points
+from graftwork.grading.metrics import name_of, show_points
 from graftwork.records.report import Report
 from graftwork.records.verdict import RuleOutcome, RuleResult
 

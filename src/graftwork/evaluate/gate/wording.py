@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from graftwork.evaluate.gate.evidence import Needed
 from graftwork.evaluate.gate_settings import TIMED, Against, Rule
 from graftwork.evaluate.statistics import successes_to_clear
-from graftwork.evaluate.wording import is_share, name_of, plural, show, show_p, show_points
 from graftwork.grading import TASK_SUCCESS
+from graftwork.grading.metrics import is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult
 

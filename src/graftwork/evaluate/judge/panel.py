@@ -26,7 +26,7 @@ from graftwork.evaluate.judge.wording import (
     read_mark,
     read_pair,
 )
-from graftwork.grading.context import CannotGrade
+from graftwork.grading.interface import CannotGrade
 from graftwork.records.report import Case
 
 Reading = TypeVar("Reading")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.grading.fields import parse_object
+from graftwork.grading.answers import parse_object
 from graftwork.records.report import Case
 
 Choice = Literal["first", "second", "tie"]

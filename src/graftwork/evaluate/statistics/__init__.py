@@ -5,32 +5,36 @@ counted. A report over a few hundred cases takes well under a second.
 """
 
 from graftwork.evaluate.statistics import anytime
-from graftwork.evaluate.statistics.beta import incomplete_beta
-from graftwork.evaluate.statistics.bootstrap import bootstrap_mean
 from graftwork.evaluate.statistics.bounded import (
+    NonInferiority,
     Units,
     bounded_difference,
     bounded_mean,
     make_units,
     mean_above,
     mean_differs,
+    non_inferior,
     paired_difference,
 )
-from graftwork.evaluate.statistics.clustered import ClusteredMean, clustered_mean, mean_difference
-from graftwork.evaluate.statistics.intervals import Interval, Sided, clopper_pearson
-from graftwork.evaluate.statistics.margins import NonInferiority, non_inferior
-from graftwork.evaluate.statistics.multiple import holm
-from graftwork.evaluate.statistics.paired import mcnemar
-from graftwork.evaluate.statistics.permutation import paired_permutation
-from graftwork.evaluate.statistics.power import (
+from graftwork.evaluate.statistics.intervals import (
+    MOST_CASES,
+    Interval,
+    Sided,
+    clopper_pearson,
+    incomplete_beta,
+)
+from graftwork.evaluate.statistics.means import ClusteredMean, bootstrap_mean, clustered_mean, mean_difference
+from graftwork.evaluate.statistics.significance import (
     USUAL_POWER,
     cases_for_difference,
     detectable_difference,
+    holm,
+    mcnemar,
     mcnemar_power,
+    paired_permutation,
     successes_to_clear,
     units_for_power,
 )
-from graftwork.evaluate.statistics.search import MOST_CASES
 
 __all__ = [
     "MOST_CASES",

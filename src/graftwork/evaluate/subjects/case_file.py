@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from graftwork.files.whole import explain_os_error
 from graftwork.grading import CannotGrade, Check, GradeContext, read_case_checks
-from graftwork.grading.own import require_named
+from graftwork.grading.custom import require_named
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from pydantic import PrivateAttr
 
-from graftwork.grading.context import CannotGrade, Grade, GradeContext
+from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
 

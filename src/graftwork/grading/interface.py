@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 

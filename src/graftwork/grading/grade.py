@@ -6,11 +6,11 @@ arise or the grader failed; a failure is added to `context.failed` and stops not
 
 from collections.abc import Iterable, Sequence
 
+from graftwork.grading.answers import AnswerFields, StructuredAnswer, parse_object, read_answer
 from graftwork.grading.checks import Check, read_case_checks
-from graftwork.grading.context import CannotGrade, FailedGrade, Grade, GradeContext
-from graftwork.grading.fields import AnswerFields, StructuredAnswer, parse_object, read_answer
-from graftwork.grading.own import is_own, load_own, require_named
-from graftwork.grading.table import (
+from graftwork.grading.custom import is_own, load_own, require_named
+from graftwork.grading.interface import CannotGrade, FailedGrade, Grade, GradeContext
+from graftwork.grading.metrics import (
     AGAINST_REFERENCE,
     CHECKS_PASSED,
     CONTEXT_GRADERS,

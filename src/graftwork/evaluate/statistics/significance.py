@@ -1,18 +1,167 @@
-"""What a number of cases can show, and how many would show more.
+"""Two subjects on the same cases, by wins and losses.
 
-In: rates, differences, counts of cases. Out: chances and counts. Pure. The power of McNemar's test is
-summed over every outcome, not approximated.
+In: wins and losses. Out: probabilities. Pure; does not know what a win is. The interval of the difference is
+in `bounded`.
 """
 
 import math
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from statistics import NormalDist
 
-from graftwork.evaluate.statistics.beta import at_most, exactly
 from graftwork.evaluate.statistics.bounded import Units, approximate_chance, chance_not_positive
-from graftwork.evaluate.statistics.intervals import clopper_pearson
-from graftwork.evaluate.statistics.search import MOST_CASES, bisect, first_count
+from graftwork.evaluate.statistics.intervals import (
+    MOST_CASES,
+    at_most,
+    bisect,
+    clopper_pearson,
+    exactly,
+    first_count,
+)
+
+
+def mcnemar(wins: int, *, losses: int, mid_p: bool = False) -> float:
+    """The exact two-sided p of as uneven a split of the discordant pairs, were both sides equal.
+
+    `mid_p` counts the split that was seen by half, which is nearer to the level that was asked for and
+    may exceed it by a little (Fagerland, Lydersen, Laake, 2013). The gate uses the exact one.
+    """
+    discordant = wins + losses
+    fewer = min(wins, losses)
+    splits = total = 1
+    for losers in range(fewer):
+        splits = splits * (discordant - losers) // (losers + 1)
+        total += splits
+    ways = 2 * total - (splits if mid_p else 0)
+    return min(1.0, ways / (1 << discordant))
+
+
+def likeliest_loss_rate(wins: float, losses: float, n: float, difference: float) -> float:
+    """The chance of a loss that fits best, if wins are likelier than losses by just `difference`."""
+    b = -wins - losses + (2 * n - wins + losses) * difference
+    c = -losses * difference * (1 - difference)
+    return (math.sqrt(max(b * b - 8 * n * c, 0.0)) - b) / (4 * n)
+
+
+EXACT_FLIPS = 32
+"""So many differences can be flipped in every way: two halves of 2^16 sums each."""
+EXACT_STEPS = 2_000_000
+"""The work that an exact count of sums on a grid may take."""
+FINEST_GRID = 60
+"""Averages of up to six repeats lie on a grid of sixtieths."""
+RANDOM_FLIPS = 10_000
+MANY_FLIPS = 1000
+"""From here on the sum of all flips is normal to more digits than random flips would give."""
+
+
+def paired_permutation(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+    resamples: int = RANDOM_FLIPS,
+) -> float:
+    """The chance of as large a mean difference between `a` and `b`, were they alike."""
+    sums = sum_clusters([new - old for old, new in zip(a, b, strict=True)], clusters)
+    scale = max(map(abs, sums), default=0.0)
+    steps = [abs(s) for s in sums if abs(s) > 1e-12 * scale]
+    if not steps:
+        return 1.0
+    observed = abs(math.fsum(sums))
+    grid = _on_a_grid(steps)
+    if grid is not None:
+        return _flip_on_a_grid(grid, round(observed * sum(grid) / math.fsum(steps)))
+    reached = observed - 1e-9 * scale
+    if len(steps) <= EXACT_FLIPS:
+        return _flip_every_way(steps, reached)
+    if len(steps) > MANY_FLIPS:
+        return 2 * NormalDist().cdf(-observed / math.sqrt(math.fsum(step * step for step in steps)))
+    return _flip_at_random(steps, reached, seed=seed, resamples=resamples)
+
+
+def sum_clusters(values: Sequence[float], clusters: Sequence[Hashable] | None) -> list[float]:
+    """One sum a cluster, in the order of their first member."""
+    if clusters is None:
+        return list(values)
+    members: dict[Hashable, list[float]] = {}
+    for cluster, value in zip(clusters, values, strict=True):
+        members.setdefault(cluster, []).append(value)
+    return [math.fsum(group) for group in members.values()]
+
+
+def _on_a_grid(steps: Sequence[float]) -> list[int] | None:
+    """The steps as whole numbers of a common fraction, if there is a coarse one and it is worth it."""
+    for parts in range(1, FINEST_GRID + 1):
+        if all(abs(step * parts - round(step * parts)) < 1e-9 for step in steps):
+            whole = [round(step * parts) for step in steps]
+            return whole if 2 * sum(whole) * len(whole) <= EXACT_STEPS else None
+    return None
+
+
+def _flip_on_a_grid(steps: Sequence[int], observed: int) -> float:
+    """Counts the flips that lead to each sum, one step after another."""
+    ways = {0: 1}
+    for step in steps:
+        after: dict[int, int] = {}
+        for total, count in ways.items():
+            after[total + step] = after.get(total + step, 0) + count
+            after[total - step] = after.get(total - step, 0) + count
+        ways = after
+    far = sum(count for total, count in ways.items() if abs(total) >= observed)
+    return far / (1 << len(steps))
+
+
+def _flip_every_way(steps: Sequence[float], reached: float) -> float:
+    """Both halves flipped in every way; the sorted sums of one are walked against those of the other."""
+    if reached <= 0:
+        return 1.0
+    left, right = _all_sums(steps[::2]), _all_sums(steps[1::2])
+    far, start = 0, len(right)
+    for total in left:
+        # The larger the sum of the left half, the smaller a sum of the right half will do.
+        while start and total + right[start - 1] >= reached:
+            start -= 1
+        far += len(right) - start
+    # For every flip that reaches so far up, its mirror image reaches as far down.
+    return min(1.0, 2 * far / (1 << len(steps)))
+
+
+def _all_sums(steps: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for step in steps:
+        sums = sorted([total - step for total in sums] + [total + step for total in sums])
+    return sums
+
+
+def _flip_at_random(steps: Sequence[float], reached: float, *, seed: int, resamples: int) -> float:
+    """What was seen counts as one of the flips, so that p is never 0 (Phipson and Smyth, 2010)."""
+    # Eight steps at a time: a random byte picks one of their 256 sums.
+    tables = [_all_sums(steps[i : i + 8]) for i in range(0, len(steps), 8)]
+    tables = [table * (256 // len(table)) for table in tables]
+    draw = random.Random(seed)
+    far = 0
+    for _ in range(resamples):
+        total = sum(table[byte] for table, byte in zip(tables, draw.randbytes(len(tables)), strict=True))
+        far += abs(total) >= reached
+    return (far + 1) / (resamples + 1)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjusted p (Scandinavian Journal of Statistics, 1979), in the order of the names given.
+
+    Those under alpha can all be called differences, with a chance of at most alpha that any one of
+    them is none, however the tests hang together.
+    """
+    ranked = sorted(p_values, key=lambda name: p_values[name])
+    adjusted: dict[str, float] = {}
+    so_far = 0.0
+    for rank, name in enumerate(ranked):
+        so_far = max(so_far, min(1.0, (len(ranked) - rank) * p_values[name]))
+        adjusted[name] = so_far
+    return {name: adjusted[name] for name in p_values}
+
 
 USUAL_LOSS_RATE = 0.05
 """One case in twenty gets worse even by a change for the better: what is assumed until losses are seen."""
