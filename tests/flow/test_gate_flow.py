@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import yaml
 
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.files.journal import Journal
 from graftwork.pipeline.gate_all import gate_all
 from graftwork.pipeline.gate_rules import RULES

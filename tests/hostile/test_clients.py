@@ -16,7 +16,7 @@ from hostile_server import HostileServer, Script, reply
 
 from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.judge.client import ChatClient, Unanswered
-from graftwork.evaluate.judge.settings import JudgeSettings
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.evaluate.subjects import remote
 from graftwork.evaluate.subjects.endpoint import EndpointClient, Settings, TryAgain
 from graftwork.evaluate.subjects.remote import ask_endpoint

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from graftwork.evaluate.gate import Surroundings, decide
-from graftwork.evaluate.gate_settings import FIGURES, TIMED, GateSettings, Rule
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateSettings, Rule
 from graftwork.evaluate.score import make_metric, make_report, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics import clopper_pearson, non_inferior

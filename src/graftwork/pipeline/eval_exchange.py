@@ -12,11 +12,10 @@ from typing import Literal
 from graftwork import __version__
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.compare import compare
-from graftwork.evaluate.exchange.exported import Export, write_json
-from graftwork.evaluate.exchange.imported import Imported, import_runs
-from graftwork.evaluate.exchange.inspect_write import write_inspect
-from graftwork.evaluate.exchange.lm_eval_write import write_lm_eval
-from graftwork.evaluate.exchange.read import read_foreign
+from graftwork.evaluate.exchange.common import Export, write_json
+from graftwork.evaluate.exchange.imports import Imported, import_runs, read_foreign
+from graftwork.evaluate.exchange.inspect_ai import write_inspect
+from graftwork.evaluate.exchange.lm_eval import write_lm_eval
 from graftwork.evaluate.score import score, sessions_of
 from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.book import read_answers

@@ -7,11 +7,9 @@ are opened only where the settings ask for them.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graftwork.evaluate.judge.budget import Budget
 from graftwork.evaluate.judge.client import ChatClient
-from graftwork.evaluate.judge.panel import Judge
-from graftwork.evaluate.judge.store import ReplyStore
-from graftwork.evaluate.judge.verdicts import add_judgement, first_answers, judge_subjects
+from graftwork.evaluate.judge.judge import Budget, Judge, ReplyStore
+from graftwork.evaluate.judge.tally import add_judgement, first_answers, judge_subjects
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading import GradeContext
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner

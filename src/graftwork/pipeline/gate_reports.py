@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.gate.course import GoodRun, compare_plans
+from graftwork.evaluate.gate.advice import GoodRun, compare_plans
 from graftwork.files.digest import file_digest
 from graftwork.files.private import make_folder
 from graftwork.files.whole import write_whole

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.evaluate.gate import Judged, decide
-from graftwork.evaluate.gate.changes import describe_change
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.gate.wording import describe_change
 from graftwork.files.journal import Journal
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.records.verdict import Verdict

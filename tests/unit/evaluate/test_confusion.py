@@ -7,7 +7,7 @@ from test_gate_vacuous import report_on
 
 from graftwork.evaluate.confusion import OTHER, UNREADABLE, confuse
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.grading import Check
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateSettings, Rule
 from graftwork.evaluate.score import compare, make_rate, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading import METRICS

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateSettings, Rule
 from graftwork.evaluate.statistics import mcnemar
 from graftwork.evaluate.wear import (
     confidence_at,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate import Surroundings, decide
-from graftwork.evaluate.gate_settings import GateSettings, Primary, Rule, Win
+from graftwork.evaluate.gate.settings import GateSettings, Primary, Rule, Win
 from graftwork.evaluate.statistics import clopper_pearson, mcnemar, non_inferior
 
 METRICS = ("json_valid", "answer_match", "refusal_correct", "truncated")

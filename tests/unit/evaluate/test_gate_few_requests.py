@@ -8,7 +8,7 @@ import pytest
 from gate_samples import marks, number, report, subject
 
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateSettings, Rule
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
 from graftwork.records.report import Answer, Generation, Metric

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.gate import Surroundings, decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.gate.settings import GateSettings, Rule
 from graftwork.evaluate.statistics import non_inferior
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.score import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.project.settings import ProjectSettings

@@ -6,7 +6,7 @@ import pytest
 
 from graftwork.evaluate.compare import compare
 from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.score import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.slices import slice_report

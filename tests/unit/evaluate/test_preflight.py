@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.preflight import spoil, try_out
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading import GradeContext

@@ -5,11 +5,10 @@ in a file of its own: `judge` (limits, invariants), `guardrails` (margins), `win
 declared saving), `losses` (what aborts). `sessions` decides between training sessions of one model.
 """
 
-from graftwork.evaluate.gate.course import Training
-from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide, decide_all
-from graftwork.evaluate.gate.judge import judge_rule
+from graftwork.evaluate.gate.advice import Training
+from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide, decide_all, next_start
 from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.sessions import next_start
+from graftwork.evaluate.gate.rules import judge_rule
 
 __all__ = [
     "STATISTICS",

@@ -8,9 +8,15 @@ import math
 from typing import NamedTuple
 
 from graftwork.evaluate.compare import cluster_cases, compare, differences_of
-from graftwork.evaluate.gate.figures import MIDDLE, measured, times_of
-from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded_pairs
-from graftwork.evaluate.gate_settings import TIMED, Against
+from graftwork.evaluate.gate.figures import (
+    MIDDLE,
+    Ungraded,
+    all_wrong,
+    find_ungraded_pairs,
+    measured,
+    times_of,
+)
+from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
 from graftwork.evaluate.statistics import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile

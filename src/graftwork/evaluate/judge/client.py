@@ -12,9 +12,9 @@ import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.judge.wording import Chat
+from graftwork.evaluate.judge.judge import Chat
 from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, tell, writable
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
 from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks

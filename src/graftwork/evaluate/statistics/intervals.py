@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-
 MOST_CASES = 10_000_000
 """A question that needs more cases than this is answered with "no number of cases decides"."""
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.evaluate.gate import STATISTICS, Judged, Training, decide
-from graftwork.evaluate.gate.changes import describe_outcomes
+from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.pipeline.gate_champion import Champion, look_for_champion, surroundings_of, with_champion
 from graftwork.pipeline.gate_reports import find_better_run, keep_report, keep_verdict
 from graftwork.pipeline.gate_rules import note_rules, with_changes

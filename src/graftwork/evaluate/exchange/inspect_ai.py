@@ -4,25 +4,32 @@ In: a path. Out: one ForeignRun. Marks are read as inspect-ai reads them: C is 1
 0; a scorer that gives several marks becomes several metrics. Epochs are repeats of one case.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graftwork.evaluate.exchange.archive import read_members
-from graftwork.evaluate.exchange.foreign import (
+from graftwork.evaluate.exchange.common import (
     OWN_KEY,
+    Export,
     ForeignRun,
     ForeignSample,
+    graded_metrics,
     make_messages,
     named,
     not_as_expected,
     number_of,
+    own_facts,
     parse,
     read_document,
+    read_members,
     section,
+    standard_error,
     text_of,
     whole_number,
 )
+from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, Metric
 
 TOOL = "inspect-ai"
 MARKS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -177,3 +184,123 @@ def _notes(header: dict[str, Any], samples: list[Any]) -> tuple[str, ...]:
     if not samples:
         notes.append("The log holds no samples: there is nothing to show case by case.")
     return tuple(notes)
+
+
+LOG_VERSION = 2
+
+
+def write_inspect(export: Export) -> dict[str, Any]:
+    metrics = graded_metrics(export.subject)
+    cases = {case.id: case for case in export.cases}
+    samples = [
+        _sample(export, cases[answer.case_id], answer, metrics)
+        for answer in sorted(export.answers, key=lambda answer: answer.repeat)
+        if answer.case_id in cases
+    ]
+    model = f"{OWN_KEY}/{export.subject.subject}"
+    stats: dict[str, Any] = {"started_at": export.when, "completed_at": export.when, "model_usage": {}}
+    return {
+        "version": LOG_VERSION,
+        "status": "success",
+        "eval": _spec(export, metrics, model),
+        "plan": {"name": "plan", "steps": [{"solver": "generate", "params": {}}], "config": {}},
+        "results": {
+            "total_samples": len(samples),
+            "completed_samples": len(samples),
+            "scores": [_result(name, metric) for name, metric in metrics.items()],
+        },
+        "stats": stats,
+        "samples": samples,
+    }
+
+
+def _spec(export: Export, metrics: Mapping[str, Metric], model: str) -> dict[str, Any]:
+    identity = fingerprint([export.cases_hash, export.subject.subject, export.when])
+    repeats = 1 + max((answer.repeat for answer in export.answers), default=0)
+    config = export.subject.generation.settings
+    known = {"temperature": "temperature", "top_p": "top_p", "seed": "seed", "max_new_tokens": "max_tokens"}
+    return {
+        "eval_id": identity[:22],
+        "run_id": identity[22:44],
+        "created": export.when,
+        "task": export.task,
+        "task_id": fingerprint([export.task, export.cases_hash])[:22],
+        "task_version": 0,
+        "task_attribs": {},
+        "task_args": {},
+        "dataset": {
+            "name": export.task,
+            "samples": len(export.cases),
+            "sample_ids": [case.id for case in export.cases],
+            "shuffled": False,
+        },
+        "model": model,
+        "model_generate_config": {
+            theirs: config[ours]
+            for ours, theirs in known.items()
+            if isinstance(config.get(ours), int | float)
+        },
+        "model_args": {},
+        "config": {"epochs": repeats},
+        "packages": {OWN_KEY: export.version},
+        "scorers": [
+            {"name": name, "options": {}, "metrics": [{"name": "mean", "options": {}}], "metadata": {}}
+            for name in metrics
+        ],
+        "metadata": {OWN_KEY: {"cases_hash": export.cases_hash, "subject": export.subject.subject}},
+    }
+
+
+def _result(name: str, metric: Metric) -> dict[str, Any]:
+    values = [value for value in metric.scores.values() if value is not None]
+    return {
+        "name": name,
+        "scorer": name,
+        "scored_samples": len(values),
+        "unscored_samples": len(metric.scores) - len(values),
+        "params": {},
+        "metrics": {
+            "mean": {"name": "mean", "value": sum(values) / len(values), "params": {}},
+            "stderr": {"name": "stderr", "value": standard_error(values), "params": {}},
+        },
+    }
+
+
+def _sample(export: Export, case: Case, answer: Answer, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    model = f"{OWN_KEY}/{export.subject.subject}"
+    said = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
+    turns = [{"role": message.role, "content": message.content} for message in case.messages]
+    usage = {
+        "input_tokens": answer.prompt_tokens,
+        "output_tokens": answer.tokens,
+        "total_tokens": answer.prompt_tokens + answer.tokens,
+    }
+    return {
+        "id": case.id,
+        "epoch": answer.repeat + 1,
+        "input": turns,
+        "target": case.reference,
+        "messages": [*turns, said],
+        "output": {
+            "model": model,
+            "choices": [
+                {
+                    "message": said,
+                    "stop_reason": "max_tokens" if answer.finish_reason == "length" else "stop",
+                }
+            ],
+            "completion": answer.text,
+            "usage": usage,
+            "time": answer.seconds,
+        },
+        "scores": {
+            name: {"value": metric.scores[case.id], "answer": answer.text}
+            for name, metric in metrics.items()
+            if metric.scores.get(case.id) is not None
+        },
+        "metadata": {OWN_KEY: own_facts(case)},
+        "store": {},
+        "events": [],
+        "model_usage": {model: usage},
+        "attachments": {},
+    }

@@ -1,16 +1,20 @@
-"""Runs of other tools as one Report that can be shown and compared.
-
-In: runs, and the cases of this project where it has some. Out: the report, its cases and answers, and
-whether they are this project's cases. Pure. The marks are the other tool's own; intervals, pairs and
-parts are found as for our evaluations.
-"""
+"""Which tool wrote a file, and what it says."""
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from graftwork.evaluate.cases import hash_cases
 from graftwork.evaluate.compare import compare
-from graftwork.evaluate.exchange.foreign import ForeignRun, ForeignSample, ForeignTotal
+from graftwork.evaluate.exchange.common import (
+    ForeignRun,
+    ForeignSample,
+    ForeignTotal,
+    not_as_expected,
+    read_document,
+)
+from graftwork.evaluate.exchange.inspect_ai import is_inspect, read_inspect
+from graftwork.evaluate.exchange.lm_eval import is_lm_eval, read_lm_eval
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.score import average, make_metric, sessions_of
 from graftwork.evaluate.slices import slice_report
@@ -19,6 +23,32 @@ from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
+
+
+def read_foreign(path: Path) -> ForeignRun:
+    """Told by the ending where that is enough, else by what is in the file."""
+    if not path.is_file():
+        raise UserMistake(
+            f"there is no file {path}",
+            why="results of other tools are read from files",
+            fix="name the log: logs/….eval, or results_….json of lm-eval",
+            where=str(path),
+        )
+    if path.suffix == ".eval":
+        return read_inspect(path)
+    if path.suffix == ".jsonl":
+        return read_lm_eval(path)
+    document = read_document(path)
+    if is_inspect(document):
+        return read_inspect(path)
+    if is_lm_eval(document):
+        return read_lm_eval(path)
+    raise not_as_expected(
+        "neither inspect-ai nor lm-eval wrote this file",
+        why="it has neither `eval` and `status` nor `results`",
+        where=str(path),
+    )
+
 
 CUTS = ("group", "domain", "length")
 _Z = 1.959963984540054

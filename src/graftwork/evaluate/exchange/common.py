@@ -1,14 +1,21 @@
 """A run of another tool, in the words that both formats share."""
 
+import io
 import json
 import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from graftwork.files.whole import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, Metric, SubjectReport
 
 MOST_BYTES = 2 << 30
 """A file, or what an archive unpacks to, may be as large as this."""
@@ -142,3 +149,99 @@ def named(value: Any, key: str) -> str | None:
 
 def whole_number(value: Any) -> int:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+ZSTD = 93
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+
+
+def read_members(path: Path, *, wanted: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Every member whose name begins with one of `wanted`, in the order of the archive."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            members = [m for m in archive.infolist() if m.filename.startswith(wanted)]
+            if sum(member.file_size for member in members) > MOST_BYTES:
+                raise too_large(path)
+            for member in members:
+                yield member.filename, _read(archive, file, member, path)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _read(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
+    if member.compress_type != ZSTD:
+        return archive.read(member)
+    import zstandard
+
+    packed = io.BytesIO(_raw(file, member, path))
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True) as stream:
+            # One byte more than promised: a member that lies about its size is seen.
+            content = stream.read(member.file_size + 1)
+    except zstandard.ZstdError as error:
+        raise _damaged(path, f"{member.filename}: {error}") from error
+    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+        raise _damaged(path, f"{member.filename} does not have the bytes that the archive promises")
+    return content
+
+
+def _raw(file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
+    file.seek(member.header_offset)
+    header = file.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size:
+        raise _damaged(path, f"{member.filename} is cut off")
+    *_, name_length, extra_length = _LOCAL_HEADER.unpack(header)
+    file.seek(name_length + extra_length, io.SEEK_CUR)
+    return file.read(member.compress_size)
+
+
+def _damaged(path: Path, why: str) -> Damaged:
+    return Damaged(
+        "the archive cannot be read",
+        why=why,
+        fix="copy it whole, or write it as JSON: `inspect log convert --to json`",
+        where=str(path),
+    )
+
+
+class Export(NamedTuple):
+    """`when` is the time that goes into the file, in ISO 8601 with its zone."""
+
+    task: str
+    cases: Sequence[Case]
+    subject: SubjectReport
+    answers: Sequence[Answer]
+    cases_hash: str
+    when: str
+    version: str
+
+
+def graded_metrics(subject: SubjectReport) -> dict[str, Metric]:
+    """Those that grade each answer: the others have no place in these formats."""
+    return {
+        name: metric
+        for name, metric in subject.metrics.items()
+        if metric.scores and any(value is not None for value in metric.scores.values())
+    }
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean, as both tools write it."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def own_facts(case: Case) -> dict[str, Any]:
+    """What the other formats have no place for, so that a way back loses nothing."""
+    facts = {"group": case.group, "domain": case.domain, "session": case.session}
+    told: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
+    return {**told, "file": case.origin.file, "line": case.origin.line}
+
+
+def write_json(document: Any, *, indent: int | None = None) -> str:
+    """Half characters, which a model may write and no reader takes, become the sign for a broken one."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(document, ensure_ascii=False, indent=indent))
