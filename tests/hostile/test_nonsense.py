@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from graftwork.data.read import read
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.score import make_report, score
 from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe

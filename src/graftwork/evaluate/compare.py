@@ -15,18 +15,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.evaluate.statistics import (
-    Interval,
-    Sided,
-    holm,
-    make_units,
-    mcnemar,
-    mean_differs,
-    paired_permutation,
-)
-from graftwork.evaluate.statistics.intervals import quantile_interval
+from graftwork.evaluate.statistics.bounded import make_units, mean_differs
+from graftwork.evaluate.statistics.intervals import Interval, Sided, quantile_interval
 from graftwork.evaluate.statistics.means import from_0_to_1, score_difference
-from graftwork.grading import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.statistics.significance import holm, mcnemar, paired_permutation
+from graftwork.grading.metrics import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, SubjectReport
 
 MCNEMAR = "exact McNemar"

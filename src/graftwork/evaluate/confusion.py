@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from graftwork.evaluate.statistics import clopper_pearson
-from graftwork.grading import Check
+from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.grading.answers import MISSING, look_up, parse_object, words_of
+from graftwork.grading.checks import Check
 from graftwork.grading.rules import Exact, Normalised, plain_text
 from graftwork.records.report import Answer, Case, ClassFigure, Confusion
 

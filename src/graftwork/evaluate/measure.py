@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from graftwork.evaluate.compare import cluster_cases
-from graftwork.evaluate.statistics import bootstrap_mean
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
-from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, PERPLEXITY, TOKENS_PER_SECOND
+from graftwork.evaluate.statistics.means import bootstrap_mean
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, PERPLEXITY, TOKENS_PER_SECOND
 from graftwork.records.report import Answer, Generation, Metric
 
 LARGEST_LOSS = 700.0

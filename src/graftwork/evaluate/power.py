@@ -6,9 +6,12 @@ difference matters to the team.
 
 import math
 
-from graftwork.evaluate.statistics import cases_for_difference, detectable_difference
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.evaluate.statistics.significance import USUAL_LOSS_RATE
+from graftwork.evaluate.statistics.significance import (
+    USUAL_LOSS_RATE,
+    cases_for_difference,
+    detectable_difference,
+)
 from graftwork.grading.metrics import name_of, show_p
 from graftwork.records.report import Comparison, Power
 

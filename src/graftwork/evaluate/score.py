@@ -12,23 +12,14 @@ from graftwork.evaluate.compare import cluster_cases, compare, compare_candidate
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
+from graftwork.evaluate.statistics.bounded import bounded_mean, make_units
+from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.means import score_mean
 from graftwork.evaluate.subjects.log import LOG
-from graftwork.grading import (
-    CHECKS_PASSED,
-    JUDGE_SCORE,
-    SCORED,
-    TASK_SUCCESS,
-    TRUNCATED,
-    Check,
-    FailedGrade,
-    GradeContext,
-    against_reference,
-    explain_vacuous,
-    grade,
-)
-from graftwork.grading.metrics import plural
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import against_reference, explain_vacuous, grade
+from graftwork.grading.interface import FailedGrade, GradeContext
+from graftwork.grading.metrics import CHECKS_PASSED, JUDGE_SCORE, SCORED, TASK_SUCCESS, TRUNCATED, plural
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,

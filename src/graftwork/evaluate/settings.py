@@ -8,7 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.subjects.named import parse_subject
-from graftwork.grading import (
+from graftwork.grading.answers import AnswerFields
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import right_or_wrong
+from graftwork.grading.metrics import (
     ALWAYS_MEASURED,
     CHECKS_PASSED,
     CONTEXT_GRADERS,
@@ -19,10 +22,7 @@ from graftwork.grading import (
     OPTIONAL_MEASURED,
     PERPLEXITY,
     TASK_SUCCESS,
-    Check,
-    right_or_wrong,
 )
-from graftwork.grading.answers import AnswerFields
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from graftwork.evaluate.compare import cluster_cases, differences_of
 from graftwork.evaluate.score import make_metric
-from graftwork.evaluate.statistics import holm, mcnemar
-from graftwork.grading import LOWER_IS_BETTER
+from graftwork.evaluate.statistics.significance import holm, mcnemar
+from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.records.report import Case, Metric, Report, SliceFigure, SubjectReport
 
 MOST_PARTS = 12

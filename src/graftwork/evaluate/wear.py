@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from statistics import NormalDist
 
 from graftwork.evaluate.compare import cluster_cases, differences_of
-from graftwork.evaluate.statistics import USUAL_POWER, bounded_mean, mcnemar
+from graftwork.evaluate.statistics.bounded import bounded_mean
+from graftwork.evaluate.statistics.significance import USUAL_POWER, mcnemar
 from graftwork.grading.metrics import plural
 from graftwork.records.report import Comparison, Report, Wear
 

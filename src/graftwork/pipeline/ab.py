@@ -13,7 +13,9 @@ from graftwork.evaluate.score import average
 from graftwork.evaluate.subjects.book import read_answers
 from graftwork.evaluate.subjects.case_file import read_case_file
 from graftwork.evaluate.subjects.named import parse_subject
-from graftwork.grading import LOWER_IS_BETTER, GradeContext, grade
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.pipeline.ab_evidence import Scores, run_replay, units_of
 from graftwork.pipeline.ab_result import ABResult, choose_metric, find_pair, note_trial, tell
 from graftwork.pipeline.evaluate_context import Grading, open_grading

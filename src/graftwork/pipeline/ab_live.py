@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from graftwork.grading import LOWER_IS_BETTER, grade
+from graftwork.grading.grade import grade
+from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.pipeline.ab import grade_context
 from graftwork.pipeline.ab_arms import ArmTally, check_shares, check_voices
 from graftwork.pipeline.ab_evidence import Exchange, LiveTest, survives_silence

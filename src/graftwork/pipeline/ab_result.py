@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Literal
 
-from graftwork.evaluate.statistics import Interval
+from graftwork.evaluate.statistics.intervals import Interval
 from graftwork.files.whole import write_whole
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record, fingerprint

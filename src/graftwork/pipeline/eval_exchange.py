@@ -21,7 +21,7 @@ from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.book import read_answers
 from graftwork.evaluate.wear import wear_of
 from graftwork.files.whole import write_whole
-from graftwork.grading import GradeContext
+from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.evaluate_run import Evaluated
 from graftwork.pipeline.evaluation_page import page_name
 from graftwork.pipeline.workplace import Workplace, now

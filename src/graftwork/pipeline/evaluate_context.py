@@ -11,8 +11,8 @@ from graftwork.evaluate.judge.client import ChatClient
 from graftwork.evaluate.judge.judge import Budget, Judge, ReplyStore
 from graftwork.evaluate.judge.tally import add_judgement, first_answers, judge_subjects
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading import GradeContext
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
+from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.workplace import Workplace
 from graftwork.process.sandbox import open_sandbox
 from graftwork.records.report import Answer, Case, Report

@@ -6,7 +6,7 @@ In: an open workplace. Out: a verdict for each model. What is corrected is what 
 from collections.abc import Collection
 from dataclasses import replace
 
-from graftwork.evaluate.gate import Judged, decide_all
+from graftwork.evaluate.gate.decide import Judged, decide_all
 from graftwork.pipeline.narrator import OfModel
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.step import Made

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.gate import Surroundings
 from graftwork.evaluate.gate.decide import asked_otherwise
-from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
+from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
 from graftwork.pipeline.release_store import open_store, own_alias
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import Damaged

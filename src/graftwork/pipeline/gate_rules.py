@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.gate import Judged, decide
+from graftwork.evaluate.gate.decide import Judged, decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
 from graftwork.files.journal import Journal

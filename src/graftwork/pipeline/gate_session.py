@@ -7,7 +7,7 @@ of its own gate, of its release or, where the session began at the base, of the 
 from collections.abc import Collection
 from pathlib import Path
 
-from graftwork.evaluate.gate import next_start
+from graftwork.evaluate.gate.decide import next_start
 from graftwork.pipeline.gate_champion import comparable, read_report
 from graftwork.pipeline.gate_reports import find_report, keep_report
 from graftwork.pipeline.pipeline import run_pipeline

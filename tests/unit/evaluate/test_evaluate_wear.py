@@ -5,9 +5,9 @@ from gate_samples import simple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings, Rule
-from graftwork.evaluate.statistics import mcnemar
+from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.evaluate.wear import (
     confidence_at,
     gain_beyond_chance,

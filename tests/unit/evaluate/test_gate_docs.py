@@ -7,7 +7,7 @@ import pytest
 import yaml
 from gate_samples import marks, report, subject
 
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.settings import EvaluateSettings
 

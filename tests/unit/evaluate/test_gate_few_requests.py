@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 from gate_samples import marks, number, report, subject
 
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings, Rule
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval

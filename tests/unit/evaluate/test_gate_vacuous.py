@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.score import make_report, score
 from graftwork.evaluate.settings import EvaluateSettings

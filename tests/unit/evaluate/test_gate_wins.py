@@ -3,7 +3,7 @@
 import pytest
 from gate_samples import marks, report, subject
 
-from graftwork.evaluate.gate import Judged, decide, decide_all
+from graftwork.evaluate.gate.decide import Judged, decide, decide_all
 from graftwork.evaluate.gate.settings import GateSettings, Primary, Rule, Win
 
 GUARD = Rule(metric="json_valid", against="base", margin=0.02)

@@ -11,7 +11,8 @@ from graftwork.evaluate.judge.client import ChatClient, Unanswered
 from graftwork.evaluate.judge.judge import REPLIES_FILE, Budget, BudgetSpent, open_judge
 from graftwork.evaluate.judge.tally import count_pairs
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.grading import GradeContext, grade
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case

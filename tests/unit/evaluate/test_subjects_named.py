@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.subjects.case_file import read_case_file
 from graftwork.evaluate.subjects.named import parse_subject, parse_subjects
-from graftwork.grading import Check
+from graftwork.grading.checks import Check
 from graftwork.records.errors import UserMistake
 
 

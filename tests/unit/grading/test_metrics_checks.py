@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.grading import KINDS, Check, GradeContext, grade, matching
+from graftwork.grading import matching
+from graftwork.grading.checks import KINDS, Check
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
 from graftwork.grading.matching import PatternTooSlow, matches
 from graftwork.grading.rules import follows_template, numbers_in
 from graftwork.records.interaction import Message, Origin

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from graftwork.evaluate.gate import Judged, decide
+from graftwork.evaluate.gate.decide import Judged, decide
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.score import compare, make_rate
 from graftwork.files.journal import Journal

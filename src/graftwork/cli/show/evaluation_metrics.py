@@ -12,8 +12,7 @@ from rich.text import Text
 
 from graftwork.cli.show.tables import PlainTable, fit_words, percent, quote, safe, table, whole_width
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.grading import FIRST_TOKEN, LATENCY
-from graftwork.grading.metrics import name_of
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, name_of
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 NAME_ROOM = 24

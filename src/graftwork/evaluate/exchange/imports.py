@@ -18,7 +18,7 @@ from graftwork.evaluate.exchange.lm_eval import is_lm_eval, read_lm_eval
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.score import average, make_metric, sessions_of
 from graftwork.evaluate.slices import slice_report
-from graftwork.evaluate.statistics import clopper_pearson
+from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Origin

@@ -12,8 +12,15 @@ from typing import Any, NamedTuple
 from graftwork.evaluate.confusion import OTHER, UNREADABLE
 from graftwork.evaluate.gate.figures import count_cases_needed, find_ungraded
 from graftwork.evaluate.gate.settings import FIGURES
-from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND, TRUNCATED
-from graftwork.grading.metrics import name_of, plural
+from graftwork.grading.metrics import (
+    FIRST_TOKEN,
+    LATENCY,
+    MEMORY,
+    TOKENS_PER_SECOND,
+    TRUNCATED,
+    name_of,
+    plural,
+)
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report
 from graftwork.records.run import Look, TrainOutcome, TrainStep

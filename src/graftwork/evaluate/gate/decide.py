@@ -36,7 +36,7 @@ from graftwork.evaluate.gate.wording import (
     show_difference,
     show_size,
 )
-from graftwork.evaluate.statistics import holm
+from graftwork.evaluate.statistics.significance import holm
 from graftwork.evaluate.wear import confidence_at, look_of
 from graftwork.grading.metrics import name_of, plural, show_p
 from graftwork.records.report import Report

@@ -14,18 +14,18 @@ from graftwork.evaluate.compare import cluster_cases
 from graftwork.evaluate.gate.settings import FIGURES, TIMED, Rule, Statistic
 from graftwork.evaluate.measure import make_perplexity
 from graftwork.evaluate.score import make_metric
-from graftwork.evaluate.statistics import (
-    USUAL_POWER,
-    Interval,
-    Units,
-    bounded_mean,
-    make_units,
-    units_for_power,
-)
-from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
+from graftwork.evaluate.statistics.bounded import Units, bounded_mean, make_units
+from graftwork.evaluate.statistics.intervals import Interval, fewest_for_quantile, quantile_interval
+from graftwork.evaluate.statistics.significance import USUAL_POWER, units_for_power
 from graftwork.evaluate.wear import share_of_look
-from graftwork.grading import FIRST_TOKEN, JUDGE_PREFERENCE, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
-from graftwork.grading.metrics import name_of
+from graftwork.grading.metrics import (
+    FIRST_TOKEN,
+    JUDGE_PREFERENCE,
+    LATENCY,
+    PERPLEXITY,
+    TOKENS_PER_SECOND,
+    name_of,
+)
 from graftwork.records.report import Metric, Report, SubjectReport
 from graftwork.records.verdict import RuleResult
 

@@ -18,9 +18,9 @@ from graftwork.evaluate.gate.figures import (
 )
 from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
-from graftwork.evaluate.statistics import Units, make_units
+from graftwork.evaluate.statistics.bounded import Units, make_units
 from graftwork.evaluate.statistics.intervals import fewest_for_quantile
-from graftwork.grading import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.grading.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.settings import require_known
-from graftwork.grading import (
+from graftwork.grading.metrics import (
     FIRST_TOKEN,
     GRADERS,
     JUDGE_PREFERENCE,

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 from graftwork.evaluate.gate.figures import Needed
 from graftwork.evaluate.gate.settings import TIMED, Against, GateSettings, Rule
-from graftwork.evaluate.statistics import successes_to_clear
-from graftwork.grading import TASK_SUCCESS
-from graftwork.grading.metrics import is_share, name_of, plural, show, show_p, show_points
+from graftwork.evaluate.statistics.significance import successes_to_clear
+from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
 from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
 

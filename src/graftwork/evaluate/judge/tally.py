@@ -10,7 +10,8 @@ from typing import NamedTuple
 from graftwork.evaluate.compare import compare_choices
 from graftwork.evaluate.judge.judge import Choice, Judge, Progress
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.evaluate.statistics import clopper_pearson, mcnemar
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.report import Answer, Case, Comparison, JudgeTally, Report
 
 

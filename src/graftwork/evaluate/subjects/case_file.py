@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from graftwork.files.whole import explain_os_error
-from graftwork.grading import CannotGrade, Check, GradeContext, read_case_checks
+from graftwork.grading.checks import Check, read_case_checks
 from graftwork.grading.custom import require_named
+from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role

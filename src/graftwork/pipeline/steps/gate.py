@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from graftwork.evaluate.gate import STATISTICS, Judged, Training, decide
+from graftwork.evaluate.gate.advice import Training
+from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.pipeline.gate_champion import Champion, look_for_champion, surroundings_of, with_champion
 from graftwork.pipeline.gate_reports import find_better_run, keep_report, keep_verdict
