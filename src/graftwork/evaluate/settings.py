@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.evaluate.subjects.named import parse_subject
+from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.answers import AnswerFields
 from graftwork.grading.checks import Check
 from graftwork.grading.grade import right_or_wrong

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.evaluate.cases import hash_cases
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import hash_cases, read_case_file
 from graftwork.evaluate.score import average
-from graftwork.evaluate.subjects.book import read_answers
-from graftwork.evaluate.subjects.case_file import read_case_file
-from graftwork.evaluate.subjects.named import parse_subject
+from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.grade import grade
 from graftwork.grading.interface import GradeContext
 from graftwork.grading.metrics import LOWER_IS_BETTER

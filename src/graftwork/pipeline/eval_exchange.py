@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Literal
 
 from graftwork import __version__
+from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import read_cases
-from graftwork.evaluate.compare import compare
+from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.exchange.common import Export, write_json
 from graftwork.evaluate.exchange.imports import Imported, import_runs, read_foreign
 from graftwork.evaluate.exchange.inspect_ai import write_inspect
 from graftwork.evaluate.exchange.lm_eval import write_lm_eval
+from graftwork.evaluate.power import wear_of
+from graftwork.evaluate.report import slice_report
 from graftwork.evaluate.score import score, sessions_of
-from graftwork.evaluate.slices import slice_report
-from graftwork.evaluate.subjects.book import read_answers
-from graftwork.evaluate.wear import wear_of
 from graftwork.files.whole import write_whole
 from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.evaluate_run import Evaluated

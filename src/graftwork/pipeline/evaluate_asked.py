@@ -8,9 +8,8 @@ that is answered is kept for both.
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.evaluate.cases import draw_cases, hash_cases
-from graftwork.evaluate.subjects.case_file import read_case_file
-from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subjects
+from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file
+from graftwork.evaluate.subjects import CHAMPION, NamedSubject, parse_subjects
 from graftwork.files.whole import write_whole
 from graftwork.pipeline.evaluate_context import open_grading
 from graftwork.pipeline.evaluate_log import remark_on_log

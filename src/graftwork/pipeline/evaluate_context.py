@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graftwork.evaluate.judge.client import ChatClient
-from graftwork.evaluate.judge.judge import Budget, Judge, ReplyStore
-from graftwork.evaluate.judge.tally import add_judgement, first_answers, judge_subjects
+from graftwork.evaluate.judge.judge import Budget, Judge, ReplyStore, first_answers, judge_subjects
+from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
 from graftwork.grading.interface import GradeContext

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from graftwork.evaluate.subjects.log import LOG
+from graftwork.evaluate.subjects import LOG
 from graftwork.files.dataset_folder import iterate_drops
 from graftwork.grading.metrics import name_of
 from graftwork.pipeline.steps.prepare import Prepared

@@ -8,18 +8,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graftwork.evaluate.compare import compare
-from graftwork.evaluate.confusion import confuse
+from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
+from graftwork.evaluate.ask.timing import group_of, is_timed
+from graftwork.evaluate.ask.worker import GENERATION_FILE
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.power import wear_of
+from graftwork.evaluate.report import confuse, slice_report
 from graftwork.evaluate.score import make_report, score, sessions_of
-from graftwork.evaluate.slices import slice_report
-from graftwork.evaluate.subjects.book import ANSWERS_FILE, forget_answers, read_answers
-from graftwork.evaluate.subjects.engines import PRECISIONS, agree_on_engine, is_vllm
-from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
-from graftwork.evaluate.timing import group_of, is_timed
-from graftwork.evaluate.wear import wear_of
-from graftwork.evaluate.worker import GENERATION_FILE
+from graftwork.evaluate.subjects import answers_of_log, generation_of_log
 from graftwork.files.private import make_folder
 from graftwork.files.whole import write_whole
+from graftwork.inference.selection import PRECISIONS, agree_on_engine, is_vllm
 from graftwork.pipeline.evaluate_context import Grading
 from graftwork.pipeline.evaluate_subjects import Subject
 from graftwork.pipeline.supervise import run_job
@@ -108,7 +107,7 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
         return
     run_job(
         name=f"the evaluation of {subject.name}",
-        module="graftwork.evaluate.worker",
+        module="graftwork.evaluate.ask.worker",
         job=subject.job,
         folder=subject.folder,
         narrator=work.narrator,
@@ -159,7 +158,7 @@ def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[
     make_folder(folder)
     run_job(
         name="timing the subjects in turn",
-        module="graftwork.evaluate.timing",
+        module="graftwork.evaluate.ask.timing",
         job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
         folder=folder,
         narrator=work.narrator,

@@ -7,8 +7,8 @@ somebody asks for the evaluation, even where nothing had to be measured again.
 import re
 from pathlib import Path
 
+from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import read_cases
-from graftwork.evaluate.subjects.book import read_answers
 from graftwork.files.whole import write_whole
 from graftwork.pipeline.evaluate_run import Evaluated
 from graftwork.pipeline.workplace import Workplace

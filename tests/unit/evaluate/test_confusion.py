@@ -5,9 +5,9 @@ import json
 import pytest
 from test_gate_vacuous import report_on
 
-from graftwork.evaluate.confusion import OTHER, UNREADABLE, confuse
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.report import OTHER, UNREADABLE, confuse
 from graftwork.grading.checks import Check
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case

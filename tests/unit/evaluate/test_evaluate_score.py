@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from graftwork.evaluate.compare import compare, compare_candidates
+from graftwork.evaluate.comparison import compare, compare_candidates
 from graftwork.evaluate.score import make_metric, make_report, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.bounded import (

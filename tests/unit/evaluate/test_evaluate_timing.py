@@ -6,10 +6,11 @@ from statistics import median
 import pytest
 from test_subjects_models import make_cases, make_job, read_generation
 
-from graftwork.evaluate.ask import Timing, time_in_turn
+from graftwork.evaluate.ask.runner import time_in_turn
+from graftwork.evaluate.ask.timing import group_of, is_timed, time_subjects
+from graftwork.evaluate.ask.worker import evaluate
 from graftwork.evaluate.cases import cases_to_time
-from graftwork.evaluate.timing import group_of, is_timed, time_subjects
-from graftwork.evaluate.worker import evaluate
+from graftwork.inference.engine import Timing
 from graftwork.pipeline import evaluate_run
 from graftwork.pipeline.evaluate_run import Lineup, ask_everybody, timed_together
 from graftwork.pipeline.evaluate_subjects import Subject

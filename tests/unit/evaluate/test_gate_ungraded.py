@@ -6,7 +6,7 @@ import pytest
 from gate_samples import marks, report, simple, subject
 from pydantic import ValidationError
 
-from graftwork.evaluate.compare import compare
+from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings, Rule
 from graftwork.grading.custom import hash_own

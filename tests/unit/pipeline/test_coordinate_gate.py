@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from graftwork.evaluate.gate.decide import Judged, decide
-from graftwork.evaluate.measure import measure
-from graftwork.evaluate.score import compare, make_rate
+from graftwork.evaluate.score import compare, make_rate, measure
 from graftwork.files.journal import Journal
 from graftwork.pipeline.gate_champion import look_for_champion, surroundings_of, with_champion
 from graftwork.pipeline.gate_reports import find_better_run, find_report, keep_report

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.evaluate.cases import hash_cases
-from graftwork.evaluate.compare import compare
+from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.exchange.common import (
     ForeignRun,
     ForeignSample,
@@ -16,8 +16,8 @@ from graftwork.evaluate.exchange.common import (
 from graftwork.evaluate.exchange.inspect_ai import is_inspect, read_inspect
 from graftwork.evaluate.exchange.lm_eval import is_lm_eval, read_lm_eval
 from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.report import slice_report
 from graftwork.evaluate.score import average, make_metric, sessions_of
-from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake

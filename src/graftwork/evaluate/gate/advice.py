@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from graftwork.evaluate.confusion import OTHER, UNREADABLE
 from graftwork.evaluate.gate.figures import count_cases_needed, find_ungraded
 from graftwork.evaluate.gate.settings import FIGURES
+from graftwork.evaluate.report import OTHER, UNREADABLE
 from graftwork.grading.metrics import (
     FIRST_TOKEN,
     LATENCY,

@@ -36,8 +36,8 @@ from graftwork.evaluate.gate.wording import (
     show_difference,
     show_size,
 )
+from graftwork.evaluate.power import confidence_at, look_of
 from graftwork.evaluate.statistics.significance import holm
-from graftwork.evaluate.wear import confidence_at, look_of
 from graftwork.grading.metrics import name_of, plural, show_p
 from graftwork.records.report import Report
 from graftwork.records.verdict import Decision, NextStart, RuleResult, Verdict
@@ -341,7 +341,8 @@ def next_start(
         return NextStart(
             start="before",
             certain=True,
-            reason=f"The session made it worse for sure: {_list_names(lost)}. The next one starts from {BEFORE}.",
+            reason=f"The session made it worse for sure: {_list_names(lost)}. "
+            f"The next one starts from {BEFORE}.",
             rules=rules,
         )
     if rules and all(rule.outcome == "pass" for rule in rules):

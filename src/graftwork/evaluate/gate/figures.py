@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence, Set
 from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
-from graftwork.evaluate.compare import cluster_cases
+from graftwork.evaluate.comparison import cluster_cases
 from graftwork.evaluate.gate.settings import FIGURES, TIMED, Rule, Statistic
-from graftwork.evaluate.measure import make_perplexity
-from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.power import share_of_look
+from graftwork.evaluate.score import make_metric, make_perplexity
 from graftwork.evaluate.statistics.bounded import Units, bounded_mean, make_units
 from graftwork.evaluate.statistics.intervals import Interval, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.significance import USUAL_POWER, units_for_power
-from graftwork.evaluate.wear import share_of_look
 from graftwork.grading.metrics import (
     FIRST_TOKEN,
     JUDGE_PREFERENCE,

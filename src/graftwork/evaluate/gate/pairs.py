@@ -7,7 +7,7 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 import math
 from typing import NamedTuple
 
-from graftwork.evaluate.compare import cluster_cases, compare, differences_of
+from graftwork.evaluate.comparison import cluster_cases, compare, differences_of
 from graftwork.evaluate.gate.figures import (
     MIDDLE,
     Ungraded,

@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graftwork.evaluate.judge.judge import Chat
-from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, tell, writable
 from graftwork.evaluate.settings import JudgeSettings
+from graftwork.inference.endpoint import count_tokens, fits_header, mask_answer, tell, writable
 from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
 from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks
 
+Chat = list[dict[str, str]]
 LONGEST_REPLY = 4 * 1024 * 1024
 LONGEST_REFUSAL = 16 * 1024
 LONGEST_REASON = 200

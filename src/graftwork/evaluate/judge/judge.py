@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from graftwork.evaluate.judge.client import ChatClient, Said, Unanswered
-from graftwork.evaluate.judge.tally import PairVerdict
+from graftwork.evaluate.judge.client import Chat, ChatClient, Said, Unanswered
+from graftwork.evaluate.judge.tally import Choice, PairVerdict, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
 from graftwork.files.journal import Journal
 from graftwork.grading.answers import parse_object
 from graftwork.grading.interface import CannotGrade
 from graftwork.records.base import fingerprint
-from graftwork.records.report import Case
+from graftwork.records.report import Answer, Case, JudgeTally
 
 
 class BudgetSpent(Exception):
@@ -68,9 +68,6 @@ class Budget:
             seconds = self._clock() - self._began
             return Spent(self._questions, self._tokens_in, self._tokens_out, seconds, cost)
 
-
-Choice = Literal["first", "second", "tie"]
-Chat = list[dict[str, str]]
 
 _CHOICES: dict[str, Choice] = {"A": "first", "B": "second", "tie": "tie"}
 _FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*?)\n?```\s*", re.DOTALL)
@@ -326,3 +323,41 @@ def open_judge(settings: JudgeSettings, *, folder: Path | None) -> Judge:
     stopping = threading.Event()
     speaker = ChatClient(settings, wait=stopping.wait)
     return Judge(settings, speaker=speaker, replies=ReplyStore(folder), stopping=stopping)
+
+
+def judge_subjects(
+    judge: Judge,
+    *,
+    settings: JudgeSettings,
+    cases: Sequence[Case],
+    answers: Mapping[str, Sequence[Answer]],
+    baseline: str,
+    candidate: str,
+    confidence: float = 0.95,
+    progress: Progress = lambda _done, _of: None,
+) -> JudgeTally:
+    """`answers` are those of each subject by its name; of several to one case the first is judged."""
+    before = judge.spent
+    verdicts = judge.compare(
+        cases,
+        baseline=first_answers(answers[baseline]),
+        candidate=first_answers(answers[candidate]),
+        progress=progress,
+    )
+    after = judge.spent
+    return count_pairs(
+        verdicts,
+        baseline=baseline,
+        candidate=candidate,
+        model=settings.model,
+        questions=after.questions - before.questions,
+        cost=after.cost - before.cost if after.cost is not None and before.cost is not None else None,
+        confidence=confidence,
+    )
+
+
+def first_answers(answers: Sequence[Answer]) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for answer in answers:
+        said.setdefault(answer.case_id, answer.text)
+    return said

@@ -5,14 +5,15 @@ that changes its mind with the order has not decided: that pair is a tie, and co
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from graftwork.evaluate.compare import compare_choices
-from graftwork.evaluate.judge.judge import Choice, Judge, Progress
-from graftwork.evaluate.settings import JudgeSettings
+from graftwork.evaluate.comparison import compare_choices
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar
-from graftwork.records.report import Answer, Case, Comparison, JudgeTally, Report
+from graftwork.records.report import Comparison, JudgeTally, Report
+
+
+Choice = Literal["first", "second", "tie"]
 
 
 class PairVerdict(NamedTuple):
@@ -90,37 +91,6 @@ def compare_by_judge(
     return found.model_copy(update={"baseline": tally.baseline, "candidate": tally.candidate})
 
 
-def judge_subjects(
-    judge: Judge,
-    *,
-    settings: JudgeSettings,
-    cases: Sequence[Case],
-    answers: Mapping[str, Sequence[Answer]],
-    baseline: str,
-    candidate: str,
-    confidence: float = 0.95,
-    progress: Progress = lambda _done, _of: None,
-) -> JudgeTally:
-    """`answers` are those of each subject by its name; of several to one case the first is judged."""
-    before = judge.spent
-    verdicts = judge.compare(
-        cases,
-        baseline=first_answers(answers[baseline]),
-        candidate=first_answers(answers[candidate]),
-        progress=progress,
-    )
-    after = judge.spent
-    return count_pairs(
-        verdicts,
-        baseline=baseline,
-        candidate=candidate,
-        model=settings.model,
-        questions=after.questions - before.questions,
-        cost=after.cost - before.cost if after.cost is not None and before.cost is not None else None,
-        confidence=confidence,
-    )
-
-
 def add_judgement(report: Report, tally: JudgeTally) -> Report:
     return report.model_copy(
         update={
@@ -128,10 +98,3 @@ def add_judgement(report: Report, tally: JudgeTally) -> Report:
             "comparisons": (*report.comparisons, compare_by_judge(tally, sessions=report.sessions)),
         }
     )
-
-
-def first_answers(answers: Sequence[Answer]) -> dict[str, str]:
-    said: dict[str, str] = {}
-    for answer in answers:
-        said.setdefault(answer.case_id, answer.text)
-    return said

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import (
     choose_cases,
     choose_worked_example,
@@ -12,8 +13,7 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
-from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
-from graftwork.evaluate.worker import GENERATION_FILE
+from graftwork.evaluate.subjects import CHAMPION, NamedSubject, parse_subject, parse_subjects
 from graftwork.files.dataset_folder import read_rows
 from graftwork.grading.custom import hash_own, is_own
 from graftwork.pipeline.evaluate_context import open_grading

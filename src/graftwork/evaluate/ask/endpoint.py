@@ -13,12 +13,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-from graftwork.evaluate.ask import Progress, stopped
+from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
+from graftwork.evaluate.ask.runner import Progress, stopped
 from graftwork.evaluate.cases import cases_to_time, insert_example
-from graftwork.evaluate.subjects.book import AnswerBook, read_answers
-from graftwork.evaluate.subjects.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
-from graftwork.evaluate.subjects.kept import repeats_of
 from graftwork.grading.metrics import plural
+from graftwork.inference.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
 from graftwork.process.retry import FIRST_PAUSE, Retries
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftwork.evaluate.ask import Timing
-from graftwork.evaluate.subjects.engines import OWN, settle
+from graftwork.inference.engine import Timing
+from graftwork.inference.selection import OWN, settle
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob

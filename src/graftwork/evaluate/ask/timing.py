@@ -1,4 +1,4 @@
-"""`python -m graftwork.evaluate.timing JOB.json`: time single requests of several subjects in turn.
+"""`python -m graftwork.evaluate.ask.timing JOB.json`: time single requests of several subjects in turn.
 
 In: a TimingJob as a file: subjects on one base, all of which have answered their cases. Out: each subject's
 `generation.json` with the new times, their cases and the group that they were timed in. Timed one subject
@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from graftwork.evaluate.ask import Timing, stopped, time_in_turn
+from graftwork.evaluate.ask.runner import stopped, time_in_turn
+from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
-from graftwork.evaluate.subjects.engines import settle
-from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.files.whole import write_whole
+from graftwork.inference.engine import Timing
+from graftwork.inference.selection import settle
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint
@@ -25,7 +26,7 @@ PHASE = "timing single requests in turn"
 
 def time_subjects(job: TimingJob) -> None:
     """Load the base with all adapters, time the chosen cases in turn, note the times of each subject."""
-    from graftwork.evaluate.subjects.own import OwnModel
+    from graftwork.inference.embedded import OwnModel
 
     first = settle(job.jobs[0])
     cases = cases_to_time(read_cases(Path(first.cases_file)), most=job.requests)

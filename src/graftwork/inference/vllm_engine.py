@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from graftwork.evaluate.ask import Timing
-from graftwork.evaluate.subjects.engines import SWITCH, TRIED, adapted_modules, lora_rank, settle
+from graftwork.inference.engine import Timing
+from graftwork.inference.selection import SWITCH, TRIED, adapted_modules, lora_rank, settle
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
