@@ -15,7 +15,8 @@ from typing import Literal
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateSettings, Rule
-from graftwork.evaluate.score import make_metric, make_report, sessions_of
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import make_metric, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.bounded import non_inferior
 from graftwork.evaluate.statistics.intervals import clopper_pearson, first_count, quantile_interval

@@ -9,24 +9,34 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graftwork.evaluate.comparison import cluster_cases, differences_of
-from graftwork.evaluate.score import make_metric
+from graftwork.evaluate.cases import hash_cases
+from graftwork.evaluate.comparison import cluster_cases, compare, compare_candidates, differences_of
+from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.score import make_metric, sessions_of
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.statistics.bounded import make_units
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import holm, mcnemar
 from graftwork.grading.answers import MISSING, look_up, parse_object, words_of
 from graftwork.grading.checks import Check
-from graftwork.grading.metrics import LOWER_IS_BETTER
+from graftwork.grading.metrics import (
+    LOWER_IS_BETTER,
+    TASK_SUCCESS,
+)
 from graftwork.grading.rules import Exact, Normalised, plain_text
 from graftwork.records.report import (
     Answer,
     Case,
     ClassFigure,
+    Comparison,
     Confusion,
     Metric,
+    Power,
     Report,
     SliceFigure,
     SubjectReport,
 )
+from graftwork.text.publish import publishable
 
 MOST_PARTS = 12
 """More parts than this are not read: the smaller ones are put together."""
@@ -241,3 +251,72 @@ def _read(check: Check, text: str) -> str | None:
     if isinstance(rule, Normalised):
         return " ".join(words_of(value))
     return plain_text(value, rule) if isinstance(rule, Exact) else value.strip()
+
+
+def make_report(
+    cases: Sequence[Case],
+    *,
+    baseline: SubjectReport,
+    candidate: SubjectReport,
+    settings: EvaluateSettings,
+    looks: int = 1,
+    champion: SubjectReport | None = None,
+    others: Sequence[SubjectReport] = (),
+    margins: Mapping[str, float] | None = None,
+) -> Report:
+    """The candidate against the baseline first, then against the champion, then the others.
+
+    `looks` counts how often these cases were looked at: every look makes them less of a test. `margins`
+    holds for a metric how much worse a candidate may be, as it was set before the run.
+    """
+    sessions = sessions_of(cases)
+    against_baseline = compare_candidates(
+        baseline,
+        candidates=(candidate, *others),
+        confidence=settings.confidence,
+        sessions=sessions,
+        margins=margins,
+    )
+    against_champion: tuple[Comparison, ...] = ()
+    if champion is not None:
+        against_champion = compare(
+            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions, margins=margins
+        )
+    own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
+    rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)
+    return Report(
+        cases_hash=hash_cases(cases),
+        cases=len(cases),
+        baseline=baseline,
+        candidate=candidate,
+        comparisons=(*own, *against_champion, *rest),
+        looks=looks,
+        settings=publishable(settings),
+        groups={case.id: case.group for case in cases if case.group is not None},
+        others=(champion, *others) if champion is not None else tuple(others),
+        champion=champion.subject if champion is not None else None,
+        sessions=sessions,
+        power=_make_power(own, baseline=baseline, candidate=candidate, sessions=sessions, settings=settings),
+    )
+
+
+def _make_power(
+    comparisons: Sequence[Comparison],
+    *,
+    baseline: SubjectReport,
+    candidate: SubjectReport,
+    sessions: Mapping[str, str],
+    settings: EvaluateSettings,
+) -> Power | None:
+    """What the cases can show on the metric named first, which is the one that matters most."""
+    graded = (*settings.graded, TASK_SUCCESS)
+    first = next((c for c in comparisons if c.metric in graded and c.n), None)
+    if first is None:
+        return None
+    effective = None
+    if first.clusters:
+        changes = differences_of(baseline, candidate=candidate, metric=first.metric)
+        clusters = cluster_cases(list(changes), sessions=sessions)
+        # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
+        effective = len(changes) / make_units(list(changes.values()), clusters).added_size
+    return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)

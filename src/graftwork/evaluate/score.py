@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from graftwork.evaluate.cases import clusters_of, hash_cases
-from graftwork.evaluate.comparison import cluster_cases, compare, compare_candidates, differences_of
-from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.cases import clusters_of
+from graftwork.evaluate.comparison import cluster_cases, compare, compare_candidates
+from graftwork.evaluate.report import make_report
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics.bounded import bounded_mean, make_units
+from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
 from graftwork.evaluate.subjects import LOG
@@ -28,7 +28,6 @@ from graftwork.grading.metrics import (
     MEMORY,
     PERPLEXITY,
     SCORED,
-    TASK_SUCCESS,
     TOKENS_PER_SECOND,
     TRUNCATED,
     plural,
@@ -37,14 +36,10 @@ from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,
     Case,
-    Comparison,
     Generation,
     Metric,
-    Power,
-    Report,
     SubjectReport,
 )
-from graftwork.text.publish import publishable
 
 LARGEST_LOSS = 700.0
 """e to more than this is no number any more."""
@@ -245,53 +240,6 @@ def make_rate(
     )
 
 
-def make_report(
-    cases: Sequence[Case],
-    *,
-    baseline: SubjectReport,
-    candidate: SubjectReport,
-    settings: EvaluateSettings,
-    looks: int = 1,
-    champion: SubjectReport | None = None,
-    others: Sequence[SubjectReport] = (),
-    margins: Mapping[str, float] | None = None,
-) -> Report:
-    """The candidate against the baseline first, then against the champion, then the others.
-
-    `looks` counts how often these cases were looked at: every look makes them less of a test. `margins`
-    holds for a metric how much worse a candidate may be, as it was set before the run.
-    """
-    sessions = sessions_of(cases)
-    against_baseline = compare_candidates(
-        baseline,
-        candidates=(candidate, *others),
-        confidence=settings.confidence,
-        sessions=sessions,
-        margins=margins,
-    )
-    against_champion: tuple[Comparison, ...] = ()
-    if champion is not None:
-        against_champion = compare(
-            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions, margins=margins
-        )
-    own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
-    rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)
-    return Report(
-        cases_hash=hash_cases(cases),
-        cases=len(cases),
-        baseline=baseline,
-        candidate=candidate,
-        comparisons=(*own, *against_champion, *rest),
-        looks=looks,
-        settings=publishable(settings),
-        groups={case.id: case.group for case in cases if case.group is not None},
-        others=(champion, *others) if champion is not None else tuple(others),
-        champion=champion.subject if champion is not None else None,
-        sessions=sessions,
-        power=_make_power(own, baseline=baseline, candidate=candidate, sessions=sessions, settings=settings),
-    )
-
-
 def sessions_of(cases: Sequence[Case]) -> dict[str, str]:
     """The session of each case; a question that is asked again belongs to the session that asked it first."""
     return clusters_of(cases)
@@ -328,28 +276,6 @@ def _answers_of_each(
             where=missing[0],
         )
     return said
-
-
-def _make_power(
-    comparisons: Sequence[Comparison],
-    *,
-    baseline: SubjectReport,
-    candidate: SubjectReport,
-    sessions: Mapping[str, str],
-    settings: EvaluateSettings,
-) -> Power | None:
-    """What the cases can show on the metric named first, which is the one that matters most."""
-    graded = (*settings.graded, TASK_SUCCESS)
-    first = next((c for c in comparisons if c.metric in graded and c.n), None)
-    if first is None:
-        return None
-    effective = None
-    if first.clusters:
-        changes = differences_of(baseline, candidate=candidate, metric=first.metric)
-        clusters = cluster_cases(list(changes), sessions=sessions)
-        # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
-        effective = len(changes) / make_units(list(changes.values()), clusters).added_size
-    return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)
 
 
 def _complete(context: GradeContext | None, settings: EvaluateSettings) -> GradeContext:

@@ -13,13 +13,17 @@ not know whether it exists.
                                          and `,concurrency=16` asks so many questions at a time
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from graftwork.evaluate.cases import cases_to_time
+from graftwork.inference.selection import agree_on_engine, is_vllm
 from graftwork.records.errors import UserMistake
-from graftwork.records.report import Answer, Case, Endpoint, Generation
+from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
 from graftwork.text.publish import is_variable_name
 
 Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
@@ -129,3 +133,88 @@ def generation_of_log(cases: Sequence[Case], *, latency_cases: int) -> Generatio
             "durations": sum(case.duration_ms is not None for case in cases),
         },
     )
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What all subjects of one evaluation share."""
+
+    cases_file: Path
+    example: tuple[Message, ...] = ()
+    """Shown to whoever was not trained on these tasks."""
+    shards: int = 1
+    timed: bool = True
+    """Whether some of the requests are timed alone, too."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A subject that can be asked. `job` is None for the log, `release` names one where it is one."""
+
+    name: str
+    folder: Path
+    job: EvalJob | None = None
+    identity: str = ""
+    release: str | None = None
+
+    @property
+    def is_endpoint(self) -> bool:
+        return self.job is not None and self.job.endpoint is not None
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who is compared. The candidate is measured against each of `references`, as against the baseline;
+    `others` are candidates like it."""
+
+    baseline: Subject
+    candidate: Subject
+    champion: Subject | None = None
+    others: tuple[Subject, ...] = ()
+    references: tuple[Subject, ...] = ()
+
+    @property
+    def all(self) -> tuple[Subject, ...]:
+        champion = (self.champion,) if self.champion is not None else ()
+        return (self.baseline, self.candidate, *champion, *self.others, *self.references)
+
+
+def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
+    """Gives each subject back with the engine that all models among these are asked with.
+
+    Answers of two engines differ a little with the same weights: a comparison of base and adapter would
+    take that for what training did. What another engine answered is not taken up: it is asked anew.
+    """
+    engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
+
+    def settled(subject: Subject) -> Subject:
+        if subject.job is None or subject.job.endpoint is not None:
+            return subject
+        return replace(subject, job=subject.job.model_copy(update={"engine": engine}))
+
+    return settled
+
+
+def with_one_engine(lineup: Lineup) -> Lineup:
+    """The same subjects, all models among them asked with the same engine."""
+    settled = settle_engine(lineup.all)
+    return Lineup(
+        baseline=settled(lineup.baseline),
+        candidate=settled(lineup.candidate),
+        champion=settled(lineup.champion) if lineup.champion is not None else None,
+        others=tuple(settled(subject) for subject in lineup.others),
+        references=tuple(settled(subject) for subject in lineup.references),
+    )
+
+
+def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those that one process can load beside each other; none where there is nobody to compare with."""
+    found = [
+        subject
+        for subject in subjects
+        if subject.job is not None
+        and not subject.is_endpoint
+        and subject.job.latency_cases
+        and not is_vllm(subject.job)
+    ]
+    return found if len(found) > 1 else []

@@ -17,7 +17,7 @@ from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.doctor.check import Check
 from graftwork.pipeline.doctor.machine import look_at_disk
 from graftwork.pipeline.doctor.project_files import look_at_port
-from graftwork.pipeline.evaluate_context import open_grading
+from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings, Rule
-from graftwork.evaluate.score import compare, make_rate, make_report, score
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import compare, make_rate, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.metrics import METRICS
 from graftwork.records.errors import UserMistake

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from graftwork.evaluate.comparison import compare, compare_candidates
-from graftwork.evaluate.score import make_metric, make_report, score
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import make_metric, score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.evaluate.statistics.bounded import (
     bounded_difference,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.settings import GateSettings, Rule
-from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading.checks import Check
 from graftwork.grading.grade import grade

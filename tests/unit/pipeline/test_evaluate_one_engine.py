@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from graftwork.evaluate.ask.answers import KeptAnswers, key_of
+from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
 from graftwork.inference import selection
-from graftwork.pipeline.evaluate_run import Lineup, forget_subjects, with_one_engine
-from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.pipeline.evaluation import forget_subjects
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 

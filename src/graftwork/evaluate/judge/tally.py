@@ -12,7 +12,6 @@ from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.report import Comparison, JudgeTally, Report
 
-
 Choice = Literal["first", "second", "tie"]
 
 

@@ -10,47 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graftwork.evaluate.subjects import CHAMPION, NamedSubject
+from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
 from graftwork.files.digest import folder_digest
 from graftwork.pipeline.release_store import open_store, own_alias
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
-from graftwork.records.interaction import Message
 from graftwork.records.release import Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
 from graftwork.registry.promote import find_release
 
 ANSWERS_FOLDER = "answers"
-
-
-@dataclass(frozen=True)
-class Asking:
-    """What all subjects of one evaluation share."""
-
-    cases_file: Path
-    example: tuple[Message, ...] = ()
-    """Shown to whoever was not trained on these tasks."""
-    shards: int = 1
-    timed: bool = True
-    """Whether some of the requests are timed alone, too."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A subject that can be asked. `job` is None for the log, `release` names one where it is one."""
-
-    name: str
-    folder: Path
-    job: EvalJob | None = None
-    identity: str = ""
-    release: str | None = None
-
-    @property
-    def is_endpoint(self) -> bool:
-        return self.job is not None and self.job.endpoint is not None
 
 
 @dataclass(frozen=True)
