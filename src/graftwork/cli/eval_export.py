@@ -37,7 +37,7 @@ def export_results(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.eval_exchange import export_evaluation
+    from graftwork.pipeline.evaluation_commands import export_evaluation
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 

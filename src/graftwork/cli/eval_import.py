@@ -25,7 +25,7 @@ def import_results(files: Files, project: Folder = None, model: Model = None, js
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.evaluation import show_imported
-    from graftwork.pipeline.eval_exchange import import_evaluation
+    from graftwork.pipeline.evaluation_commands import import_evaluation
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 

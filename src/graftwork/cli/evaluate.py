@@ -52,7 +52,7 @@ def evaluate(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
-    from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
+    from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project

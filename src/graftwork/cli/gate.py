@@ -95,7 +95,7 @@ def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection
 def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.gate_all import gate_all
+    from graftwork.pipeline.evaluation_commands import gate_all
 
     with _opened(project, None) as work:
         may_do = None
@@ -114,7 +114,7 @@ def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json
 
 def _show_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.gate_session import judge_session
+    from graftwork.pipeline.evaluation_commands import judge_session
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with _opened(project, model) as work:

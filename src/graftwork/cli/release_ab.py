@@ -49,8 +49,7 @@ def ab(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.ab import show_ab
-    from graftwork.pipeline.ab import compare_replayed
-    from graftwork.pipeline.ab_live import compare_live, watch_live
+    from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project

@@ -23,7 +23,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
-    from graftwork.evaluate.wording import plural
+    from graftwork.grading.metrics import plural
     from graftwork.pipeline.health import standing
     from graftwork.pipeline.narrator import Silent
     from graftwork.pipeline.workplace import open_workplace

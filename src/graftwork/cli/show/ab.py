@@ -5,7 +5,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.pipeline.ab_result import ABResult, ArmFacts
+from graftwork.evaluate.ab import ABResult, ArmFacts
 
 MOST_EVIDENCE = 1_000_000
 """More than this is not told apart: nobody needs it."""

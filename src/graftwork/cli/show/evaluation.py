@@ -12,7 +12,7 @@ from graftwork.cli.show.evaluation_metrics import (
 )
 from graftwork.cli.show.evaluation_parts import show_confusions, show_parts
 from graftwork.cli.show.tables import percent, print_line, quote, table
-from graftwork.evaluate.wording import name_of, plural
+from graftwork.grading.metrics import name_of, plural
 from graftwork.records.report import Report
 from graftwork.records.verdict import Verdict
 

@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.text import Text
 
 from graftwork.cli.show.tables import PlainTable, fit_words, percent, quote, safe, table, whole_width
-from graftwork.evaluate.quantiles import fewest_for_quantile
-from graftwork.evaluate.wording import name_of
-from graftwork.grading import FIRST_TOKEN, LATENCY
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, name_of
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 NAME_ROOM = 24

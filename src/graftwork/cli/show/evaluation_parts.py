@@ -4,8 +4,7 @@ from rich.console import Console
 
 from graftwork.cli.show.evaluation_metrics import show_p
 from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, table
-from graftwork.evaluate.wording import name_of, plural
-from graftwork.grading import LOWER_IS_BETTER
+from graftwork.grading.metrics import LOWER_IS_BETTER, name_of, plural
 from graftwork.records.report import Report, SliceFigure
 
 MOST_ROWS = 8

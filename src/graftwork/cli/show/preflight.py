@@ -4,7 +4,7 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import percent, print_line, quote, table
 from graftwork.cli.show.training import show_run_plan
-from graftwork.evaluate.wording import name_of, plural
+from graftwork.grading.metrics import name_of, plural
 from graftwork.pipeline.preflight import Preflight
 
 
