@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graftwork.records.plan import RunPlan
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,7 +99,7 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
     raise _failed_at_once(child.returncode, log)
 
 
-def _took_hold(child: "subprocess.Popen[bytes]", project: "Project") -> bool:
+def _took_hold(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bool:
     """Wait until it works, or has ended."""
     from graftwork.process import lock
 
@@ -123,7 +123,7 @@ def _failed_at_once(code: int, log: Path) -> Exception:
     )
 
 
-def _current_run(project: "Project") -> str | None:
+def _current_run(project: "ProjectFolder") -> str | None:
     from graftwork.pipeline.narrator import Silent
     from graftwork.pipeline.running import find_run
     from graftwork.pipeline.workplace import open_workplace

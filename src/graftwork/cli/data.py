@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from graftwork.data.rules.note import Sight
     from graftwork.data.settings import CaptureSettings
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
     from graftwork.records.audit import Audit
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
@@ -361,7 +361,7 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
 
 
 @contextmanager
-def _sifting_folder(project: "Project") -> "Iterator[Path]":
+def _sifting_folder(project: "ProjectFolder") -> "Iterator[Path]":
     """The project's own, whose blocks need not be sifted again; beside a run that holds it, a passing one."""
     import tempfile
 

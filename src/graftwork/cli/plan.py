@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.lint import Linted
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
     from graftwork.records.probe import ProbeFacts, ProbeJob
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
@@ -151,7 +151,7 @@ def probe(
     _show_probe(facts, files, as_json=json)
 
 
-def _open_if_any(project: Path | None) -> "Project | None":
+def _open_if_any(project: Path | None) -> "ProjectFolder | None":
     """The project where there is one: a machine can be probed before there is any."""
     from graftwork.project.folder import find_project, open_project
 

@@ -11,7 +11,7 @@ from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
 from graftwork.pipeline.narrator import Narrator
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
@@ -25,7 +25,7 @@ from graftwork.store.steps import StepLedger
 
 @dataclass(frozen=True)
 class Workplace:
-    project: Project
+    project: ProjectFolder
     database: Database
     narrator: Narrator
     asked_model: str | None = None
@@ -82,7 +82,9 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(project: Project, narrator: Narrator, *, model: str | None = None) -> Iterator[Workplace]:
+def open_workplace(
+    project: ProjectFolder, narrator: Narrator, *, model: str | None = None
+) -> Iterator[Workplace]:
     try:
         make_folder(project.state)
     except OSError as error:
