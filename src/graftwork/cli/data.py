@@ -174,7 +174,7 @@ def captures(
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.whole import write_whole
     from graftwork.pipeline.captures import CaptureExport, Feedback
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
@@ -190,7 +190,7 @@ def captures(
         until=until,
         sessions=session,
     )
-    with open_workplace(opened, Silent()) as work:
+    with open_workplace(opened, NullReporter()) as work:
         export = CaptureExport(work, settings, feedback=chosen)
         write_whole(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:

@@ -173,12 +173,12 @@ def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
 def _find_latest(project: Path | None) -> Path:
     """The one that the step `prepare` last made."""
     from graftwork.files.dataset_folder import MANIFEST
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         entry = work.ledger.get("prepare")
     # The folder alone is wanted: to read the whole output would load all that preparing needs.
     folder = Path(entry.output["folder"]) if entry is not None else None

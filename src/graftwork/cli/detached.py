@@ -62,11 +62,11 @@ def _failed_at_once(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "Project") -> str | None:
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.running import find_run
     from graftwork.pipeline.workplace import open_workplace
 
-    with open_workplace(project, Silent()) as work:
+    with open_workplace(project, NullReporter()) as work:
         run = find_run(work)
     return run.id if run is not None and run.state == "running" else None
 

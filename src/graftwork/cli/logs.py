@@ -39,13 +39,13 @@ def logs(
     from pathlib import Path
 
     from graftwork.pipeline.events import Events
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.running import find_run
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         if meant is None:
             raise UserMistake("there is no run yet", fix="`graft train` begins one")

@@ -26,11 +26,11 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log
 
 @contextmanager
 def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent(), model=model) as work:
+    with open_workplace(open_project(project), NullReporter(), model=model) as work:
         yield work
 
 

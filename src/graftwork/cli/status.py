@@ -25,11 +25,11 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.evaluate.wording import plural
     from graftwork.pipeline.health import standing
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         found = standing(work)
     if json:
         print_json(found)

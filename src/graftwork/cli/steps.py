@@ -50,10 +50,10 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str |
 
 def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
     """How long the whole run is expected to take. Nothing is done."""
-    from graftwork.pipeline.narrator import Silent
     from graftwork.pipeline.pipeline import plan_whole_run
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent(), model=model) as work:
+    with open_workplace(open_project(project), NullReporter(), model=model) as work:
         return plan_whole_run(work)

@@ -13,7 +13,7 @@ from pathlib import Path
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
-from graftwork.pipeline.narrator import Narrator, OfModel
+from graftwork.pipeline.reporter import ModelReporter, Reporter
 from graftwork.pipeline.steps.train import watch_over
 from graftwork.pipeline.supervise import JOB_FILE, run_job
 from graftwork.pipeline.vigil import Vigil
@@ -104,7 +104,7 @@ class _Round:
                 if job.run_id not in self._entered:
                     self._entered.add(job.run_id)
                     self._work.runs.update(job.run_id, state="running", when=now())
-                narrator = OfModel(self._work.narrator, self._names[job.run_id])
+                narrator = ModelReporter(self._work.narrator, self._names[job.run_id])
                 self._pass_words_on(job, narrator)
                 if not is_settled(job):
                     self._pass_beat_on(job, narrator)
@@ -146,7 +146,7 @@ class _Round:
         latest = clock.read_moment(lines[-1]) if lines else None
         return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
 
-    def _pass_beat_on(self, job: TrainJob, narrator: Narrator) -> None:
+    def _pass_beat_on(self, job: TrainJob, narrator: Reporter) -> None:
         beat = read_beat(Path(job.folder))
         if beat is None:
             return
@@ -167,11 +167,11 @@ class _Round:
         """Of the one run, for whoever its own model's settings name."""
         if job.run_id not in self._vigils:
             name = self._names[job.run_id]
-            own = replace(self._work, asked_model=name, narrator=OfModel(self._work.narrator, name))
+            own = replace(self._work, asked_model=name, narrator=ModelReporter(self._work.narrator, name))
             self._vigils[job.run_id] = self._stack.enter_context(watch_over(own, job))
         return self._vigils[job.run_id]
 
-    def _pass_words_on(self, job: TrainJob, narrator: Narrator) -> None:
+    def _pass_words_on(self, job: TrainJob, narrator: Reporter) -> None:
         words = Journal(Path(job.folder) / WORDS)
         for line, offset in words.follow(self._heard[job.run_id]):
             self._heard[job.run_id] = offset

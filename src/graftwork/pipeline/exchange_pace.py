@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
 
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 def tell_bytes(
-    narrator: Narrator, *, clock: Callable[[], float] = time.monotonic
+    narrator: Reporter, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None]:
     """A phase begins anew when fewer bytes are done than before."""
     phase_now, began, last_told, last_done = "", 0.0, -math.inf, 0

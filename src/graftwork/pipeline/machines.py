@@ -14,7 +14,7 @@ from pathlib import Path
 
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS
 from graftwork.pipeline.workplace import Workplace
 from graftwork.process.stopping import how_it_ended
@@ -144,7 +144,7 @@ def tell_machines(project: Project, *, model: str | None) -> Instructions:
     return Instructions(commands=commands, notes=notes)
 
 
-def answer_calls(project: Project, settings: TrainSettings, *, rank: int, narrator: Narrator) -> None:
+def answer_calls(project: Project, settings: TrainSettings, *, rank: int, narrator: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
     machines, file = first_of(settings, rank=rank), project.state / CALL_FILE
     folder = project.state / "machines" / str(rank)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.restarts import Restarts
 from graftwork.process import clock
 from graftwork.process.exhausted import killed_for_memory
@@ -69,7 +69,7 @@ def run_job(
     module: str,
     job: Record,
     folder: Path,
-    narrator: Narrator,
+    narrator: Reporter,
     max_restarts: int = 3,
     on_poll: Callable[[], None] | None = None,
     vigil: Watching | None = None,
@@ -124,7 +124,7 @@ class _Watcher:
         self,
         name: str,
         folder: Path,
-        narrator: Narrator,
+        narrator: Reporter,
         on_poll: Callable[[], None] | None,
         vigil: Watching | None,
         at_work: Callable[[], Sequence[Path]],

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from graftwork.pipeline.batch import RETRIED_ALONE, run_batch
-from graftwork.pipeline.narrator import OfModel
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import ModelReporter
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.workplace import Workplace, now
@@ -62,7 +62,7 @@ def train_all(work: Workplace) -> TrainedAll:
     planned: dict[str, _Planned] = {}
     failed: dict[str, GraftError] = {}
     for name in work.project.settings.all_models:
-        own = replace(work, asked_model=name, narrator=OfModel(work.narrator, name))
+        own = replace(work, asked_model=name, narrator=ModelReporter(work.narrator, name))
         try:
             planned[name] = _plan(own)
         except (Interrupted, StoppedInOrder):

@@ -10,7 +10,7 @@ from functools import cached_property
 from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
@@ -27,7 +27,7 @@ from graftwork.store.steps import StepLedger
 class Workplace:
     project: Project
     database: Database
-    narrator: Narrator
+    narrator: Reporter
     asked_model: str | None = None
 
     @property
@@ -82,7 +82,7 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(project: Project, narrator: Narrator, *, model: str | None = None) -> Iterator[Workplace]:
+def open_workplace(project: Project, narrator: Reporter, *, model: str | None = None) -> Iterator[Workplace]:
     try:
         make_folder(project.state)
     except OSError as error:

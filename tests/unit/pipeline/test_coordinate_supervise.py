@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graftwork.files.journal import Journal
 from graftwork.pipeline import supervise
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.restarts import LONGEST_PAUSE_SECONDS, Restarts
 from graftwork.pipeline.supervise import run_job
 from graftwork.pipeline.vigil import Vigil
@@ -96,7 +96,7 @@ class Task(Record):
     heart: str = "."
 
 
-class Heard(Silent):
+class Heard(NullReporter):
     def __init__(self):
         self.words = []
 
@@ -116,7 +116,7 @@ def job(tmp_path, monkeypatch):
 
     def run(*do, **options):
         task = Task(folder=str(folder), do=do, heart=options.pop("heart", "."))
-        narrator = options.pop("narrator", Silent())
+        narrator = options.pop("narrator", NullReporter())
         return run_job(name="it", module="told_worker", job=task, folder=folder, narrator=narrator, **options)
 
     run.folder = folder

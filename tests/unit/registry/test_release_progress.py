@@ -13,8 +13,8 @@ from graftwork.pipeline import exchange_pace
 from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.exchange_pace import tell_bytes
 from graftwork.pipeline.exchange_push import pull_from_url, push_to_machine, push_to_url
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.registry.exchange import ssh
@@ -24,7 +24,7 @@ MIB = 2**20
 WEIGHTS = 3 * MIB
 
 
-class Recorder(Silent):
+class Recorder(NullReporter):
     def __init__(self) -> None:
         self.heard: list[tuple[str, float, float, float | None]] = []
 

@@ -10,9 +10,9 @@ from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outco
 
 from graftwork.model.base import Base
 from graftwork.pipeline import serving
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
@@ -23,7 +23,7 @@ from graftwork.serve.run import FIRST_PAUSE, LONGEST_PAUSE, AliasBook
 OTHER = "o" * 64
 
 
-class Listener(Silent):
+class Listener(NullReporter):
     def __init__(self) -> None:
         self.words: list[str] = []
 

@@ -16,8 +16,8 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.private import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.doctor.check import Check, decide
-from graftwork.pipeline.narrator import Narrator
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
@@ -42,7 +42,7 @@ class _Aside(Project):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: Project, narrator: Narrator) -> Iterator[Check]:
+def look_at_dry_run(project: Project, narrator: Reporter) -> Iterator[Check]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:

@@ -8,7 +8,7 @@ from typing import Protocol
 from graftwork.records.base import Record
 
 
-class Narrator(Protocol):
+class Reporter(Protocol):
     def started(self, step: str, title: str) -> None: ...
 
     def unchanged(self, step: str, title: str) -> None:
@@ -30,7 +30,7 @@ class Narrator(Protocol):
     def finished(self, step: str, output: Record, seconds: float) -> None: ...
 
 
-class Silent:
+class NullReporter:
     """Tells nobody."""
 
     def started(self, step: str, title: str) -> None: ...
@@ -52,10 +52,10 @@ class Silent:
     def finished(self, step: str, output: Record, seconds: float) -> None: ...
 
 
-class OfModel(Silent):
+class ModelReporter(NullReporter):
     """Tells of one model among several: its name before each title, and nothing of what is unchanged."""
 
-    def __init__(self, narrator: Narrator, model: str) -> None:
+    def __init__(self, narrator: Reporter, model: str) -> None:
         self._narrator = narrator
         self._model = model
 
