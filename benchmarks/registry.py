@@ -156,7 +156,7 @@ def main() -> None:
         )
         project = open_project(root)
         database = open_database(project.database_url)
-        work = Workplace(project=project, database=database, narrator=NullReporter())
+        work = Workplace(project=project, database=database, reporter=NullReporter())
         ids = fill(work, asked.releases)
         ours, peer = measure_ours(work, ids), measure_peer(root / "peer", ids, work)
         database.close()

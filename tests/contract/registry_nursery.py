@@ -26,7 +26,7 @@ from graftwork.store.database import open_database
 
 
 def open_work(root: Path, url: str) -> Workplace:
-    return Workplace(project=open_project(root), database=open_database(url), narrator=NullReporter())
+    return Workplace(project=open_project(root), database=open_database(url), reporter=NullReporter())
 
 
 def make_release(work: Workplace, scratch: Path, *, weights: bytes, **more) -> str:

@@ -44,7 +44,7 @@ class Listener(NullReporter):
     def finished(self, step, output, seconds):
         self.done.append(step)
 
-    def word(self, text):
+    def info(self, text):
         self.words.append(text)
 
 

@@ -20,7 +20,7 @@ from graftwork.store.feedback import FeedbackStore
 CHILD = """
 import asyncio, sys
 from pathlib import Path
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
@@ -29,7 +29,7 @@ from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings
 
 root, folder = sys.argv[1:]
-with open_workplace(open_project(Path(root)), Silent()) as work:
+with open_workplace(open_project(Path(root)), NullReporter()) as work:
     sink = StoreSink(work)
     asyncio.run(serve(
         ServeSettings(port=0),

@@ -38,8 +38,8 @@ def write_models(folder: Path, models: dict) -> None:
     (folder / "graft.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
 
 
-def run_all(folder, narrator=None):
-    with open_workplace(open_project(folder), narrator or NullReporter()) as work:
+def run_all(folder, reporter=None):
+    with open_workplace(open_project(folder), reporter or NullReporter()) as work:
         return train_all(work)
 
 

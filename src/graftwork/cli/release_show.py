@@ -42,7 +42,7 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
 
     with opened_aloud(project) as work:
         found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id, tell=tell_bytes(work.narrator))
+        release = open_store(work).verify(found.id, tell=tell_bytes(work.reporter))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:

@@ -51,7 +51,7 @@ def run_on_machines(
     with stoppable(), RichNarrator(tables=False) as narrator:
         if rank:
             settings = opened.settings.of_model(model or opened.settings.main_model)
-            answer_calls(opened, settings.train, rank=rank, narrator=narrator)
+            answer_calls(opened, settings.train, rank=rank, reporter=narrator)
             return
         with open_workplace(opened, narrator, model=model) as work:
             outcome = run_pipeline(work, upto="train").outputs["train"]

@@ -65,7 +65,7 @@ def watch_live(
             running = find_experiment(work, pair, experiment)
             if look is None or running != look.experiment:
                 look = LiveLook(work, pair, metric=name, experiment=running)
-                work.narrator.word(f"watching {_call(running)}")
+                work.reporter.info(f"watching {_call(running)}")
             found = look.look()
             _tell_progress(work, found)
             if not found.used and found.ungraded >= HOPELESS:
@@ -245,4 +245,4 @@ def _tell_progress(work: Workplace, found: ABResult) -> None:
         f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
     )
     phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} dealt)"
-    work.narrator.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})
+    work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

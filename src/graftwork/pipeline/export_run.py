@@ -129,7 +129,7 @@ def _merge(work: Workplace, source: _Source, to: Path) -> Merged:
         module="graftwork.pipeline.export_process",
         job=job,
         folder=folder,
-        narrator=work.narrator,
+        reporter=work.reporter,
         max_restarts=1,
     )
     return Merged.from_json((folder / MERGED_FILE).read_bytes())

@@ -38,7 +38,7 @@ def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> Gated
     made: dict[str, Made] = {}
     judged: dict[str, Judged] = {}
     for name in work.project.settings.all_models:
-        works[name] = replace(work, asked_model=name, narrator=ModelReporter(work.narrator, name))
+        works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
         judged[name] = gather(works[name], made[name])
     verdicts = {

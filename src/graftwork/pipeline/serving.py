@@ -68,7 +68,7 @@ def engine_job(work: Workplace, held: Lease) -> EngineJob:
         if _is_on_same_ground(work, release, template):
             live.append(release)
         else:
-            work.narrator.word(f"{release.model} needs another base ({release.base}): it is not served here")
+            work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
     held.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),

@@ -62,14 +62,14 @@ def train_all(work: Workplace) -> TrainedAll:
     planned: dict[str, _Planned] = {}
     failed: dict[str, GraftError] = {}
     for name in work.project.settings.all_models:
-        own = replace(work, asked_model=name, narrator=ModelReporter(work.narrator, name))
+        own = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         try:
             planned[name] = _plan(own)
         except (Interrupted, StoppedInOrder):
             raise
         except GraftError as error:
             failed[name] = error
-            work.narrator.word(f"{name}: {error.what}")
+            work.reporter.info(f"{name}: {error.what}")
     _train_what_is_left(work, planned)
     results = [
         _take_up(planned[name]) if name in planned else _failure(name, failed[name].as_json())

@@ -218,7 +218,7 @@ def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_
         for _ in range(5):
             traffic.serve(f"s{traffic.count}", only_challenger_is_right)
 
-    object.__setattr__(work, "narrator", Listener())
+    object.__setattr__(work, "reporter", Listener())
     found = watch_live(work, *pair, metric="json_valid", every_seconds=3.0, pause=pause)
     assert found.winner == "B"
     assert set(pauses) == {3.0}

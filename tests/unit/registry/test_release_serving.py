@@ -27,7 +27,7 @@ class Listener(NullReporter):
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def word(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self.words.append(text)
 
 
@@ -70,7 +70,7 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
         assert set(serving.engine_job(work, held).adapters) == {main, same}
         other = make("other", model="tagger", base=OTHER)
         assert set(serving.engine_job(work, held).adapters) == {main}
-        assert "tagger needs another base" in work.narrator.words[-1]
+        assert "tagger needs another base" in work.reporter.words[-1]
         assert serving._AdapterFinder(work, held, TEMPLATE_PRINT)(other) is None
 
 

@@ -42,13 +42,13 @@ class _Aside(Project):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: Project, narrator: Reporter) -> Iterator[Check]:
+def look_at_dry_run(project: Project, reporter: Reporter) -> Iterator[Check]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
         aside = _set_aside(project, Path(folder))
         try:
-            with open_workplace(aside, narrator) as work:
+            with open_workplace(aside, reporter) as work:
                 outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
         except (StoppedInOrder, Interrupted):
             raise

@@ -24,7 +24,7 @@ ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 def examine(
     project: Project | None, *, network: bool = False, dry_run: Reporter | None = None
 ) -> Iterator[Check]:
-    """Check after check, as they are made. With `dry_run` ten steps are trained, and its narrator told."""
+    """Check after check, as they are made. With `dry_run` ten steps are trained, and its reporter told."""
     yield from _of("software", look_at_software(needed=project is not None))
     folder = project.state if project else Path()
     planned = disk_planned(project) if project else None
