@@ -10,7 +10,7 @@ from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
     from graftwork.project.folder import Project
-    from graftwork.records.probe import ProbeFacts, ProbeJob
+    from graftwork.records.fit import ProbeFacts, ProbeJob
 
 Shape = Annotated[
     str | None,
@@ -41,7 +41,7 @@ def probe(
     """
     from graftwork.cli.output import stderr
     from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
-    from graftwork.records.probe import ProbeJob
+    from graftwork.records.fit import ProbeJob
 
     opened = _open(project)
     if takes_long_to_find(opened, model):

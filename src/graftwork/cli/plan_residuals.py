@@ -28,7 +28,7 @@ def residuals(
         found = past_residuals(work, runs=runs)
     if json:
         from graftwork.cli.output import print_json
-        from graftwork.records.figure import Figure
+        from graftwork.records.base import Figure
 
         body = found.model_dump(mode="json")
         for run, kept in zip(body["runs"], found.runs, strict=True):

@@ -18,9 +18,8 @@ from graftwork.pipeline.ab_result import ABResult, ArmFacts, choose_metric, find
 from graftwork.pipeline.evaluate_context import open_grading
 from graftwork.pipeline.workplace import Workplace
 from graftwork.process.stopping import how_it_ended
-from graftwork.records.capture import Capture
 from graftwork.records.errors import StoppedInOrder, UserMistake
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
 from graftwork.serve.split import is_between

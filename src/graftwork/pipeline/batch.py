@@ -21,9 +21,9 @@ from graftwork.pipeline.workplace import Workplace, now
 from graftwork.process import clock, lock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE
-from graftwork.records.alert import AlertKind
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
+from graftwork.records.job import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.train.files import ATTEMPTS, WORDS
 from graftwork.train.grouping import choose_groups

@@ -17,9 +17,8 @@ from graftwork.pipeline.steps import audit, evaluate, gate, plan, prepare, relea
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.plan.stages import MEASURED, estimate_stage
 from graftwork.process import lock
-from graftwork.records.base import Record
+from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, Stale
-from graftwork.records.figure import Figure
 from graftwork.records.plan import RunPlan
 from graftwork.records.verdict import Verdict
 

@@ -25,7 +25,6 @@ from graftwork.process.memory import kernel_kills
 from graftwork.process.stopping import how_it_ended
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records import errors
-from graftwork.records.alert import AlertKind
 from graftwork.records.base import Record
 from graftwork.records.errors import (
     AnswerIsNo,
@@ -37,7 +36,7 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.job import Beat, Job
+from graftwork.records.job import AlertKind, Beat, Job
 from graftwork.text.publish import publish_text
 
 POLL_SECONDS = 0.25

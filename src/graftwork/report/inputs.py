@@ -3,12 +3,12 @@
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset
+from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import Verdict
-from graftwork.records.vitals import Vitals
 
 
 class SideBySide(Record):

@@ -11,8 +11,8 @@ from graftwork.pipeline import captures as exporting
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.records.capture import TRY_OUT_SESSION, Capture, Feedback
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import TRY_OUT_SESSION, Capture, Feedback
 from graftwork.store.feedback import FeedbackStore
 
 NAMES = {

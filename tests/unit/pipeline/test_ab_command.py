@@ -20,8 +20,8 @@ from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.records.capture import Capture
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Capture
 from graftwork.registry.publish import publish
 
 app = typer.Typer()

@@ -24,8 +24,8 @@ from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Capture, Feedback
 from graftwork.registry.publish import publish
 from graftwork.serve.settings import SplitSettings
 from graftwork.serve.split import make_deal

@@ -18,8 +18,8 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.gate import name_changed_rules
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
+from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
-from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Generation, Metric, Report, SubjectReport

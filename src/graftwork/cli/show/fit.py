@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from graftwork.cli.show.tables import PlainTable, print_line, table
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, Strategy
 
 BAR = 32

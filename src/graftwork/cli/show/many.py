@@ -8,7 +8,7 @@ from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
     from graftwork.pipeline.train_all import ModelResult, TrainedAll
-    from graftwork.records.export import Exported
+    from graftwork.records.release import ExportedAdapter
 
 COLOURS = {"trained": "green", "unchanged": "dim", "failed": "red"}
 
@@ -54,7 +54,7 @@ def _state(model: "ModelResult") -> str:
     return f"[{COLOURS[model.state]}]{model.state}{start}[/]"
 
 
-def show_exported(console: Console, exported: "Exported") -> None:
+def show_exported(console: Console, exported: "ExportedAdapter") -> None:
     print_line(console, f"run [bold]{exported.run_id}[/] as {exported.format} in {quote(exported.folder)}")
     if exported.merged is not None:
         found = exported.merged.agreement
@@ -79,4 +79,4 @@ def show_exported(console: Console, exported: "Exported") -> None:
         print_line(console, f"[dim]{digest[:12]}  {quote(name)}[/]")
 
 
-PRINTERS = {"TrainedAll": show_trained_all, "Exported": show_exported}
+PRINTERS = {"TrainedAll": show_trained_all, "ExportedAdapter": show_exported}

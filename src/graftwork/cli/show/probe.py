@@ -7,8 +7,8 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.cli.show.training import number
-from graftwork.records.figure import Figure
-from graftwork.records.probe import ProbeFacts
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbeFacts
 
 NAMES = {
     "products_bfloat16_tflops": "products in bfloat16",

@@ -7,7 +7,7 @@ from rich.console import Console
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.plan.serving.question import FormRow, ServeAnswer, SpecialistRow
 from graftwork.plan.serving.words import SLOW_SECONDS, say_seconds
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 WORDS = {
     "yes": "[green]yes[/]",

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from graftwork.cli.show.course import duration
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
 from graftwork.train.files import PAGE

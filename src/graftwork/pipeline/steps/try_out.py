@@ -9,8 +9,8 @@ from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record
-from graftwork.records.capture import TRY_OUT_SESSION
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
+from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric
 
