@@ -43,8 +43,8 @@ def run_upto(
     opened = open_project(project)
     with (
         stoppable(),
-        RichReporter(tables=tables) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        RichReporter(tables=tables) as reporter,
+        open_workplace(opened, reporter, model=model) as work,
     ):
         return run_pipeline(work, upto=step)
 
@@ -63,12 +63,12 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str |
 
 def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
     """How long the whole run is expected to take. Nothing is done."""
-    from graftwork.pipeline.narrator import Silent
     from graftwork.pipeline.pipeline import plan_whole_run
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent(), model=model) as work:
+    with open_workplace(open_project(project), NullReporter(), model=model) as work:
         return plan_whole_run(work)
 
 
@@ -124,11 +124,11 @@ def _failed_at_once(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "ProjectFolder") -> str | None:
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.running import find_run
     from graftwork.pipeline.workplace import open_workplace
 
-    with open_workplace(project, Silent()) as work:
+    with open_workplace(project, NullReporter()) as work:
         run = find_run(work)
     return run.id if run is not None and run.state == "running" else None
 
@@ -167,11 +167,11 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log
 
 @contextmanager
 def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent(), model=model) as work:
+    with open_workplace(open_project(project), NullReporter(), model=model) as work:
         yield work
 
 
@@ -183,7 +183,7 @@ def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[
     from graftwork.project.folder import open_project
 
     with (
-        RichReporter(tables=False) as narrator,
-        open_workplace(open_project(project), narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(open_project(project), reporter, model=model) as work,
     ):
         yield work

@@ -181,12 +181,12 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
 def _find_latest(project: Path | None) -> Path:
     """The one that the step `prepare` last made."""
     from graftwork.files.dataset_folder import MANIFEST
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         entry = work.ledger.get("prepare")
     # The folder alone is wanted: to read the whole output would load all that preparing needs.
     folder = Path(entry.output["folder"]) if entry is not None else None
@@ -337,8 +337,8 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
     from graftwork.pipeline.pace import tell_pace
 
     sight = _see_files(files, project)
-    with RichReporter() as narrator, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(narrator))
+    with RichReporter() as reporter, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
+        return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(reporter))
 
 
 def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
@@ -385,12 +385,12 @@ def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with RichReporter() as narrator, _sifting_folder(opened) as folder:
+    with RichReporter() as reporter, _sifting_folder(opened) as folder:
         found = audit_logs(
             see_what_is_there(opened),
             folder=folder,
             root=opened.root,
-            on_progress=tell_pace(narrator),
+            on_progress=tell_pace(reporter),
         )
     return found, opened.audit_page
 
@@ -435,7 +435,7 @@ def captures(
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.whole import write_whole
     from graftwork.pipeline.captures import CaptureExport, Feedback
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
@@ -451,7 +451,7 @@ def captures(
         until=until,
         sessions=session,
     )
-    with open_workplace(opened, Silent()) as work:
+    with open_workplace(opened, NullReporter()) as work:
         export = CaptureExport(work, settings, feedback=chosen)
         write_whole(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:

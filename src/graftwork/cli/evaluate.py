@@ -43,8 +43,8 @@ def export_results(
 
     opened = open_project(project)
     with (
-        RichReporter(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(opened, reporter, model=model) as work,
     ):
         exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())
     if json:
@@ -77,8 +77,8 @@ def import_results(files: Files, project: Folder = None, model: Model = None, js
 
     opened = open_project(project)
     with (
-        RichReporter(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(opened, reporter, model=model) as work,
     ):
         imported = import_evaluation(work, [path.absolute() for path in files])
     if json:
@@ -145,8 +145,8 @@ def evaluate(
     opened = open_project(project)
     with (
         stoppable(),
-        RichReporter(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(opened, reporter, model=model) as work,
     ):
         evaluated = evaluate_asked(work, asked)
     if json:

@@ -136,8 +136,8 @@ def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
     found = open_project(project)
     with (
         stoppable(),
-        RichReporter(tables=False) as narrator,
-        open_workplace(found, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(found, reporter, model=model) as work,
     ):
         yield work
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from graftwork.project.folder import ProjectFolder
-    from graftwork.records.probe import ProbeFacts, ProbeJob
+    from graftwork.records.fit import ProbeFacts, ProbeJob
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
 
@@ -131,7 +131,7 @@ def probe(
     """
     from graftwork.cli.output import stderr
     from graftwork.pipeline.probe import keep_probe, shape_to_probe, takes_long_to_find
-    from graftwork.records.probe import ProbeJob
+    from graftwork.records.fit import ProbeJob
 
     opened = _open_if_any(project)
     if takes_long_to_find(opened, model):
@@ -203,16 +203,16 @@ def residuals(
 
     Example:  graft plan residuals --json | jq '.biases[] | select(.figure == "minutes").off'
     """
-    from graftwork.pipeline.narrator import Silent
     from graftwork.pipeline.past_residuals import past_residuals
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         found = past_residuals(work, runs=runs)
     if json:
         from graftwork.cli.output import print_json
-        from graftwork.records.figure import Figure
+        from graftwork.records.base import Figure
 
         body = found.model_dump(mode="json")
         for run, kept in zip(body["runs"], found.runs, strict=True):

@@ -114,7 +114,7 @@ class RichReporter:
             self._told = now
             self._console.print(Text("  " + ", ".join(part for part in parts if part)), soft_wrap=True)
 
-    def word(self, text: str) -> None:
+    def info(self, text: str) -> None:
         print_line(self._console, f"  [yellow]![/] {quote(text)}")
 
     def finished(self, step: str, output: Record, seconds: float) -> None:

@@ -144,8 +144,8 @@ def doctor(
             where="--dry-run",
         )
     opened = open_project(project) if has_project else None
-    with stoppable(), RichReporter(tables=False) as narrator:
-        checks = list(examine(opened, network=network, dry_run=narrator if dry_run else None))
+    with stoppable(), RichReporter(tables=False) as reporter:
+        checks = list(examine(opened, network=network, dry_run=reporter if dry_run else None))
     if json:
         print_json([check.model_dump(mode="json") for check in checks])
     else:

@@ -48,7 +48,7 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
 
     with opened_aloud(project) as work:
         found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id, tell=tell_bytes(work.narrator))
+        release = open_store(work).verify(found.id, tell=tell_bytes(work.reporter))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:
@@ -252,7 +252,7 @@ def collect(
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with RichReporter(tables=False) as narrator, open_workplace(open_project(project), narrator) as work:
+    with RichReporter(tables=False) as reporter, open_workplace(open_project(project), reporter) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     if json:
         print_json(found)
@@ -399,8 +399,8 @@ def ab(
         )
     with (
         stoppable(),
-        RichReporter(tables=False) as narrator,
-        open_workplace(open_project(project), narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(open_project(project), reporter, model=model) as work,
     ):
         if cases is not None:
             found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)

@@ -92,7 +92,7 @@ def look_ahead(project: Path | None) -> "Preflight":
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with stoppable(), RichReporter(tables=False) as narrator, open_workplace(opened, narrator) as work:
+    with stoppable(), RichReporter(tables=False) as reporter, open_workplace(opened, reporter) as work:
         return dry_run(work)
 
 
@@ -123,11 +123,11 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.evaluate.wording import plural
     from graftwork.pipeline.health import standing
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         found = standing(work)
     if json:
         print_json(found)
@@ -252,13 +252,13 @@ def logs(
     from pathlib import Path
 
     from graftwork.pipeline.events import Events
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.running import find_run
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         if meant is None:
             raise UserMistake("there is no run yet", fix="`graft train` begins one")
@@ -324,13 +324,13 @@ def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: 
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.pipeline.narrator import Silent
+    from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.running import ask_to_stop, at_work, end_at_once, find_run
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.heartbeat import read_beat
     from graftwork.project.folder import open_project
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with open_workplace(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         busy = at_work(work, meant)
         idle = not busy or (run is not None and meant is not None and meant.state != "running")

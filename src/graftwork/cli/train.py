@@ -23,7 +23,7 @@ def run_all(*, project: Path | None, as_json: bool) -> None:
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with stoppable(), RichReporter(tables=False) as narrator, open_workplace(opened, narrator) as work:
+    with stoppable(), RichReporter(tables=False) as reporter, open_workplace(opened, reporter) as work:
         trained = train_all(work)
     if as_json:
         print_json(trained)
@@ -71,7 +71,7 @@ def export(
     from graftwork.project.folder import open_project
 
     opened = open_project(project)
-    with RichReporter(tables=False) as narrator, open_workplace(opened, narrator, model=model) as work:
+    with RichReporter(tables=False) as reporter, open_workplace(opened, reporter, model=model) as work:
         exported = export_run(work, run=run, to=to.absolute(), format=format.value)
     if json:
         print_json(exported)
@@ -121,12 +121,12 @@ def run_on_machines(
         for command in told.commands:
             stdout.print(command, highlight=False, soft_wrap=True)
         return
-    with stoppable(), RichReporter(tables=False) as narrator:
+    with stoppable(), RichReporter(tables=False) as reporter:
         if rank:
             settings = opened.settings.of_model(model or opened.settings.main_model)
-            answer_calls(opened, settings.train, rank=rank, narrator=narrator)
+            answer_calls(opened, settings.train, rank=rank, reporter=reporter)
             return
-        with open_workplace(opened, narrator, model=model) as work:
+        with open_workplace(opened, reporter, model=model) as work:
             outcome = run_pipeline(work, upto="train").outputs["train"]
     if as_json:
         print_json(outcome)

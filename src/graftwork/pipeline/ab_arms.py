@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from graftwork.evaluate.statistics.anytime import PairedTest
 from graftwork.pipeline.ab_result import ArmFacts
-from graftwork.records.capture import Capture
+from graftwork.records.interaction import Capture
 
 SURE = 0.999
 """Shares are looked at as often as the test, and a false alarm would cost the whole experiment."""

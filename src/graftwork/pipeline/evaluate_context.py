@@ -66,7 +66,7 @@ class Grading:
         return add_judgement(report, tally)
 
     def _tell(self, done: int, total: int) -> None:
-        self.work.narrator.progress("asking the judge", done, total, seconds_left=None, detail={})
+        self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
 
 
 def open_grading(work: Workplace, cases: Sequence[Case]) -> Grading:

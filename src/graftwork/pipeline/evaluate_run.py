@@ -111,7 +111,7 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
         module="graftwork.evaluate.worker",
         job=subject.job,
         folder=subject.folder,
-        narrator=work.narrator,
+        reporter=work.reporter,
     )
 
 
@@ -162,7 +162,7 @@ def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[
         module="graftwork.evaluate.timing",
         job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
         folder=folder,
-        narrator=work.narrator,
+        reporter=work.reporter,
     )
 
 

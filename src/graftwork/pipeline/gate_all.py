@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.evaluate.gate import Judged, decide_all
-from graftwork.pipeline.narrator import OfModel
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import ModelReporter
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.gate import finish, gather
 from graftwork.pipeline.workplace import Workplace, now
@@ -38,7 +38,7 @@ def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> Gated
     made: dict[str, Made] = {}
     judged: dict[str, Judged] = {}
     for name in work.project.settings.all_models:
-        works[name] = replace(work, asked_model=name, narrator=OfModel(work.narrator, name))
+        works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
         judged[name] = gather(works[name], made[name])
     verdicts = {

@@ -23,8 +23,8 @@ from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
 from graftwork.project.folder import ProjectFolder
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
+from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import DeviceName, ProbeFacts, ProbeJob
 
 FOLDER = "probes"
 PATIENCE = 6.0

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graftwork.records.vitals import DeviceVitals
+from graftwork.records.job import DeviceVitals
 
 Probe = Callable[[], tuple[DeviceVitals, ...]]
 

@@ -17,7 +17,7 @@ from graftwork.process import memory
 from graftwork.process.devices import Probe, find_probe
 from graftwork.process.pool import count_cores
 from graftwork.records.errors import GraftError
-from graftwork.records.vitals import Vitals
+from graftwork.records.job import Vitals
 
 VITALS_FILE = "vitals.jsonl"
 SAMPLE_SECONDS = 5.0

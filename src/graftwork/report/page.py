@@ -15,12 +15,12 @@ from markupsafe import Markup
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset
+from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Comparison, Metric, Report
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import Decision, Verdict
-from graftwork.records.vitals import Vitals
 from graftwork.report import plots, svg, templates
 from graftwork.report.templates import open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE, show_training

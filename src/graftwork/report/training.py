@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import Look, TrainOutcome, TrainStep
-from graftwork.records.vitals import DeviceVitals, Vitals
 from graftwork.report import plots, svg, templates
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
 from graftwork.report.templates import open_templates

@@ -9,9 +9,9 @@ from graftwork.cli import plan
 from graftwork.cli.main import main
 from graftwork.model.probe_here import name_device
 from graftwork.pipeline.probe import stored_probe
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbeFacts, ProductRate
 from graftwork.records.plan import Residual
-from graftwork.records.probe import ProbeFacts, ProductRate
 from graftwork.store.database import open_database
 from graftwork.store.residuals import Residuals
 

@@ -8,7 +8,7 @@ from gate_samples import marks, outcome, report, simple, steps, subject
 from graftwork.evaluate.gate import Training, decide
 from graftwork.evaluate.gate.course import GoodRun, compare_plans, find_spikes, hints_of
 from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 
 RULE = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))

@@ -7,10 +7,9 @@ from report_sample import make_page
 from test_report_page import EVIL, words
 from test_report_plots import check, widths
 
-from graftwork.records.plan import Residual
-from graftwork.records.residual import Drift
+from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import Look
-from graftwork.records.vitals import DeviceVitals, Vitals
 from graftwork.report.page import render_report
 from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.report.training import make_training_page

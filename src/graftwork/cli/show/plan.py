@@ -13,9 +13,8 @@ from graftwork.pipeline.past_residuals import PastResiduals
 from graftwork.pipeline.preflight import Preflight
 from graftwork.plan.serving.question import FormRow, ServeAnswer, SpecialistRow
 from graftwork.plan.serving.words import SLOW_SECONDS, say_seconds
-from graftwork.records.figure import Figure
-from graftwork.records.fit import Considered, FitAnswer, Strategy
-from graftwork.records.probe import ProbeFacts
+from graftwork.records.base import Figure
+from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
 
 BAR = 32
 WAYS_SHOWN, PARTS_SHOWN, SMALLEST_SHOWN = 4, 6, 0.005

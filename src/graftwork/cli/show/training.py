@@ -11,14 +11,14 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, safe, table
 from graftwork.pipeline.events import Event
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
 from graftwork.train.files import PAGE
 
 if TYPE_CHECKING:
     from graftwork.pipeline.train_all import ModelResult, TrainedAll
-    from graftwork.records.export import Exported
+    from graftwork.records.release import ExportedAdapter
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 20
@@ -307,7 +307,7 @@ def _state(model: "ModelResult") -> str:
     return f"[{STATE_COLOURS[model.state]}]{model.state}{start}[/]"
 
 
-def show_exported(console: Console, exported: "Exported") -> None:
+def show_exported(console: Console, exported: "ExportedAdapter") -> None:
     print_line(console, f"run [bold]{exported.run_id}[/] as {exported.format} in {quote(exported.folder)}")
     if exported.merged is not None:
         found = exported.merged.agreement
@@ -332,4 +332,4 @@ def show_exported(console: Console, exported: "Exported") -> None:
         print_line(console, f"[dim]{digest[:12]}  {quote(name)}[/]")
 
 
-MANY_PRINTERS = {"TrainedAll": show_trained_all, "Exported": show_exported}
+MANY_PRINTERS = {"TrainedAll": show_trained_all, "ExportedAdapter": show_exported}

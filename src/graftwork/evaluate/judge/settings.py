@@ -5,8 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.records.base import Record
-from graftwork.records.secret import NotSecret
+from graftwork.records.base import NotSecret, Record
 from graftwork.text.publish import VariableName
 
 RUBRIC = (

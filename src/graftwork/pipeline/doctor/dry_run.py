@@ -16,8 +16,8 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.private import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.doctor.check import Check, decide
-from graftwork.pipeline.narrator import Narrator
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
@@ -42,13 +42,13 @@ class _Aside(ProjectFolder):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: ProjectFolder, narrator: Narrator) -> Iterator[Check]:
+def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Check]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
         aside = _set_aside(project, Path(folder))
         try:
-            with open_workplace(aside, narrator) as work:
+            with open_workplace(aside, reporter) as work:
                 outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
         except (StoppedInOrder, Interrupted):
             raise

@@ -11,7 +11,7 @@ from graftwork.plan.serving.layout import GIB, available_bytes, engine_of, weigh
 from graftwork.plan.serving.memory import adapter_bytes, held_bytes
 from graftwork.plan.serving.question import Form, ServeQuestion, SpecialistRow
 from graftwork.plan.serving.speed import time_answers
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 MOST_USERS = 4096
 MOST_SPECIALISTS = 4096
