@@ -122,7 +122,7 @@ def run_all(settings: list[Setting], budget: float, out: Path) -> None:
     from graftwork.plan.catalog.hardware import find_gpu
     from graftwork.plan.timing.probed import rates_of_probe
     from graftwork.plan.timing.rates import rates_of
-    from graftwork.records.probe import ProbeFacts
+    from graftwork.records.fit import ProbeFacts
 
     begun = time.perf_counter()
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from graftwork.records.probe import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
+from graftwork.records.fit import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
 from graftwork.records.units import GIB
 
 EXPECTED = {

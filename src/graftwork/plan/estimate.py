@@ -17,9 +17,17 @@ from graftwork.plan.residuals import correct_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
 from graftwork.plan.timing.rates import Rates
-from graftwork.records.figure import Figure
-from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
-from graftwork.records.residual import LearnedMemory
+from graftwork.records.base import Figure
+from graftwork.records.plan import (
+    Certainty,
+    DeviceFacts,
+    LearnedMemory,
+    ModelShape,
+    PlainStep,
+    Plan,
+    Tuning,
+    Workload,
+)
 from graftwork.records.units import GIB
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -4,8 +4,7 @@ In: parameters, what is trained, rows. Out: GiB by what they are for. The sizes 
 Linux installation; the rest follows from the parameters. Does not know which files a user keeps besides.
 """
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.units import GIB
 
 # torch with its CUDA libraries, transformers and the rest, as installed on Linux, with pip's cache.

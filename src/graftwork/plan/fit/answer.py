@@ -27,7 +27,7 @@ from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.strategies import Searched, search
 from graftwork.plan.timing.rates import Rates, rates_of
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
 from graftwork.records.units import GIB
 

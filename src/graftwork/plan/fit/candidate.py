@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from graftwork.plan.fit.room import TIGHT, card_room, host_room
 from graftwork.plan.fit.sharding import Shared
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, PlainSetup
 from graftwork.records.plan import Tuning
 from graftwork.records.units import GIB

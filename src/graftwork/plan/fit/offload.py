@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.sharding import WIDTH, Shared
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, PlainSetup
 from graftwork.records.hardware import Machine
 from graftwork.records.units import GIB

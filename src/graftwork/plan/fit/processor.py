@@ -8,7 +8,7 @@ from graftwork.plan.fit.setups import half_precision
 from graftwork.plan.fit.sharding import WIDTH
 from graftwork.plan.memory import training_memory
 from graftwork.plan.timing.processor import processor_step
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, MemoryPeak
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import Workload

@@ -13,8 +13,8 @@ from graftwork.plan.serving.question import Form, FormRow, ServeAnswer, ServeQue
 from graftwork.plan.serving.speed import time_answers
 from graftwork.plan.serving.weights import FORMATS
 from graftwork.plan.serving.words import SLOW_SECONDS, say_verdict
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Gpu
 from graftwork.records.units import GIB
 
