@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.records.capture import Capture
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
 from graftwork.serve.run import run, serve
 from graftwork.serve.settings import ServeSettings
 
@@ -54,7 +54,7 @@ def run_gateway(folder: str, *, captures: bool) -> None:
         sink=NoSink() if captures else None,
         resolve_alias=lambda: {"champion": RELEASE},
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.standin",
+        engine_module="graftwork.serve.stub_engine",
     )
     run(serving)
 

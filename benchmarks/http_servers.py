@@ -28,11 +28,11 @@ from typing import Any
 
 import psutil
 
-from graftwork.serve.client import Client
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Server
-from graftwork.serve.messages import ApiError, Request, Response, refuse
-from graftwork.serve.routes import Routes
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError, Request, Response, refuse
+from graftwork.serve.http_server import Server
+from graftwork.serve.routing import Routes
 from graftwork.serve.run import run
 from graftwork.serve.settings import ServeSettings
 
@@ -123,9 +123,9 @@ def serve_ours(engine_socket: str, port: int) -> None:
 
 
 def serve_engine(path: str) -> None:
-    from graftwork.serve.http import Server
-    from graftwork.serve.protocol import make_handler
-    from graftwork.serve.standin import StandIn
+    from graftwork.serve.engine_protocol import make_handler
+    from graftwork.serve.http_server import Server
+    from graftwork.serve.stub_engine import StandIn
 
     async def main() -> None:
         await Server(make_handler(StandIn([RELEASE]))).listen_unix(path)

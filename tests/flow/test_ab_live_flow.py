@@ -22,8 +22,8 @@ from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.interaction import Origin
 from graftwork.registry.publish import publish
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
 from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings, SplitSettings
 
@@ -68,7 +68,7 @@ async def serving(work, settings, talk):
             resolve_alias=work.releases.aliases,
             on_ready=ready.set_result,
             stop=stop,
-            engine_module="graftwork.serve.standin",
+            engine_module="graftwork.serve.stub_engine",
             feedback=sink,
         )
     )

@@ -37,7 +37,7 @@ with open_workplace(open_project(Path(root)), Silent()) as work:
         sink=sink,
         resolve_alias=dict,
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.standin",
+        engine_module="graftwork.serve.stub_engine",
         feedback=sink,
     ))
 """

@@ -12,8 +12,8 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
 from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings
 

@@ -15,10 +15,10 @@ import time
 import traceback
 
 from graftwork.serve.capture import Exchange, make_capture
-from graftwork.serve.http import Connection, HttpLimits, Server
-from graftwork.serve.messages import ApiError, Request, Response
+from graftwork.serve.engine_protocol import GenerateRequest
+from graftwork.serve.http_messages import ApiError, Request, Response
+from graftwork.serve.http_server import Connection, HttpLimits, Server
 from graftwork.serve.openai_api import ChatLimits, parse_chat
-from graftwork.serve.protocol import GenerateRequest
 
 LIMITS = HttpLimits(max_header_bytes=2048, max_body_bytes=4096, max_buffered_bytes=8192, max_headers=20)
 REQUESTS = [

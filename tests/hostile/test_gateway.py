@@ -17,14 +17,13 @@ import pytest
 from serve_house import DEADLINE, RELEASE, ListSink, open_house, raw
 
 from graftwork.records.interaction import Message
-from graftwork.serve.client import Client
-from graftwork.serve.engine import Engine
-from graftwork.serve.http import HttpLimits, Server
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.messages import ApiError, Request, Response, StreamResponse
-from graftwork.serve.protocol import GenerateRequest
+from graftwork.serve.embedded_engine import Engine
+from graftwork.serve.engine_protocol import EngineJob, GenerateRequest
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
+from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.supervise import ProbeTimes, Supervisor
+from graftwork.serve.supervisor import ProbeTimes, Supervisor
 
 KEY = "the-key-of-this-test"
 JSON = b"content-type: application/json\r\n"
@@ -314,7 +313,7 @@ def test_idle_connections_make_room_for_new_ones_and_the_log_says_so(caplog):
             writer.close()
         await server.close()
 
-    with caplog.at_level(logging.WARNING, logger="graftwork.serve.http"):
+    with caplog.at_level(logging.WARNING, logger="graftwork.serve.http_server"):
         go(main)
     assert sum("connections are taken" in message for message in caplog.messages) == 1
 
@@ -523,7 +522,7 @@ class Frozen:
         (folder / "engine").mkdir()
         self.supervisor = Supervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
-            module="graftwork.serve.standin",
+            module="graftwork.serve.stub_engine",
             probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=killed_after),
             on_change=self._note,
         )

@@ -23,7 +23,7 @@ from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
-from graftwork.serve.split import is_between
+from graftwork.serve.routing import is_between
 from graftwork.store.feedback import FeedbackStore
 
 FEEDBACK = "feedback"

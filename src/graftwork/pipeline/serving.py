@@ -17,9 +17,9 @@ from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.release import Release
 from graftwork.registry.leases import Lease
 from graftwork.registry.names import take_apart
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.routing import NoDeal, set_up_deal
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.split import NoDeal, set_up_deal
 from graftwork.store.feedback import FeedbackStore
 
 READY_SECONDS = 120.0

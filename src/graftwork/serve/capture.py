@@ -16,7 +16,7 @@ from typing import Any
 from graftwork.records.capture import Capture
 from graftwork.records.errors import GraftError
 from graftwork.serve.ports import CaptureSink
-from graftwork.serve.split import Lot
+from graftwork.serve.routing import Lot
 from graftwork.text.locate import may_name_secret
 from graftwork.text.redact import Redactor
 

@@ -18,11 +18,11 @@ import orjson
 
 from graftwork.records.capture import Feedback
 from graftwork.serve.capture import CaptureWriter, redact_name
-from graftwork.serve.messages import ApiError, Request, Response, json_response
+from graftwork.serve.http_messages import ApiError, Request, Response, json_response
 from graftwork.serve.ports import FeedbackBook
 from graftwork.text.redact import Redactor
 
-log = logging.getLogger(__name__)
+from graftwork.serve.capture import log
 
 PAUSES = (0.02, 0.08, 0.3, 0.6)
 """Seconds between tries to find the capture."""

@@ -8,21 +8,22 @@ no torch; an engine that is down is answered with 503.
 import asyncio
 import hmac
 import time
+import uuid
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
 
-from graftwork.serve.capture import CaptureWriter
-from graftwork.serve.client import Client, ClientReply
-from graftwork.serve.exchange import Running, begin
+from graftwork.serve.capture import CaptureWriter, Exchange
 from graftwork.serve.feedback import FeedbackDesk
-from graftwork.serve.http import HttpLimits, Server
-from graftwork.serve.messages import (
+from graftwork.serve.http_client import Client, ClientReply
+from graftwork.serve.http_messages import (
     JSON_TYPE,
     Answer,
     ApiError,
+    Headers,
     Request,
     Response,
     StreamResponse,
@@ -30,9 +31,11 @@ from graftwork.serve.messages import (
     json_response,
     refuse,
 )
+from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.metrics import Metrics
 from graftwork.serve.openai_api import (
     DONE_EVENT,
+    AnswerHead,
     ChatCall,
     ChatLimits,
     ChunkEncoder,
@@ -42,8 +45,92 @@ from graftwork.serve.openai_api import (
     parse_chat,
 )
 from graftwork.serve.ports import FeedbackBook
-from graftwork.serve.routes import RETRY, Routes
+from graftwork.serve.routing import RETRY, Lot, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
+
+
+@dataclass(slots=True)
+class Running:
+    """What is known of one exchange while it runs."""
+
+    call: ChatCall
+    head: AnswerHead
+    capture_id: str
+    session: str | None
+    started: float
+    at: float
+    lot: Lot | None = None
+    """Who answers was drawn; None where it was not."""
+    asked: bool = False
+    """Whether the engine was asked: if not, it is not the release's fault that there is no answer."""
+    texts: list[str] = field(default_factory=list)
+    first_token_at: float | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    reply_tokens: int = 0
+    disconnected: bool = False
+
+    def headers(self, *, captured: bool) -> Headers:
+        release = ("x-graft-release", self.head.release)
+        return (release, ("x-graft-capture", self.capture_id)) if captured else (release,)
+
+    def note_end(self, piece: dict[str, Any]) -> None:
+        self.finish_reason = piece["finish_reason"]
+        self.prompt_tokens = piece["prompt_tokens"]
+        self.reply_tokens = piece["reply_tokens"]
+
+    def encode_piece(self, encoder: ChunkEncoder, piece: dict[str, Any]) -> bytes:
+        out = b""
+        if piece["text"]:
+            if self.first_token_at is None:
+                self.first_token_at = time.perf_counter()
+            self.texts.append(piece["text"])
+            out = encoder.text(piece["text"])
+        if piece.get("finish_reason") is not None:
+            self.note_end(piece)
+            out += encoder.ending(piece["finish_reason"])
+        return out
+
+    def to_exchange(self, elapsed: float) -> Exchange:
+        first = self.first_token_at
+        return Exchange(
+            id=self.capture_id,
+            at=self.at,
+            session=self.session,
+            model=self.call.model,
+            release=self.head.release,
+            request=self.call.body,
+            reply="".join(self.texts),
+            finish_reason=self.finish_reason,
+            prompt_tokens=self.prompt_tokens,
+            reply_tokens=self.reply_tokens,
+            first_token_ms=None if first is None else (first - self.started) * 1000,
+            total_ms=elapsed * 1000,
+            disconnected=self.disconnected,
+            lot=self.lot,
+        )
+
+
+def begin(call: ChatCall, *, routes: Routes, session: str | None) -> Running:
+    """Find who answers, by lot where there is an experiment. Raises ApiError where nobody can."""
+    unique = uuid.uuid4().hex
+    now = time.time()
+    release, deal, lot = routes.resolve(call.model), routes.deal, None
+    if deal is not None and call.model == deal.alias:
+        # Who names no session is dealt one of his own.
+        lot = Lot(deal.experiment, deal.draw(session or unique), deal.share)
+        release = deal.release_of(lot.arm)
+    head = AnswerHead(id=f"chatcmpl-{unique}", created=int(now), model=call.model, release=release)
+    return Running(
+        call=call,
+        head=head,
+        capture_id=unique,
+        session=session,
+        started=time.perf_counter(),
+        at=now,
+        lot=lot,
+    )
+
 
 _EVENT_STREAM = (("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache"))
 _KNOWN = {

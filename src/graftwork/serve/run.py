@@ -18,14 +18,13 @@ from typing import Any, NamedTuple, TypeVar
 from graftwork.files.private import make_folder
 from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.serve.capture import CaptureWriter
+from graftwork.serve.engine_protocol import BASE, EngineJob
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Server
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.http_server import Server
 from graftwork.serve.ports import CaptureSink, FeedbackBook
-from graftwork.serve.protocol import BASE
-from graftwork.serve.routes import Routes, move_aliases
+from graftwork.serve.routing import Routes, move_aliases
 from graftwork.serve.settings import ServeSettings, SplitSettings, find_api_key
-from graftwork.serve.supervise import Supervisor
+from graftwork.serve.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ async def serve(
     on_ready: Callable[[str], None] = lambda _url: None,
     stop: asyncio.Event | None = None,
     find_adapter: FindAdapter = lambda _release: None,
-    engine_module: str = "graftwork.serve.engine",
+    engine_module: str = "graftwork.serve.embedded_engine",
     feedback: FeedbackBook | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT comes. `on_ready` gets the URL once it answers."""

@@ -27,8 +27,8 @@ from graftwork.project.folder import open_project
 from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import UserMistake
 from graftwork.registry.publish import publish
+from graftwork.serve.routing import make_deal
 from graftwork.serve.settings import SplitSettings
-from graftwork.serve.split import make_deal
 from graftwork.store.feedback import FeedbackStore
 
 app = typer.Typer()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graftwork.serve.capture import CaptureWriter
-from graftwork.serve.client import Client
+from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.gateway import Gateway
-from graftwork.serve.http import Server
-from graftwork.serve.protocol import make_handler
-from graftwork.serve.routes import Routes
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_server import Server
+from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.standin import StandIn
+from graftwork.serve.stub_engine import StandIn
 
 RELEASE = "a1b2c3d4e5f60718"
 OTHER = "a1b2c3d4ffffffff"

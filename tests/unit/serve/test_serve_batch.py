@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from serve_house import DEADLINE
 
 from graftwork.records.interaction import Message
-from graftwork.serve.batch import Batcher, Ticket
-from graftwork.serve.flow import TextFlow
-from graftwork.serve.messages import ApiError
-from graftwork.serve.protocol import GenerateRequest, Piece
+from graftwork.serve.embedded_engine import Batcher, TextFlow, Ticket
+from graftwork.serve.engine_protocol import GenerateRequest, Piece
+from graftwork.serve.http_messages import ApiError
 
 
 def ticket(key="a"):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from serve_house import DEADLINE, BrokenSink, ListSink, open_house
 
-from graftwork.serve.client import Client
 from graftwork.serve.feedback import parse_feedback
-from graftwork.serve.messages import ApiError
+from graftwork.serve.http_client import Client
+from graftwork.serve.http_messages import ApiError
 
 HELLO = [{"role": "user", "content": "hello there friend"}]
 JSON = (("content-type", "application/json"),)

@@ -7,8 +7,8 @@ import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
 from serve_house import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
 
-from graftwork.serve.client import Client
-from graftwork.serve.routes import Routes, move_aliases
+from graftwork.serve.http_client import Client
+from graftwork.serve.routing import Routes, move_aliases
 from graftwork.serve.settings import ServeSettings
 
 HELLO = [{"role": "user", "content": "hello there friend"}]

@@ -17,13 +17,13 @@ from serve_house import DEADLINE, OTHER, RELEASE, ListSink
 
 from graftwork.process.lock import hold, holder_of
 from graftwork.records.errors import Busy, UserMistake, WorkerFailed
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
 from graftwork.serve.run import run as run_loop
 from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings
 
-STANDIN = "graftwork.serve.standin"
+STANDIN = "graftwork.serve.stub_engine"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 
 
@@ -246,7 +246,7 @@ from graftwork.serve.run import run, serve
 from graftwork.serve.settings import ServeSettings
 job = EngineJob(folder=sys.argv[1], base_folder="none", adapters={"r1r1r1r1": "none"})
 run(serve(ServeSettings(port=0), engine_job=job, sink=None, resolve_alias=lambda: {"champion": "r1r1r1r1"},
-          on_ready=lambda url: print(url, flush=True), engine_module="graftwork.serve.standin"))
+          on_ready=lambda url: print(url, flush=True), engine_module="graftwork.serve.stub_engine"))
 print("ended", flush=True)
 """
 

@@ -14,11 +14,10 @@ from pydantic import ValidationError
 from scipy import stats
 from serve_house import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
-from graftwork.serve.client import Client
-from graftwork.serve.routes import Routes, move_aliases
+from graftwork.serve.http_client import Client
+from graftwork.serve.routing import Deal, NoDeal, Routes, is_between, make_deal, move_aliases, set_up_deal
 from graftwork.serve.run import AliasBook
 from graftwork.serve.settings import ServeSettings, SplitSettings
-from graftwork.serve.split import Deal, NoDeal, is_between, make_deal, set_up_deal
 
 BOTH = {"champion": RELEASE, "challenger": OTHER}
 HELLO = [{"role": "user", "content": "hello there friend"}]

@@ -24,9 +24,8 @@ from graftwork.files.whole import write_whole
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.protocol import LoadAdapter
+from graftwork.serve.engine_protocol import EngineJob, LoadAdapter
+from graftwork.serve.http_client import Client
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +59,7 @@ class Supervisor:
         self,
         job: EngineJob,
         *,
-        module: str = "graftwork.serve.engine",
+        module: str = "graftwork.serve.embedded_engine",
         first_pause: float = 0.25,
         longest_pause: float = 30.0,
         probe: ProbeTimes = ProbeTimes(),  # noqa: B008

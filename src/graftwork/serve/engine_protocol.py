@@ -5,6 +5,9 @@ one with a `finish_reason`; else with that last line alone, its `text` being the
 `POST /adapters` takes a LoadAdapter. `GET /state` says who answers.
 """
 
+import os
+import sys
+import threading
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
@@ -13,8 +16,7 @@ from pydantic import ValidationError
 
 from graftwork.records.base import Record
 from graftwork.records.interaction import Message
-from graftwork.serve.http import Handler
-from graftwork.serve.messages import Answer, ApiError, Request, StreamResponse, json_response
+from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, StreamResponse, json_response
 
 BASE = "base"
 """The engine's name for the model without an adapter."""
@@ -101,3 +103,42 @@ async def _encode_pieces(first: Piece, rest: AsyncGenerator[Piece, None]) -> Asy
 def _encode(piece: Piece) -> bytes:
     value = {"text": piece.text} if piece.finish_reason is None else piece.model_dump()
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+
+
+class EngineJob(Record):
+    """One base and the adapters beside it, behind a socket that only this user can open."""
+
+    folder: str
+    """The engine's own folder: lock, heartbeat, log, error."""
+
+    base_folder: str
+    template_fingerprint: str | None = None
+    """The template that the releases were trained with; another one is refused."""
+
+    reasoning: bool = True
+    """Whether the template may let the model think first, as the rows were rendered."""
+
+    adapters: dict[str, str] = {}
+    """Release id to the folder of its adapter."""
+
+    socket: str | None = None
+    """Path of the unix socket; None lets the gateway choose one."""
+
+    batch_size: int = 8
+    batch_wait_ms: float = 4.0
+    queue_limit: int = 128
+    threads: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+def end_with_parent() -> None:
+    """From now on, the end of standard input is the end of this process."""
+    threading.Thread(target=_wait_for_end, name="lifeline", daemon=True).start()
+
+
+def _wait_for_end() -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    # Not sys.exit: a thread inside a long computation must not keep the process alive.
+    os._exit(1)

@@ -3,7 +3,7 @@
 In: nothing. Out: frozen shapes and the JSON body of an error. Knows nothing of sockets.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 import orjson
@@ -87,3 +87,6 @@ def refuse(error: ApiError) -> Response:
 
 def json_response(value: object, *, status: int = 200) -> Response:
     return Response(status, orjson.dumps(value))
+
+
+Handler = Callable[[Request], Awaitable[Answer]]

@@ -1,7 +1,7 @@
 """A stand-in for the engine: the same protocol, no model, answers at once.
 
 In: requests of the gateway. Out: `[model] last question`, word by word. For tests, for the
-benchmark and for trying out clients: `python -m graftwork.serve.standin JOB.json`.
+benchmark and for trying out clients: `python -m graftwork.serve.stub_engine JOB.json`.
 """
 
 import asyncio
@@ -12,11 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.process.worker import run_worker
-from graftwork.serve.http import Server
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.lifeline import end_with_parent
-from graftwork.serve.messages import ApiError
-from graftwork.serve.protocol import BASE, GenerateRequest, LoadAdapter, Piece, make_handler
+from graftwork.serve.engine_protocol import (
+    BASE,
+    EngineJob,
+    GenerateRequest,
+    LoadAdapter,
+    Piece,
+    end_with_parent,
+    make_handler,
+)
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.http_server import Server
 
 
 class StandIn:

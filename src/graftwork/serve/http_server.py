@@ -1,22 +1,11 @@
-"""A small HTTP/1.1 server on asyncio.Protocol and httptools.
-
-In: a handler, `async (Request) -> Response | StreamResponse`, a check of each request's head, and
-limits. Out: whole requests to the handler, one at a time per connection and in order; its answers to
-the client. A client that leaves cancels its handler; a slow one holds its stream back, for a while.
-Knows nothing of models or JSON beyond the body of its own refusals.
-
-Every byte that a client sends counts against a limit before it is kept, and `admit` refuses a request
-at the end of its headers, so that nobody without a key can make the server hold a body. Connections
-that break a deadline are aborted: a polite close would wait for a flush that never comes.
-docs/decisions/0020 says why this is not uvicorn, granian or hypercorn.
-"""
+"""The HTTP parser, or the word which package is missing."""
 
 import asyncio
 import logging
 import resource
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -24,10 +13,19 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
-from graftwork.serve.messages import Answer, ApiError, Request, Response, StreamResponse, refuse
-from graftwork.serve.parser import httptools
+from graftwork.records.errors import EnvironmentLacks, pip_install
+from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, Response, StreamResponse, refuse
 
-Handler = Callable[[Request], Awaitable[Answer]]
+try:
+    import httptools
+except ImportError as error:
+    raise EnvironmentLacks(
+        "the package httptools is not installed",
+        why="serving parses HTTP with it",
+        fix=pip_install("serve"),
+    ) from error
+
+__all__ = ["httptools"]
 
 Admit = Callable[[Request], None]
 """Checks a request whose headers have arrived and whose body has not. Raises ApiError to refuse it."""

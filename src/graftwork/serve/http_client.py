@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import cast
 
-from graftwork.serve.messages import Headers
-from graftwork.serve.parser import httptools
+from graftwork.serve.http_messages import Headers
+from graftwork.serve.http_server import httptools
 
 _BUFFER_BYTES = 64 * 1024
 
