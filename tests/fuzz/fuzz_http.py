@@ -14,7 +14,7 @@ import random
 import time
 import traceback
 
-from graftwork.serve.capture import Exchange, make_capture
+from graftwork.serve.captures import Exchange, make_capture
 from graftwork.serve.engine_protocol import GenerateRequest
 from graftwork.serve.http_messages import ApiError, Request, Response
 from graftwork.serve.http_server import Connection, HttpLimits, Server

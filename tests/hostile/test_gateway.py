@@ -487,7 +487,7 @@ class PickySink(ListSink):
 
 
 def test_one_exchange_that_cannot_be_kept_costs_nobody_else_theirs(monkeypatch):
-    monkeypatch.setattr("graftwork.serve.capture._TRIES_AFTER_SECONDS", (0.0,))
+    monkeypatch.setattr("graftwork.serve.captures._TRIES_AFTER_SECONDS", (0.0,))
 
     async def main():
         sink = PickySink()

@@ -24,7 +24,7 @@ from graftwork.project.load import load_settings
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import GraftError
 from graftwork.records.interaction import Interaction, Message, Origin
-from graftwork.serve.capture import Exchange, make_capture
+from graftwork.serve.captures import Exchange, make_capture
 from graftwork.text.publish import publishable
 from graftwork.text.redact import Redactor, hold_private
 

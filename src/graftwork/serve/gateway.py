@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from graftwork.serve.capture import CaptureWriter, Exchange
-from graftwork.serve.feedback import FeedbackDesk
+from graftwork.serve.captures import CaptureWriter, Exchange, FeedbackBook, FeedbackDesk
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import (
     JSON_TYPE,
@@ -44,7 +43,6 @@ from graftwork.serve.openai_api import (
     encode_models,
     parse_chat,
 )
-from graftwork.serve.ports import FeedbackBook
 from graftwork.serve.routing import RETRY, Lot, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 

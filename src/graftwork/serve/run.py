@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from graftwork.files.private import make_folder
 from graftwork.records.errors import Busy, GraftError, UserMistake
-from graftwork.serve.capture import CaptureWriter
+from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackBook
 from graftwork.serve.engine_protocol import BASE, EngineJob
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
-from graftwork.serve.ports import CaptureSink, FeedbackBook
 from graftwork.serve.routing import Routes, move_aliases
 from graftwork.serve.settings import ServeSettings, SplitSettings, find_api_key
 from graftwork.serve.supervisor import Supervisor

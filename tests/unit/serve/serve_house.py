@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graftwork.serve.capture import CaptureWriter
+from graftwork.serve.captures import CaptureWriter
 from graftwork.serve.engine_protocol import make_handler
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_client import Client
