@@ -21,13 +21,12 @@ from pathlib import Path
 
 from graftwork.files.whole import write_whole
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import open_project
 from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
-from graftwork.registry.promote import find_release
-from graftwork.registry.release import FORMAT, name_by_content
+from graftwork.registry.aliases import find_release
+from graftwork.registry.manifest import FORMAT, name_by_content
 from graftwork.store.database import open_database
 
 ROUNDS = 15

@@ -15,12 +15,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import parts, write_adapter
 
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.promote import rollback_target
+from graftwork.registry.aliases import rollback_target
 from graftwork.registry.publish import publish
 from graftwork.store.database import open_database
 

@@ -12,9 +12,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import Damaged, UserMistake
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_public_key, load_secret_key, sign_manifest, write_keys
+from graftwork.registry.signatures import load_public_key, load_secret_key, sign_manifest, write_keys
 from graftwork.registry.store import ReleaseStore
 
 pytestmark = pytest.mark.skipif(shutil.which("minisign") is None, reason="minisign is not installed")

@@ -11,8 +11,7 @@ from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.ports import ReleaseIndex
+from graftwork.registry.index import ReleaseIndex, ReleasesInMemory
 from graftwork.store.database import open_database
 from graftwork.store.releases import Releases
 

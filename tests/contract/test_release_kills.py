@@ -14,11 +14,10 @@ from new_database import new_database
 from registry_nursery import make_release, open_work
 from sqlalchemy import text
 
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.workplace import Workplace
 from graftwork.registry.folder import MINISIGN, verify_release
-from graftwork.registry.promote import needed
+from graftwork.registry.index import needed
 
 NURSERY = Path(__file__).with_name("registry_nursery.py")
 

@@ -12,11 +12,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.places.carry import pull_release, push_release
-from graftwork.registry.places.place import Place
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.remote_store import Place, pull_release, push_release
 
 
 @pytest.fixture(params=["memory", "file", "s3"])

@@ -9,9 +9,8 @@ from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import ReleaseQuery
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.promote import find_release, promote, rollback
+from graftwork.registry.aliases import find_release, promote, rollback
+from graftwork.registry.index import ReleaseIndex, ReleasesInMemory
 from graftwork.store.database import open_database
 from graftwork.store.releases import Releases
 

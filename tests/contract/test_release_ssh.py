@@ -12,12 +12,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.exchange import ssh
-from graftwork.registry.exchange.ssh import parse_target, push_over_ssh
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest, write_keys
+from graftwork.registry.signatures import load_secret_key, sign_manifest, write_keys
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer import ssh
+from graftwork.registry.transfer.ssh import parse_target, push_over_ssh
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 from store_samples import WHEN
 
 from graftwork.store.database import Database
-from graftwork.store.looks import Looks
+from graftwork.store.evaluation_log import Looks
 
 
 def test_each_look_counts_even_by_the_same_subject(database: Database):

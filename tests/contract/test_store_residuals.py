@@ -4,7 +4,7 @@ from store_samples import WHEN
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Residual
 from graftwork.store.database import Database
-from graftwork.store.residuals import Residuals
+from graftwork.store.runs import Residuals
 
 
 def speed(actual: float) -> Residual:

@@ -16,7 +16,7 @@ from registry_samples import PROJECT, parts, write_adapter
 from graftwork.data.formats.captured import to_interaction
 from graftwork.pipeline.ab_live import compare_live
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.serving import StoreSink, say_split
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project

@@ -6,7 +6,7 @@ from graftwork.files.dataset_folder import iterate_rows
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_lineage import trace_release
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project

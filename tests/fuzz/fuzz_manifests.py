@@ -32,14 +32,13 @@ from graftwork.files.dataset_folder import read_manifest as read_dataset
 from graftwork.files.digest import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
-from graftwork.registry.adapter import inspect_adapter
-from graftwork.registry.exchange.archive import read_archive
-from graftwork.registry.exchange.peft import Ground, take_peft_folder
 from graftwork.registry.folder import read_manifest, verify_release
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.places.place import Place
+from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.peft import Ground, inspect_adapter, take_peft_folder
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive
+from graftwork.registry.transfer.remote_store import Place
 from graftwork.train.checkpoint import CONTENT, Manifest, saved_in, step_name, verify
 
 DEEP = 5_000

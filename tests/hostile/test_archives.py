@@ -14,10 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from archive_corpus import Good, make_corpus, of_format_1
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.pipeline.exchange import import_release
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.release_transfer import import_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError

@@ -25,9 +25,9 @@ from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
-from graftwork.registry.counting import Count, nobody
-from graftwork.registry.exchange import hub
-from graftwork.registry.exchange.hub_client import TooLong, bar_of
+from graftwork.registry.progress import Count, nobody
+from graftwork.registry.transfer import hub
+from graftwork.registry.transfer.hub import TooLong, bar_of
 
 SECONDS = 0.25
 """The time of a request to a server that would take longer than any test."""

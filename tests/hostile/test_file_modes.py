@@ -20,11 +20,10 @@ from store_samples import capture
 from graftwork.files.journal import Journal
 from graftwork.files.private import close_to_others, make_folder
 from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.release_transfer import export_release, import_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.process import lock
 from graftwork.process.detach import start_detached

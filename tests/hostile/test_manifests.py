@@ -8,8 +8,7 @@ import pytest
 
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import Damaged, GraftError
-from graftwork.registry.adapter import inspect_adapter, read_header
-from graftwork.registry.exchange.peft import Ground, take_peft_folder
+from graftwork.registry.peft import Ground, inspect_adapter, read_header, take_peft_folder
 
 TARGET = Path(__file__).parents[1] / "fuzz" / "fuzz_manifests.py"
 PATHS = [f"model.layers.{number}.self_attn.q_proj" for number in range(40)]

@@ -35,7 +35,7 @@ def export(
     Example:  graft release export champion --to champion.tar --base champion-base
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange import export_base, export_release
+    from graftwork.pipeline.release_transfer import export_base, export_release
 
     with opened_aloud(project) as work:
         done = export_release(work, name, target=to)

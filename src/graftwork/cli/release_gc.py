@@ -28,7 +28,7 @@ def gc(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_garbage
     from graftwork.cli.show.tables import print_line
-    from graftwork.pipeline.release_gc import collect_garbage
+    from graftwork.pipeline.releases import collect_garbage
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 

@@ -22,7 +22,7 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
     Example:  graft release import champion.tar
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange import import_release
+    from graftwork.pipeline.release_transfer import import_release
 
     with opened_aloud(project, model) as work:
         done = import_release(work, source)

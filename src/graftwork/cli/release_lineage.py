@@ -22,9 +22,8 @@ def lineage(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_lineage
-    from graftwork.pipeline.release_lineage import trace_release
-    from graftwork.registry.lineage import to_dot
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.release_lineage import to_dot, trace_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)

@@ -38,7 +38,7 @@ def list_(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
-    from graftwork.pipeline.release_query import make_query
+    from graftwork.pipeline.releases import make_query
 
     query = make_query(
         tag=tag,

@@ -25,7 +25,7 @@ def promote(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
-    from graftwork.pipeline.release_store import promote_release
+    from graftwork.pipeline.releases import promote_release
 
     with opened(project) as work:
         done = promote_release(work, name, alias=alias, reason=reason, force=force)
@@ -46,7 +46,7 @@ def rollback(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
-    from graftwork.pipeline.release_store import rollback_alias
+    from graftwork.pipeline.releases import rollback_alias
 
     with opened(project, model) as work:
         move = rollback_alias(work, alias=alias, reason=reason)

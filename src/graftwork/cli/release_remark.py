@@ -21,7 +21,7 @@ def tag(
     Example:  graft release tag champion keep audited-2026-03
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -44,7 +44,7 @@ def note(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.workplace import now, who
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     if not text.strip():
         raise typer.BadParameter("a note cannot be taken back: say something in it")
@@ -69,7 +69,7 @@ def version(
     Example:  graft release version champion 2.0.0
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)

@@ -12,8 +12,8 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_known
-    from graftwork.pipeline.release_verdict import read_verdict
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.releases import read_verdict
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -36,9 +36,9 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     Example:  graft release verify champion
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange_pace import tell_bytes
-    from graftwork.pipeline.release_store import open_store
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.release_transfer import tell_bytes
+    from graftwork.pipeline.releases import open_store
+    from graftwork.registry.aliases import find_release
 
     with opened_aloud(project) as work:
         found = find_release(work.releases, name)
@@ -63,7 +63,7 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_log
-    from graftwork.pipeline.release_store import own_alias
+    from graftwork.pipeline.releases import own_alias
 
     with opened(project, model) as work:
         full = own_alias(work, alias)

@@ -23,10 +23,10 @@ def sign(
     Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.release_store import open_store
+    from graftwork.pipeline.releases import open_store
     from graftwork.pipeline.workplace import now
-    from graftwork.registry.promote import find_release
-    from graftwork.registry.signature import load_secret_key, sign_manifest
+    from graftwork.registry.aliases import find_release
+    from graftwork.registry.signatures import load_secret_key, sign_manifest
 
     secret = load_secret_key(key)
     with opened(project) as work:
@@ -51,7 +51,7 @@ def keygen(
     Example:  graft release keygen ~/.graft-keys
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.signature import write_keys
+    from graftwork.registry.signatures import write_keys
 
     pair = write_keys(folder)
     if json:

@@ -19,7 +19,7 @@ from graftwork.pipeline.ab_result import ABResult, choose_metric, find_pair, not
 from graftwork.pipeline.evaluate_context import Grading, open_grading
 from graftwork.pipeline.evaluate_run import ask_subject, settle_engine
 from graftwork.pipeline.evaluate_subjects import Asking, Subject, resolve_subject
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.release import Release

@@ -14,7 +14,7 @@ from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.promote import find_release
+from graftwork.registry.aliases import find_release
 
 TRIED_FOLDER = "ab"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject
 from graftwork.files.digest import folder_digest
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.releases import open_store, own_alias
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import fingerprint
@@ -21,7 +21,7 @@ from graftwork.records.interaction import Message
 from graftwork.records.release import Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
-from graftwork.registry.promote import find_release
+from graftwork.registry.aliases import find_release
 
 ANSWERS_FOLDER = "answers"
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from graftwork.evaluate.gate import Surroundings
 from graftwork.evaluate.gate.sessions import asked_otherwise
 from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.releases import open_store, own_alias
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release

@@ -18,7 +18,7 @@ from graftwork.records.plan import Plan
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.registry.adapter import WEIGHTS
+from graftwork.registry.peft import WEIGHTS
 
 
 def keep_report(work: Workplace, adapter_hash: str, report: Report) -> None:

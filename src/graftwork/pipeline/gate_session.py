@@ -11,7 +11,7 @@ from graftwork.evaluate.gate import next_start
 from graftwork.pipeline.gate_champion import comparable, read_report
 from graftwork.pipeline.gate_reports import find_report, keep_report
 from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import UserMistake

@@ -6,21 +6,29 @@ a child process of the serve stage; this side stays free of torch.
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
 
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.data.captures import find_refusal, is_negative
+from graftwork.data.settings import CaptureSettings
+from graftwork.pipeline.releases import open_store, own_alias
 from graftwork.pipeline.sight import load_template
+from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
+from graftwork.records.interaction import CaptureOrigin
 from graftwork.records.release import Release
-from graftwork.registry.leases import Lease
+from graftwork.registry.locks import Lease
 from graftwork.registry.names import take_apart
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.routing import NoDeal, set_up_deal
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.feedback import FeedbackStore
+from graftwork.text.normalise import words
 
 READY_SECONDS = 120.0
 
@@ -205,3 +213,78 @@ def _not_ready(failure: list[BaseException]) -> BaseException:
         why=f"it had {READY_SECONDS:.0f} s",
         fix="look at .graft/serving/engine.log",
     )
+
+
+FeedbackFilter = Literal["not_negative", "positive", "negative", "all"]
+
+HELD_OUT = "it asks a held-out question of the dataset"
+
+
+class CaptureExport:
+    """Iterate over it once; then `written` and `left_out` hold the counts."""
+
+    def __init__(self, work: Workplace, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
+        self._work = work
+        self._settings = settings
+        self._feedback = feedback
+        self.written = 0
+        self.left_out: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Capture]:
+        held_out = _held_out_questions(self._work)
+        for capture in self._work.captures.export():
+            reason = self._refuse(capture)
+            if reason is None and _question_of(capture.request.get("messages")) in held_out:
+                reason = HELD_OUT
+            if reason is None:
+                self.written += 1
+                yield capture
+            else:
+                self.left_out[reason] += 1
+
+    def _refuse(self, capture: Capture) -> str | None:
+        origin = CaptureOrigin(
+            id=capture.id,
+            release=capture.release,
+            at=capture.at,
+            feedback=capture.feedback,
+            corrected=capture.correction is not None,
+        )
+        judged = self._feedback in ("not_negative", "positive")
+        refusal = find_refusal(origin, capture.session, self._settings, judged=judged)
+        if refusal is not None:
+            return refusal.reason
+        if self._feedback == "negative" and not is_negative(origin, self._settings):
+            return "nobody said that it is bad"
+        return None
+
+
+def _held_out_questions(work: Workplace) -> set[str]:
+    """What the test and validation rows of the project's dataset ask; nothing where there is none."""
+    entry = work.ledger.get("prepare")
+    if entry is None:
+        return set()
+    folder = Path(Prepared.model_validate(entry.output).folder)
+    if not folder.is_dir():
+        return set()
+    from graftwork.files.dataset_folder import iterate_rows
+
+    return {
+        _question_of([message.model_dump() for message in row.messages])
+        for split in ("validation", "test")
+        for row in iterate_rows(folder, split)
+    } - {""}
+
+
+def _question_of(messages: Any) -> str:
+    """All that the user says, but for case, spacing and punctuation."""
+    if not isinstance(messages, list):
+        return ""
+    said = [
+        message["content"]
+        for message in messages
+        if isinstance(message, dict)
+        and message.get("role") == "user"
+        and isinstance(message.get("content"), str)
+    ]
+    return " ".join(word for text in said for word in words(text))

@@ -24,7 +24,7 @@ from graftwork.plan.stages import MEASURED, StageFacts, estimate_stage, pool_sta
 from graftwork.records.base import Record
 from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Residual, Workload
-from graftwork.store.residuals import STAGE
+from graftwork.store.runs import STAGE
 
 SAMPLE_BYTES = 4 * 2**20
 CHARACTERS_A_TOKEN = 3.5

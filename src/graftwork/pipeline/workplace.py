@@ -16,11 +16,9 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.looks import Looks
+from graftwork.store.evaluation_log import Looks
 from graftwork.store.releases import Releases
-from graftwork.store.residuals import Residuals
-from graftwork.store.runs import RunStore
-from graftwork.store.steps import StepLedger
+from graftwork.store.runs import Residuals, RunStore, StepLedger
 
 
 @dataclass(frozen=True)

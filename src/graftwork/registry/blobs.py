@@ -18,7 +18,7 @@ from graftwork.files.digest import file_digest
 from graftwork.files.private import create_file, make_folder, read_only_mode
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged
-from graftwork.registry.counting import Count, copy_counted, nobody
+from graftwork.registry.progress import Count, copy_counted, nobody
 
 BLOBS = "blobs"
 PART = ".part"

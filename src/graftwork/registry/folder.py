@@ -5,19 +5,73 @@ adapter, or a model's own weights where those were learned: PEFT, vLLM and the H
 it is. A signature may lie beside the manifest, which it signs.
 """
 
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.private import create_file, read_only_mode
+from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.adapter import learned_files, require_safetensors
-from graftwork.registry.beside import BESIDE, MANIFEST, MINISIGN, SIGSTORE, is_half_signature
-from graftwork.registry.blobs import BLOBS
-from graftwork.registry.counting import Count, Listener, counted_digest, nobody
+from graftwork.registry.blobs import BLOBS, PART
+from graftwork.registry.manifest import name_by_content
 from graftwork.registry.names import FILE, require_name
-from graftwork.registry.release import name_by_content
+from graftwork.registry.peft import learned_files, require_safetensors
+from graftwork.registry.progress import Count, Listener, counted_digest, nobody
+
+MANIFEST = "manifest.json"
+MINISIGN = f"{MANIFEST}.minisig"
+SIGSTORE = f"{MANIFEST}.sigstore.json"
+SIGNATURES = (MINISIGN, SIGSTORE)
+BESIDE = frozenset({MANIFEST, *SIGNATURES})
+"""What the manifest does not name: itself, and the signatures of it."""
+_HALF_SIGNED = re.compile(rf"\.({re.escape(MINISIGN)}|{re.escape(SIGSTORE)})\.[0-9a-f]{{8}}{re.escape(PART)}")
+
+
+def put_beside(root: Path, folder: Path, name: str, content: bytes) -> Path:
+    """Give a release a signature, in the place of one that it may have. Hold the store's `adding()`."""
+    temporary = root / f".sign.{uuid.uuid4().hex[:8]}{PART}"
+    target = folder / name
+    try:
+        with create_file(temporary) as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.chmod(read_only_mode(folder))
+        temporary.replace(target)
+        sync_folder(folder)
+    except OSError as error:
+        raise explain_os_error(error, target) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def add_missing(root: Path, folder: Path, signatures: Mapping[str, bytes]) -> None:
+    """Give a release the signatures that it does not have; those that it has stay."""
+    for name in SIGNATURES:
+        if name in signatures and not (folder / name).exists():
+            put_beside(root, folder, name, signatures[name])
+
+
+def is_half_signature(path: Path) -> bool:
+    """Whether this is what a killed signer left among the files of a release, as signers once did."""
+    return bool(_HALF_SIGNED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+
+
+def half_signatures(folders: Iterable[Path]) -> Iterator[Path]:
+    """What killed signers left in these folders, for whoever holds the store alone."""
+    for folder in folders:
+        try:
+            yield from sorted(path for path in folder.iterdir() if is_half_signature(path))
+        except OSError:
+            # Whatever keeps us from looking is said where the release itself is looked at.
+            continue
+
 
 __all__ = [
     "BESIDE",

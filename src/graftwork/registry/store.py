@@ -8,32 +8,34 @@ is live is not known here: the index knows.
 import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from graftwork.files.private import read_only_mode
+from graftwork.files.private import make_folder, read_only_mode
 from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
-from graftwork.registry import guard
-from graftwork.registry.adapter import choose_learned, require_safetensors
-from graftwork.registry.beside import SIGNATURES, add_missing, half_signatures, put_beside
+from graftwork.registry import locks
 from graftwork.registry.blobs import BLOBS, PART, Blob, BlobStore
-from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.folder import (
     BESIDE,
     MANIFEST,
     MINISIGN,
+    SIGNATURES,
+    add_missing,
+    half_signatures,
+    put_beside,
     read_manifest,
     release_folder,
     verify_release,
 )
-from graftwork.registry.leases import Lease, lease, leased
+from graftwork.registry.locks import Lease, find_readers, lease, leased, taken_away
+from graftwork.registry.manifest import name_by_content, write_manifest
 from graftwork.registry.names import FILE, NAME
-from graftwork.registry.readers import find_readers, taken_away
-from graftwork.registry.release import name_by_content, write_manifest
-from graftwork.registry.signature import is_signed_by, require_signature
+from graftwork.registry.peft import choose_learned, require_safetensors
+from graftwork.registry.progress import Count, Listener, nobody
+from graftwork.registry.signatures import is_signed_by, require_signature
 
 TRASH = ".trash"
 
@@ -185,7 +187,7 @@ class ReleaseStore:
 
     def adding(self) -> AbstractContextManager[None]:
         """Nothing is collected while the block runs: hold it while a release is made, entered or promoted."""
-        return guard.adding(self.root)
+        return locks.adding(self.root)
 
     def lease(self) -> AbstractContextManager[Lease]:
         """Hold releases for as long as this process needs them."""
@@ -201,7 +203,7 @@ class ReleaseStore:
         anybody else can change the store, which releases are still there: one that was wanted gone may have
         come to be held in the last moment.
         """
-        with guard.alone(self.root):
+        with locks.alone(self.root):
             ids = self.ids()
             readers = find_readers(self.root, ids)
             stock = Stock(
@@ -332,3 +334,18 @@ def _require_sound(release: Release, sources: Mapping[str, Path | bytes], *, whe
         fix="get the release again from where it was made",
         where=str(where),
     )
+
+
+@contextmanager
+def incoming_folder(root: Path) -> Iterator[Path]:
+    """Nothing is collected while the block runs."""
+    with locks.adding(root):
+        folder = root / f".incoming.{uuid.uuid4().hex[:8]}{PART}"
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise explain_os_error(error, folder) from error
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

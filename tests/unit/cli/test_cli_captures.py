@@ -7,7 +7,7 @@ import yaml
 from typer.testing import CliRunner
 
 from graftwork.cli.data import app
-from graftwork.pipeline import captures as exporting
+from graftwork.pipeline import serving as exporting
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project

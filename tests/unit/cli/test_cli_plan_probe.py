@@ -13,7 +13,7 @@ from graftwork.records.figure import Figure
 from graftwork.records.plan import Residual
 from graftwork.records.probe import ProbeFacts, ProductRate
 from graftwork.store.database import open_database
-from graftwork.store.residuals import Residuals
+from graftwork.store.runs import Residuals
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from registry_samples import PROJECT, parts, write_adapter
 from graftwork.cli.release_ab import ab
 from graftwork.pipeline import ab as comparing
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.capture import Capture

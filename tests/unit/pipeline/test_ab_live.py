@@ -21,7 +21,7 @@ from graftwork.pipeline.ab_evidence import Exchange, LiveTest
 from graftwork.pipeline.ab_live import LiveLook, as_case, compare_live, watch_live
 from graftwork.pipeline.ab_result import find_pair
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.capture import Capture, Feedback

@@ -17,13 +17,12 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_gc import DOUBTFUL, HELD_LATE, collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.releases import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
+from graftwork.registry.locks import Readers
 from graftwork.registry.publish import publish
-from graftwork.registry.readers import Readers
 
 
 @pytest.fixture

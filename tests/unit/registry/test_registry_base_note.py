@@ -8,7 +8,7 @@ from rich.console import Console
 
 from graftwork.cli.show.training import show_plan
 from graftwork.model.base import EMBEDDED, HUB_ID, note_on_weights
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 
 

@@ -7,8 +7,8 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import Busy, Damaged
 from graftwork.records.release import Release
-from graftwork.registry import guard
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry import locks
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
@@ -34,7 +34,7 @@ def test_a_signature_never_comes_alone(store, make, monkeypatch):
 
     def verify_while_somebody_collects(self, release_id, **more):
         found = real(self, release_id, **more)
-        with pytest.raises(Busy), guard.alone(store.root, wait_seconds=0.0):
+        with pytest.raises(Busy), locks.alone(store.root, wait_seconds=0.0):
             pytest.fail("the store could be had alone")
         return found
 

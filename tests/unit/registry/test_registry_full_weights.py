@@ -7,7 +7,7 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import Damaged
 from graftwork.registry.folder import verify_release
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 
 

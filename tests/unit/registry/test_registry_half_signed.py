@@ -9,11 +9,11 @@ from registry_samples import PROJECT, parts, write_adapter
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.records.release import Release
-from graftwork.registry.exchange.archive import read_archive, write_archive
 from graftwork.registry.folder import files_of, verify_release
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive, write_archive
 
 SIGNATURE, BUNDLE = "manifest.json.minisig", "manifest.json.sigstore.json"
 LEFT = f".{SIGNATURE}.0123abcd.part"

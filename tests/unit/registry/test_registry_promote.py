@@ -9,9 +9,9 @@ from registry_samples import PROJECT, WHEN
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.verdict import Decision
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.aliases import find_release, promote, rollback, way_back
+from graftwork.registry.index import ReleasesInMemory, standing
 from graftwork.registry.names import NAME, require_name
-from graftwork.registry.promote import find_release, promote, rollback, standing, way_back
 from graftwork.registry.settings import ReleaseSettings
 
 BY = {"alias": "champion", "who": "ada", "when": WHEN}
@@ -185,7 +185,7 @@ def test_settings_refuse_an_alias_that_is_no_name():
 
 def test_the_registry_does_not_import_the_database():
     code = (
-        "import sys, graftwork.registry.publish, graftwork.registry.promote, graftwork.registry.settings\n"
+        "import sys, graftwork.registry.publish, graftwork.registry.aliases, graftwork.registry.settings\n"
         "assert not {'sqlalchemy', 'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

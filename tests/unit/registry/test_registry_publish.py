@@ -9,7 +9,7 @@ from registry_samples import PROJECT, parts, verdict, write_adapter
 from graftwork.files.digest import folder_digest
 from graftwork.records.errors import Damaged, GraftError, UserMistake
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 

@@ -14,10 +14,10 @@ import pytest
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.registry import leases
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry import locks
+from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.locks import Readers
 from graftwork.registry.publish import publish
-from graftwork.registry.readers import Readers
 from graftwork.registry.store import ReleaseStore
 
 NOBODY = 65534
@@ -105,7 +105,7 @@ def test_collection_spares_what_a_reader_serves_until_its_process_is_gone(store,
         found = store.collect_garbage([])
         assert (found.releases, found.leased) == ((idle,), (served,))
         assert store.verify(served)
-        assert not list((store.root / leases.LEASES).glob("*"))
+        assert not list((store.root / locks.LEASES).glob("*"))
     assert store.collect_garbage([]).releases == (served,)
     assert not list(store.blobs.all())
 
@@ -133,16 +133,16 @@ def test_a_reader_that_comes_between_the_look_and_the_taking_keeps_its_release(s
 def test_a_reader_does_not_hold_what_was_taken_away_before_it_had_it(store, make):
     release = make("one")
     gone = store.folder(release) / "manifest.json"
-    real = leases.fcntl.flock
+    real = locks.fcntl.flock
 
     def flock(descriptor, how):
         real(descriptor, how)
-        if how == leases.fcntl.LOCK_SH and gone.exists():
+        if how == locks.fcntl.LOCK_SH and gone.exists():
             gone.parent.rename(store.root / ".trash.1")
 
-    with pytest.MonkeyPatch.context() as patch, leases.ExitStack() as locks:
-        patch.setattr(leases.fcntl, "flock", flock)
-        held = leases.Lease(store.root, None, locks)
+    with pytest.MonkeyPatch.context() as patch, locks.ExitStack() as locks:
+        patch.setattr(locks.fcntl, "flock", flock)
+        held = locks.Lease(store.root, None, locks)
         held.add(release)
         assert held._ids == set()
     held.add("f" * 64)
@@ -156,7 +156,7 @@ def open_descriptors() -> int:
 @pytest.mark.parametrize("number", [errno.ENOLCK, None])
 def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, monkeypatch):
     release = make("one")
-    real, locked = leases.fcntl.flock, []
+    real, locked = locks.fcntl.flock, []
 
     def flock(descriptor, how):
         if (store.folder(release) / "manifest.json").samefile(f"/proc/self/fd/{descriptor}"):
@@ -166,9 +166,9 @@ def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, mon
             store.folder(release).rename(store.root / ".trash.1")
         real(descriptor, how)
 
-    monkeypatch.setattr(leases.fcntl, "flock", flock)
-    with leases.ExitStack() as locks:
-        held, before = leases.Lease(store.root, None, locks), open_descriptors()
+    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    with locks.ExitStack() as locks:
+        held, before = locks.Lease(store.root, None, locks), open_descriptors()
         if number is None:
             held.add(release)
         else:

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.pipeline.release_lineage import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.records.release import ReleaseEntry
-from graftwork.registry.keeping import choose_kept
-from graftwork.registry.licence import find_licence
-from graftwork.registry.lineage import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
-from graftwork.registry.names import alias_of_model, take_apart
-from graftwork.registry.versions import sort_key
+from graftwork.registry.aliases import choose_kept
+from graftwork.registry.names import alias_of_model, sort_key, take_apart
+from graftwork.registry.publish import find_licence
 
 
 def entry(name: str, *, day: int = 1, **more) -> ReleaseEntry:

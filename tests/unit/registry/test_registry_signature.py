@@ -11,15 +11,20 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
-from graftwork.registry import ed25519, minisign
-from graftwork.registry.exchange.archive import read_archive, write_archive
+from graftwork.registry import ed25519, signatures
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.minisign import SecretKey
+from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.manifest import SINCE_FORMAT_2
 from graftwork.registry.publish import publish
-from graftwork.registry.release import SINCE_FORMAT_2
-from graftwork.registry.signature import load_public_key, load_secret_key, sign_manifest, write_keys
+from graftwork.registry.signatures import (
+    SecretKey,
+    load_public_key,
+    load_secret_key,
+    sign_manifest,
+    write_keys,
+)
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive, write_archive
 
 # The test vectors of the minisign-verify crate, by minisign's author: a key and two signatures of b"test".
 KEY = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3"
@@ -78,19 +83,19 @@ def test_the_vectors_of_the_standard_hold(seed, public, message, signature):
 
 @pytest.mark.parametrize("text", [OF_FILE, OF_HASH])
 def test_signatures_of_minisign_itself_hold_and_changed_ones_do_not(text):
-    key = minisign.read_public_key(f"untrusted comment: a key\n{KEY}\n")
-    signature = minisign.read_signature(text, where="x")
-    assert minisign.holds(signature, b"test", key=key)
-    assert not minisign.holds(signature, b"Test", key=key)
-    assert not minisign.holds(signature._replace(trusted_comment="timestamp:1"), b"test", key=key)
-    assert not minisign.holds(signature, b"test", key=minisign.public_of(SECRET))
+    key = signatures.read_public_key(f"untrusted comment: a key\n{KEY}\n")
+    signature = signatures.read_signature(text, where="x")
+    assert signatures.holds(signature, b"test", key=key)
+    assert not signatures.holds(signature, b"Test", key=key)
+    assert not signatures.holds(signature._replace(trusted_comment="timestamp:1"), b"test", key=key)
+    assert not signatures.holds(signature, b"test", key=signatures.public_of(SECRET))
 
 
 def test_a_signature_of_ours_holds_and_names_its_comment():
-    text = minisign.sign(b"manifest", key=SECRET, trusted_comment="release:1\nforged: line")
-    found = minisign.read_signature(text, where="x")
+    text = signatures.sign(b"manifest", key=SECRET, trusted_comment="release:1\nforged: line")
+    found = signatures.read_signature(text, where="x")
     assert found.trusted_comment == "release:1 forged: line"
-    assert minisign.holds(found, b"manifest", key=minisign.public_of(SECRET))
+    assert signatures.holds(found, b"manifest", key=signatures.public_of(SECRET))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here to be the second opinion")
@@ -110,7 +115,7 @@ def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
     pair = write_keys(tmp_path / "keys")
     assert pair.secret.stat().st_mode & 0o077 == 0
     secret = load_secret_key(pair.secret)
-    assert minisign.read_public_key(pair.text) == minisign.public_of(secret)
+    assert signatures.read_public_key(pair.text) == signatures.public_of(secret)
     assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
     with pytest.raises(UserMistake, match="already"):
         write_keys(tmp_path / "keys")
@@ -118,7 +123,7 @@ def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
 
 def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_one_is_not(tmp_path):
     path = tmp_path / "key"
-    raw = base64.b64decode(minisign.write_secret_key(SECRET).splitlines()[1])
+    raw = base64.b64decode(signatures.write_secret_key(SECRET).splitlines()[1])
     path.write_text(f"untrusted comment: a key\n{base64.b64encode(raw[:-32] + bytes(32)).decode()}\n")
     assert load_secret_key(path) == SECRET
     for place in (62, 93, 94, 125):
@@ -209,7 +214,7 @@ def carried(signed, tmp_path):
 
 
 BOGUS = {
-    "by another key": lambda true: minisign.sign(b"manifest", key=SECRET, trusted_comment="x").encode(),
+    "by another key": lambda true: signatures.sign(b"manifest", key=SECRET, trusted_comment="x").encode(),
     "that claims the trusted key": lambda true: true[:60] + bytes([true[60] ^ 1]) + true[61:],
     "of another comment": lambda true: true.replace(b"ours", b"owns"),
     "that is noise": lambda true: b"\xff\x00noise",

@@ -15,12 +15,12 @@ from registry_samples import PROJECT, parts, write_adapter
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry import blobs, guard
+from graftwork.registry import blobs, locks
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.manifest import SINCE_FORMAT_2, name_by_content
 from graftwork.registry.names import require_alias, require_name
 from graftwork.registry.publish import publish
-from graftwork.registry.release import SINCE_FORMAT_2, name_by_content
 from graftwork.registry.store import ReleaseStore
 
 
@@ -243,11 +243,11 @@ def test_collection_waits_for_whoever_writes(store, make):
     with (
         store.adding(),
         pytest.raises(Busy, match="in use") as told,
-        guard.alone(store.root, wait_seconds=0.0),
+        locks.alone(store.root, wait_seconds=0.0),
     ):
         pass
     assert told.value.fix
-    with guard.alone(store.root), pytest.raises(Busy), guard.adding(store.root, wait_seconds=0.0):
+    with locks.alone(store.root), pytest.raises(Busy), locks.adding(store.root, wait_seconds=0.0):
         pass
     assert store.verify(release.id)
 

@@ -10,11 +10,11 @@ import pytest
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import GraftError
-from graftwork.registry.exchange.archive import read_archive, write_archive
 from graftwork.registry.folder import MANIFEST, MINISIGN
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import read_archive, write_archive
 
 
 def made(folder, *, weights=b"\x01\x02\x03\x04"):

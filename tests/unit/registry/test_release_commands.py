@@ -9,7 +9,7 @@ from registry_samples import PROJECT, dataset, parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.serving import engine_job
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli import release_export, release_import, release_push
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake

@@ -9,9 +9,9 @@ from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_ad
 from graftwork.files.digest import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.verdict import Verdict
-from graftwork.registry.exchange.peft import Ground, take_peft_folder
-from graftwork.registry.memory import ReleasesInMemory
-from graftwork.registry.promote import promote
+from graftwork.registry.aliases import promote
+from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.peft import Ground, take_peft_folder
 from graftwork.registry.store import ReleaseStore
 
 GROUND = Ground(PROJECT, "main", "small", BASE_PRINT, TEMPLATE_PRINT)

@@ -9,16 +9,21 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.cli import narrate
-from graftwork.pipeline import exchange_pace
-from graftwork.pipeline.exchange import export_release, import_release
-from graftwork.pipeline.exchange_pace import tell_bytes
-from graftwork.pipeline.exchange_push import pull_from_url, push_to_machine, push_to_url
+from graftwork.pipeline import release_transfer
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.release_transfer import (
+    export_release,
+    import_release,
+    pull_from_url,
+    push_to_machine,
+    push_to_url,
+    tell_bytes,
+)
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.registry.exchange import ssh
 from graftwork.registry.publish import publish
+from graftwork.registry.transfer import ssh
 
 MIB = 2**20
 WEIGHTS = 3 * MIB
@@ -41,7 +46,7 @@ class Recorder(Silent):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    monkeypatch.setattr(exchange_pace, "BETWEEN_SECONDS", 0.0)
+    monkeypatch.setattr(release_transfer, "BETWEEN_SECONDS", 0.0)
     root = tmp_path / "project"
     root.mkdir()
     settings = {"project": PROJECT, "data": {"logs": ["l"]}}

@@ -11,11 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.pipeline.exchange import export_release
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_lineage import _read_dataset, trace_release
-from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.release_verdict import read_verdict
+from graftwork.pipeline.release_transfer import export_release
+from graftwork.pipeline.releases import open_store, read_verdict
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.registry.publish import publish

@@ -11,12 +11,11 @@ from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outco
 from graftwork.model.base import Base
 from graftwork.pipeline import serving
 from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry import guard, leases
+from graftwork.registry import locks
 from graftwork.registry.publish import publish
 from graftwork.serve.run import FIRST_PAUSE, LONGEST_PAUSE, AliasBook
 
@@ -140,11 +139,11 @@ def test_a_damaged_release_does_not_stop_the_rest_and_is_loaded_once_it_is_whole
 
 
 def test_a_busy_store_while_an_alias_moves_does_not_refuse_the_release(work, make, book, monkeypatch):
-    monkeypatch.setattr(leases, "adding", functools.partial(guard.adding, wait_seconds=0.01))
+    monkeypatch.setattr(locks, "adding", functools.partial(locks.adding, wait_seconds=0.01))
     old = make("old")
     asyncio.run(book.refresh())
     new = make("new")
-    with guard.alone(open_store(work).root):
+    with locks.alone(open_store(work).root):
         asyncio.run(book.refresh())
         assert (book.routes.aliases, book.routes.pending) == ({"champion": old}, {"champion": new})
     book._clock.now = FIRST_PAUSE

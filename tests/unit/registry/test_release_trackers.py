@@ -11,12 +11,11 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.exchange.mlflow import QUIET, push_to_mlflow
-from graftwork.registry.exchange.trackio import push_to_trackio
 from graftwork.registry.folder import files_of
-from graftwork.registry.memory import ReleasesInMemory
+from graftwork.registry.index import ReleasesInMemory
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.trackers import QUIET, push_to_mlflow, push_to_trackio
 
 ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 

@@ -6,8 +6,8 @@ from typing import Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
+from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
-from graftwork.registry.lineage import LineageGraph, LineageNode
 
 _LONGEST_FACT = 160
 

@@ -18,8 +18,8 @@ from graftwork.model.processor_step import (
     why_plain_here,
 )
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.lineage import identity_of, start_of
 from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
+from graftwork.pipeline.run_identity import identity_of, start_of
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace

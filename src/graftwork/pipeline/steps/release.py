@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from graftwork.model.base import note_on_weights
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.releases import open_store, own_alias
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.prepare import Prepared
@@ -12,11 +12,10 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
+from graftwork.registry.aliases import promote
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.licence import find_licence
-from graftwork.registry.promote import promote
-from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest
+from graftwork.registry.publish import find_licence, publish
+from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.publish import publishable
 

@@ -10,9 +10,9 @@ from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate_rules import note_rules
-from graftwork.pipeline.lineage import run_id_of, start_of
 from graftwork.pipeline.machines import launch_of
 from graftwork.pipeline.replan import as_replanned, replan
+from graftwork.pipeline.run_identity import run_id_of, start_of
 from graftwork.pipeline.run_parts import read_parts
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.plan import kind_of_run

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from graftwork.pipeline.release_store import own_alias
+from graftwork.pipeline.releases import own_alias
 from graftwork.pipeline.serving import served_beside
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated, load_cases

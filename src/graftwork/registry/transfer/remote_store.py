@@ -10,18 +10,19 @@ import re
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.secret import hide_login
-from graftwork.registry.counting import Count, counted_digest, nobody
-from graftwork.registry.exchange.archive import LARGEST_MANIFEST
-from graftwork.registry.folder import MANIFEST
-from graftwork.registry.names import NAME, require_name
-from graftwork.registry.release import name_by_content
+from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
+from graftwork.registry.manifest import name_by_content
+from graftwork.registry.names import FILE, NAME, require_name
+from graftwork.registry.progress import Count, Listener, counted_digest, nobody
+from graftwork.registry.store import ReleaseStore, incoming_folder
+from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
 from graftwork.text.unsaid import leave_login_unsaid
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
@@ -248,3 +249,62 @@ def _open(url: str) -> tuple[Any, str]:
 def _protocols(files: Any) -> set[str]:
     names = files.protocol
     return {names} if isinstance(names, str) else set(names)
+
+
+class Pushed(NamedTuple):
+    """`sent` are the files that had to travel; the others were there already."""
+
+    release: Release
+    sent: tuple[str, ...]
+    bytes: int
+
+
+def push_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Listener = nobody) -> Pushed:
+    """Verify here, send what is missing there, read it back, and write the manifest last."""
+    with store.adding():
+        release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
+        count = Count(tell, "send and read back", 2 * sum(file.size for file in release.files))
+        sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
+        there = _manifest_there(place, release.id)
+        for name in (MINISIGN, SIGSTORE):
+            # One that was made at another time has other bytes, and signatures of its own.
+            if (folder / name).is_file() and there in (None, release):
+                place.put_text(release.id, name, (folder / name).read_bytes())
+        if there is None:
+            place.put_text(release.id, MANIFEST, (folder / MANIFEST).read_bytes())
+    return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
+
+
+def pull_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Listener = nobody) -> Arrived:
+    """Fetch into the store. Hold the store's `adding()` around this and the entry in the index."""
+    release = place.read(release_id)
+    for file in release.files:
+        if not FILE.fullmatch(file.path):
+            raise Damaged(
+                f"the manifest names {file.path[:80]!r}",
+                why="that is not a file of a release",
+                fix="push the release again from where it was made",
+                where=place.address,
+            )
+    signatures = {
+        name: data
+        for name in (MINISIGN, SIGSTORE)
+        if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
+    }
+    if store.has(release_id):
+        return Arrived(store.complete(release, signatures=signatures, tell=tell), new=False)
+    with incoming_folder(store.root) as folder:
+        count = Count(tell, "fetch", sum(file.size for file in release.files))
+        sources: dict[str, Path | bytes] = {
+            file.path: place.get_blob(file, folder / str(number), count=count)
+            for number, file in enumerate(release.files)
+        }
+        return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
+
+
+def _manifest_there(place: Place, release_id: str) -> Release | None:
+    """A manifest that is there stays; a damaged one is written anew: its id says what belongs there."""
+    try:
+        return place.read(release_id)
+    except (Damaged, UserMistake):
+        return None

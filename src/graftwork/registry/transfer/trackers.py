@@ -1,30 +1,58 @@
-"""A release into an MLflow model registry.
+"""What a tracker is told of a release: a few facts as text, and the figures of its report."""
 
-In: a store, a release, the name of a registered model. Out: a model version with the release's files, facts
-and figures, and its aliases. A release that is there is not entered twice, and one that broke off on its way
-goes on in the run that it began. MLFLOW_TRACKING_URI says where; a password in it is said nowhere.
-"""
-
+import contextlib
+import io
 import logging
 import os
 import re
 import tempfile
+import urllib.request
+import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
 
 from graftwork.files.digest import file_digest
+from graftwork.process.http_client import HttpClient
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
-from graftwork.registry.exchange.figures import RELEASE, facts_of, figures_of
+from graftwork.records.report import Report
 from graftwork.registry.folder import MINISIGN, SIGSTORE, files_of
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.unsaid import leave_secrets_unsaid
 
+REPORT = "report.json"
+RELEASE = "graftwork.release"
+"""Under this fact a tracker finds a release again."""
+
+
+def facts_of(release: Release) -> dict[str, str]:
+    return {
+        RELEASE: release.id,
+        "graftwork.project": release.project,
+        "graftwork.model": release.model,
+        "graftwork.base": release.base,
+        "graftwork.decision": release.decision,
+        "graftwork.run": release.run_id,
+        "graftwork.dataset": release.dataset_hash,
+        "graftwork.parent": release.parent or "",
+    }
+
+
+def figures_of(folder: Path) -> dict[str, float]:
+    """What was measured of the candidate; nothing where the release was imported without a report."""
+    path = folder / REPORT
+    if not path.is_file():
+        return {}
+    report = Report.from_json(path.read_bytes())
+    return {name: metric.value for name, metric in report.candidate.metrics.items() if metric.n}
+
+
 ARTIFACTS = "release"
 WHERE = "MLFLOW_TRACKING_URI"
-SECRETS = (WHERE, "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+MLFLOW_SECRETS = (WHERE, "MLFLOW_REGISTRY_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     # It would stand amid what `--json` prints, and with the address whatever login is in it.
@@ -49,11 +77,11 @@ def push_to_mlflow(
     store: ReleaseStore, release_id: str, *, name: str, aliases: Collection[str] = ()
 ) -> InMlflow:
     """Log the files, then enter the version, then point the aliases at it."""
-    with _answering(name):
+    with _explaining_mlflow(name):
         client = _client()
     with store.adding():
         release, folder = store.verify(release_id), store.folder(release_id)
-        with _answering(name):
+        with _explaining_mlflow(name):
             _require_model(client, name, release)
             version = _find_version(client, name, release)
             new = version is None
@@ -198,7 +226,7 @@ def _client() -> Any:
 
 
 @contextmanager
-def _answering(name: str) -> Iterator[None]:
+def _explaining_mlflow(name: str) -> Iterator[None]:
     """Whatever the client raises becomes what, why and fix, without a password."""
     try:
         yield
@@ -206,7 +234,7 @@ def _answering(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         said = leave_secrets_unsaid(
-            str(error) or type(error).__name__, environment=os.environ, variables=SECRETS
+            str(error) or type(error).__name__, environment=os.environ, variables=MLFLOW_SECRETS
         )
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
             raise UserMistake(
@@ -221,4 +249,113 @@ def _answering(name: str) -> Iterator[None]:
             fix=f"see whether {WHERE} is right and its login may write there, and push again: "
             "what has arrived is not sent again",
             where=f"--mlflow {name}",
+        ) from None
+
+
+SERVER, SPACE, TOKEN = "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_WRITE_TOKEN"
+TRACKIO_SECRETS = (SERVER, TOKEN, "HF_TOKEN")
+ANSWER_SECONDS = 10
+
+
+class InTrackio(NamedTuple):
+    project: str
+    run: str
+    artifact: str
+
+
+def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> InTrackio:
+    trackio = _library()
+    with store.adding():
+        release, folder = store.verify(release_id), store.folder(release_id)
+        run, artifact = f"release-{release.id[:12]}", f"{release.project}-{release.model}"
+        with _explaining_trackio(project):
+            _require_server()
+            opened = trackio.init(
+                project=project,
+                name=run,
+                config=facts_of(release),
+                resume="allow",
+                embed=False,
+                auto_log_gpu=False,
+                auto_log_cpu=False,
+            )
+            try:
+                logged = trackio.log_artifact(str(folder), name=artifact, type="model")
+                _require_hashes(logged, folder, where=f"{artifact} in {project}")
+                figures = figures_of(folder)
+                # A run that was there has its figures; told again, they would stand there twice.
+                if figures and not getattr(opened, "_next_step", 0):
+                    trackio.log(figures)
+            finally:
+                trackio.finish()
+    return InTrackio(project, run, artifact)
+
+
+def _require_hashes(logged: Any, folder: Path, *, where: str) -> None:
+    """trackio names every file by its sha256, and its server refuses what has another."""
+    there = {entry["path"]: entry["digest"].rpartition(":")[2] for entry in logged.manifest or ()}
+    for path in files_of(folder):
+        if there.get(path.name) != file_digest(path):
+            raise Damaged(
+                f"{path.name} has another hash in trackio",
+                why="it did not arrive as it was sent",
+                fix="push it again; if it stays so, see to trackio's folder or server",
+                where=where,
+            )
+
+
+def _require_server() -> None:
+    """Asked first: trackio itself would wait for a minute."""
+    address = os.environ.get(SERVER)
+    if not address or os.environ.get(SPACE):
+        return
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserMistake(
+            f"{SERVER} is no http(s) address", fix="write it whole: http://host:7860", where=SERVER
+        )
+    bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    # Whatever it answers: what it allows is seen in a moment.
+    with HttpClient().send(urllib.request.Request(bare), seconds=ANSWER_SECONDS):
+        pass
+
+
+def _library() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import trackio
+    except ImportError as error:
+        raise EnvironmentLacks("the package trackio is not installed", fix=pip_install("trackio")) from error
+    if not hasattr(trackio, "log_artifact"):
+        raise EnvironmentLacks("this trackio knows no artifacts", fix=pip_install("trackio"))
+    return trackio
+
+
+@contextlib.contextmanager
+def _explaining_trackio(project: str) -> Iterator[None]:
+    """Whatever trackio raises becomes what, why and fix. What it prints would stand amid our own words."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except GraftError:
+        raise
+    except Exception as error:
+        said = leave_secrets_unsaid(
+            str(error) or type(error).__name__, environment=os.environ, variables=TRACKIO_SECRETS
+        )
+        if isinstance(error, ValueError):
+            raise UserMistake(
+                f"trackio does not take it: {said}",
+                why="a name or a setting is not as trackio wants it",
+                fix=f"choose another name, or set {SERVER} and {TOKEN} as its server says",
+                where=f"--trackio {project}",
+            ) from None
+        raise EnvironmentLacks(
+            f"trackio did not do it: {said}",
+            why="it does not answer, does not allow it, or broke off; there is no half artifact",
+            fix=f"see whether {SERVER} and {TOKEN} are right, and push again: "
+            "what has arrived is not sent again",
+            where=f"--trackio {project}",
         ) from None

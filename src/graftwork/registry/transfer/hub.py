@@ -1,20 +1,16 @@
-"""Releases to the Hugging Face Hub and back, through its own client.
+"""What the Hub's client has to be told, and what it tells, put into our words.
 
-In: a store, a release, a repository. Out: one commit there whose files have the hashes that the manifest
-names; or the release in the store, checked. What the Hub has is not sent again. The token comes from HF_TOKEN
-and is said nowhere; HF_ENDPOINT names another server. Contract-tested against a local server that speaks the
-Hub's protocol, not live-validated.
-
-A push goes over LFS, whether hf_xet is installed or not: over Xet the client makes as many commits as it
-likes, and a release is one. A pull goes the way that the Hub offers and the client knows.
+In: what the Hub says of a file; a count. Out: whether it is the same file; a progress bar that draws nothing;
+a client that keeps quiet. Does not know what a release is.
 """
 
 import hashlib
+import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,15 +19,65 @@ from pydantic import ValidationError
 from graftwork.process.apart import Apart
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
-from graftwork.registry.counting import Count, CountedReader, Listener, counted_digest, nobody
-from graftwork.registry.exchange.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
-from graftwork.registry.exchange.hub_client import bar_of, is_of, quiet_client
-from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import BESIDE, MANIFEST, MINISIGN, SIGSTORE
+from graftwork.registry.manifest import name_by_content
 from graftwork.registry.names import FILE
-from graftwork.registry.release import name_by_content
-from graftwork.registry.store import ReleaseStore
+from graftwork.registry.progress import Count, CountedReader, Listener, counted_digest, nobody
+from graftwork.registry.store import ReleaseStore, incoming_folder
+from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
 from graftwork.text.unsaid import leave_secrets_unsaid
+
+
+def is_of(info: Any, content: bytes) -> bool:
+    """Whether what the Hub says of a file is true of this content."""
+    if info.lfs is not None:
+        return bool(info.lfs.sha256 == hashlib.sha256(content).hexdigest())
+    return bool(info.blob_id == git_hash(content))
+
+
+def git_hash(content: bytes) -> str:
+    """The name that git gives a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+@contextmanager
+def quiet_client() -> Iterator[None]:
+    """The client warns that an open file does not go over Xet: that is why it gets one."""
+    log = logging.getLogger("huggingface_hub._commit_api")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+class TooLong(OSError):
+    """More arrives than the file may have."""
+
+
+def bar_of(count: Count, *, largest: int) -> Any:
+    """What the client takes for its progress bar: it draws nothing, counts, and ends what is too long.
+
+    The client itself compares lengths only when all has arrived, which may fill the disk.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    class Counted(tqdm):  # type: ignore[misc, type-arg, unused-ignore]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **{**options, "disable": True})
+            self._arrived = 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._arrived += int(n or 0)
+            if self._arrived > largest:
+                raise TooLong(f"more than {largest:,} bytes arrive")
+            count.add(int(n or 0))
+            return None
+
+    return Counted
+
 
 TOKEN, ENDPOINT = "HF_TOKEN", "HF_ENDPOINT"
 ANSWER_SECONDS = 300.0

@@ -19,11 +19,11 @@ from typing import IO, NamedTuple
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.counting import Count, Listener, nobody
-from graftwork.registry.exchange.archive import write_archive
 from graftwork.registry.folder import files_of
 from graftwork.registry.names import require_alias
+from graftwork.registry.progress import Count, Listener, nobody
 from graftwork.registry.store import ReleaseStore
+from graftwork.registry.transfer.archive import write_archive
 
 COMMAND = "GRAFT_SSH"
 OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15")

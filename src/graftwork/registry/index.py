@@ -1,20 +1,158 @@
-"""The stand-in for the release index: the same promises, kept in this process only."""
+"""index"""
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from typing import Protocol
 
+from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
-from graftwork.registry.names import require_alias, require_name
-from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.promote import is_way_back, needed
-from graftwork.registry.refusals import (
-    is_collected,
-    moved_meanwhile,
-    not_one_release,
-    version_taken,
-    wrong_project,
+from graftwork.registry.names import (
+    next_version,
+    require_alias,
+    require_name,
+    require_version,
+    sort_key,
 )
-from graftwork.registry.versions import next_version, require_version, sort_key
+
+
+class ReleaseIndex(Protocol):
+    """The releases of one project and the aliases that point at them."""
+
+    def add(self, release: Release, *, version: str | None = None) -> None:
+        """Enter a release, with the next version of its model or the given one.
+
+        Entered again, nothing changes, but that it counts as collected no more.
+        """
+
+    def get(self, id_or_prefix: str) -> Release:
+        """The release with this id, or the only one whose id begins so; else UserMistake."""
+
+    def list(self) -> tuple[Release, ...]:
+        """All releases, the newest first, with all that their manifests say."""
+
+    def entries(self, query: ReleaseQuery = ReleaseQuery()) -> tuple[ReleaseEntry, ...]:  # noqa: B008
+        """What the index says of the releases asked for, the newest first. Takes as many queries for a
+        thousand releases as for one."""
+
+    def entry(self, release_id: str) -> ReleaseEntry:
+        """What the index says of one release."""
+
+    def find_version(self, version: str, *, model: str | None = None) -> str | None:
+        """The id of the release with this version, if there is one and only one."""
+
+    def set_version(self, release_id: str, version: str) -> None:
+        """Give a release another version; one that is taken is refused."""
+
+    def tag(self, release_id: str, tags: Collection[str], *, remove: bool = False) -> tuple[str, ...]:
+        """Add tags or take them off; the tags that it has then."""
+
+    def note(self, release_id: str, text: str, *, who: str, when: str) -> None:
+        """Add a note. Notes are never changed."""
+
+    def notes(self, release_id: str) -> tuple[ReleaseNote, ...]:
+        """The notes on a release, the oldest first."""
+
+    def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
+        """Mark releases as collected, but for those that an alias needs now or to be rolled back to: from now
+        on no alias can be moved to them. The ids that were marked."""
+
+    def aliases(self) -> dict[str, str]:
+        """Each alias with the id of the release it points at."""
+
+    def move_alias(
+        self,
+        alias: str,
+        to: str,
+        *,
+        expected_previous: str | None,
+        who: str,
+        when: str,
+        why: str,
+        forced: bool = False,
+        rollback: bool = False,
+        verdict_hash: str | None = None,
+    ) -> AliasMove:
+        """Point the alias at `to` and log it, if it still points at `expected_previous`; else Busy.
+
+        None expects that the alias does not exist. Alias and log change together or not at all.
+        """
+
+    def alias_log(self, alias: str) -> tuple[AliasMove, ...]:
+        """Every move of the alias, the oldest first."""
+
+    def alias_logs(self) -> dict[str, tuple[AliasMove, ...]]:
+        """The log of every alias there is."""
+
+
+def is_way_back(log: Iterable[AliasMove], move: AliasMove) -> bool:
+    """Whether this log still ends as whoever rolls back saw it."""
+    return standing(log)[-2:] == (move.release_id, move.previous)
+
+
+def needed(logs: Iterable[Iterable[AliasMove]]) -> frozenset[str]:
+    """All releases that aliases point at, or could be rolled back to."""
+    return frozenset(one for log in logs for one in standing(log))
+
+
+def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
+    """The releases that still count as history: a promotion adds one, a rollback takes one off."""
+    history: list[str] = []
+    for move in log:
+        if move.rollback:
+            history.pop()
+        else:
+            history.append(move.release_id)
+    return tuple(history)
+
+
+def moved_meanwhile(move: AliasMove, current: str | None, *, where: str) -> Busy:
+    """The alias is not where the mover believed it to be."""
+    believed, found = (f"release {at[:12]}" if at else "nothing" for at in (move.previous, current))
+    return Busy(
+        f"the alias {move.alias} was moved by somebody else meanwhile",
+        why=f"it pointed at {believed} when this move was decided and points at {found} now",
+        fix=f"look again (`graft release list`); if it is still wanted, promote {move.release_id[:12]} anew",
+        where=where,
+    )
+
+
+def not_one_release(id_or_prefix: str, *, several: bool, where: str) -> UserMistake:
+    """The beginning of an id means no release, or more than one."""
+    return UserMistake(
+        f"{'several releases begin' if several else 'no release begins'} with {id_or_prefix}",
+        fix="`graft release list` shows the ids; any unique beginning will do",
+        where=where,
+    )
+
+
+def wrong_project(release: Release, project: str, *, where: str) -> UserMistake:
+    """The release belongs into another index."""
+    return UserMistake(
+        f"release {release.id[:12]} belongs to project {release.project}",
+        why=f"this is the index of {project}",
+        fix="open the index of its own project",
+        where=where,
+    )
+
+
+def is_collected(release_id: str, when: str, *, where: str) -> UserMistake:
+    """The files of the release are gone."""
+    return UserMistake(
+        f"the files of release {release_id[:12]} were collected as garbage at {when}",
+        why="an alias can only point at what can be served",
+        fix="make it again (`graft run`) or bring it back (`graft release import`), then promote it",
+        where=where,
+    )
+
+
+def version_taken(version: str, holder: str, *, where: str) -> UserMistake:
+    """Two releases of one model cannot have the same version."""
+    return UserMistake(
+        f"version {version} is release {holder[:12]} already",
+        why="a version of a model means one release",
+        fix="choose a higher one; `graft release list` shows them",
+        where=where,
+    )
 
 
 class ReleasesInMemory(ReleaseIndex):

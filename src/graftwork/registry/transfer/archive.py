@@ -21,11 +21,10 @@ from graftwork.files.private import create_file
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.registry.counting import Count, Listener, nobody
-from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
-from graftwork.registry.release import name_by_content
-from graftwork.registry.store import ReleaseStore
+from graftwork.registry.manifest import name_by_content
+from graftwork.registry.progress import Count, Listener, nobody
+from graftwork.registry.store import ReleaseStore, incoming_folder
 
 LARGEST_MANIFEST = 16 * 2**20
 LARGEST_SIGNATURE = 64 * 2**10

@@ -4,14 +4,14 @@ In: an index, a release, an alias, and who wants it when and why. Out: the move 
 log of moves is never rewritten: a rollback is one more move.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from graftwork.records.errors import AnswerIsNo, UserMistake
-from graftwork.records.release import AliasMove, Release
-from graftwork.registry.names import ALIAS, require_alias, take_apart
-from graftwork.registry.ports import ReleaseIndex
-from graftwork.registry.versions import VERSION
+from graftwork.records.release import AliasMove, Release, ReleaseEntry
+from graftwork.registry.index import ReleaseIndex, standing
+from graftwork.registry.names import ALIAS, VERSION, require_alias, take_apart
 
 
 def find_release(index: ReleaseIndex, name: str) -> Release:
@@ -113,27 +113,6 @@ def rollback(
     )
 
 
-def is_way_back(log: Iterable[AliasMove], move: AliasMove) -> bool:
-    """Whether this log still ends as whoever rolls back saw it."""
-    return standing(log)[-2:] == (move.release_id, move.previous)
-
-
-def needed(logs: Iterable[Iterable[AliasMove]]) -> frozenset[str]:
-    """All releases that aliases point at, or could be rolled back to."""
-    return frozenset(one for log in logs for one in standing(log))
-
-
-def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
-    """The releases that still count as history: a promotion adds one, a rollback takes one off."""
-    history: list[str] = []
-    for move in log:
-        if move.rollback:
-            history.pop()
-        else:
-            history.append(move.release_id)
-    return tuple(history)
-
-
 def _of_another_model(release: Release, alias: str) -> UserMistake:
     return UserMistake(
         f"release {release.id[:12]} is of the model {release.model}",
@@ -155,3 +134,36 @@ def _not_cleared(release: Release, alias: str) -> AnswerIsNo:
         why=f"the verdict on it is {release.decision.replace('_', ' ')}, not deploy",
         fix=f"read why (`graft release show {release.id[:12]}`), or overrule it with --force and a --reason",
     )
+
+
+PINNED = "keep"
+"""A release with this tag stays until the tag is taken off."""
+
+
+def choose_kept(
+    entries: Iterable[ReleaseEntry],
+    *,
+    needed: Collection[str],
+    leased: Collection[str],
+    keep_last: int,
+    young_since: str,
+) -> dict[str, str]:
+    """Id to reason, for `entries` from the newest to the oldest. `young_since` is a time in ISO form."""
+    kept: dict[str, str] = {}
+    counted: Counter[str] = Counter()
+    for entry in entries:
+        if entry.id in needed:
+            kept[entry.id] = "an alias points at it, or can be rolled back to it"
+        elif entry.id in leased:
+            kept[entry.id] = "a running server holds it"
+        elif entry.collected_at is not None:
+            # Somebody began to take it away and was stopped.
+            continue
+        elif PINNED in entry.tags:
+            kept[entry.id] = f"it is tagged {PINNED}"
+        elif counted[entry.model] < keep_last:
+            kept[entry.id] = f"it is among the {keep_last} newest of {entry.model}"
+        elif entry.created_at >= young_since:
+            kept[entry.id] = "it is young"
+        counted[entry.model] += 1
+    return kept
