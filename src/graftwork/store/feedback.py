@@ -13,7 +13,7 @@ from graftwork.records.capture import Capture, Feedback
 from graftwork.store.database import Database
 from graftwork.store.schema import captures, feedback
 
-_PAGE = 500
+from graftwork.store.captures import _PAGE
 
 
 class Heard(NamedTuple):
