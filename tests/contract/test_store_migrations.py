@@ -9,9 +9,8 @@ from store_samples import PROJECT, WHEN, capture, release
 
 from graftwork.records.capture import Feedback
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.store.captures import CaptureStore
+from graftwork.store.captures import CaptureStore, FeedbackStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.feedback import FeedbackStore
 from graftwork.store.migrations import MIGRATIONS, Migration, migrate
 from graftwork.store.releases import Releases
 from graftwork.store.schema import metadata, schema_migrations

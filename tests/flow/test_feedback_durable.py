@@ -15,7 +15,7 @@ import yaml
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 CHILD = """
 import asyncio, sys
@@ -24,7 +24,7 @@ from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.serving import StoreSink
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.run import serve
 from graftwork.serve.settings import ServeSettings
 

@@ -15,7 +15,7 @@ from graftwork.files.digest import file_digest
 from graftwork.files.journal import Journal
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
-from graftwork.pipeline.export_run import WORD_FILE, export_run
+from graftwork.pipeline.export import WORD_FILE, export_run
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.train_all import train_all

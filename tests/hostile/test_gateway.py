@@ -344,8 +344,8 @@ LOW_ON_FILES = """
 import asyncio, logging, resource, sys
 logging.basicConfig(stream=sys.stdout)
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
-from graftwork.serve.http import Server
-from graftwork.serve.messages import Response
+from graftwork.serve.http_server import Server
+from graftwork.serve.http_messages import Response
 
 async def hello(request):
     return Response(200, b"hello")

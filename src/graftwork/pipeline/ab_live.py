@@ -24,7 +24,7 @@ from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
 from graftwork.serve.routing import is_between
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 FEEDBACK = "feedback"
 """The metric that users grade by themselves: POST /v1/feedback."""

@@ -27,7 +27,7 @@ from graftwork.registry.names import take_apart
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.routing import NoDeal, set_up_deal
 from graftwork.serve.settings import ServeSettings
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 from graftwork.text.normalise import words
 
 READY_SECONDS = 120.0

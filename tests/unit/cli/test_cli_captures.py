@@ -13,7 +13,7 @@ from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.capture import TRY_OUT_SESSION, Capture, Feedback
 from graftwork.records.errors import UserMistake
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 NAMES = {
     name: f"{number:032x}" for number, name in enumerate(("plain", "good", "bad", "mended", "tried", "late"))

@@ -29,7 +29,7 @@ from graftwork.records.errors import UserMistake
 from graftwork.registry.publish import publish
 from graftwork.serve.routing import make_deal
 from graftwork.serve.settings import SplitSettings
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 app = typer.Typer()
 app.command("ab")(ab)

@@ -140,9 +140,9 @@ def test_a_reader_does_not_hold_what_was_taken_away_before_it_had_it(store, make
         if how == locks.fcntl.LOCK_SH and gone.exists():
             gone.parent.rename(store.root / ".trash.1")
 
-    with pytest.MonkeyPatch.context() as patch, locks.ExitStack() as locks:
+    with pytest.MonkeyPatch.context() as patch, locks.ExitStack() as stack:
         patch.setattr(locks.fcntl, "flock", flock)
-        held = locks.Lease(store.root, None, locks)
+        held = locks.Lease(store.root, None, stack)
         held.add(release)
         assert held._ids == set()
     held.add("f" * 64)
@@ -167,8 +167,8 @@ def test_a_reader_that_holds_nothing_keeps_nothing_open(store, make, number, mon
         real(descriptor, how)
 
     monkeypatch.setattr(locks.fcntl, "flock", flock)
-    with locks.ExitStack() as locks:
-        held, before = locks.Lease(store.root, None, locks), open_descriptors()
+    with locks.ExitStack() as stack:
+        held, before = locks.Lease(store.root, None, stack), open_descriptors()
         if number is None:
             held.add(release)
         else:

@@ -128,7 +128,8 @@ def test_any_text_survives_the_answer_and_the_stream(text):
 
 def test_the_gateway_loads_no_torch_and_the_settings_no_parser():
     code = (
-        "import sys, graftwork.serve.settings, graftwork.serve.engine_protocol; assert 'httptools' not in sys.modules;"
+        "import sys, graftwork.serve.settings, graftwork.serve.engine_protocol, graftwork.serve.routing;"
+        "assert 'httptools' not in sys.modules;"
         "import graftwork.serve.run, graftwork.serve.embedded_engine;"
         "assert not {'torch', 'transformers', 'numpy', 'sqlalchemy'} & sys.modules.keys()"
     )

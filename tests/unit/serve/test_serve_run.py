@@ -241,7 +241,7 @@ def test_other_machines_are_served_only_with_a_key(run, tmp_path, monkeypatch):
 SERVE = """
 import sys
 from pathlib import Path
-from graftwork.serve.jobs import EngineJob
+from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.run import run, serve
 from graftwork.serve.settings import ServeSettings
 job = EngineJob(folder=sys.argv[1], base_folder="none", adapters={"r1r1r1r1": "none"})
