@@ -12,7 +12,7 @@ from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import Busy
 from graftwork.store.database import open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 
 def main(what: str, url: str, argument: str = "") -> None:
@@ -21,7 +21,7 @@ def main(what: str, url: str, argument: str = "") -> None:
         open_database(url).close()
         print("opened", flush=True)
         return
-    index = Releases(open_database(url), project=PROJECT)
+    index = ReleaseTable(open_database(url), project=PROJECT)
     say_ready()
     if what == "promote":
         try:
@@ -40,7 +40,7 @@ def say_ready() -> None:
     sys.stdin.readline()
 
 
-def write_until_killed(index: Releases, *, prefix: str) -> None:
+def write_until_killed(index: ReleaseTable, *, prefix: str) -> None:
     number = 0
     while True:
         number += 1

@@ -11,9 +11,9 @@ from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import Busy, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.index import ReleaseIndex, ReleasesInMemory
+from graftwork.registry.index import InMemoryReleaseIndex, ReleaseIndex
 from graftwork.store.database import open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 A, B, C = release("a"), release("b"), release("c")
 
@@ -21,10 +21,10 @@ A, B, C = release("a"), release("b"), release("c")
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def index(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ReleaseIndex]:
     if request.param == "memory":
-        yield ReleasesInMemory(project=PROJECT)
+        yield InMemoryReleaseIndex(project=PROJECT)
         return
     database = open_database(new_database(request.param, request=request, folder=tmp_path))
-    yield Releases(database, project=PROJECT)
+    yield ReleaseTable(database, project=PROJECT)
     database.close()
 
 

@@ -17,7 +17,7 @@ from graftwork.data.formats.captured import to_interaction
 from graftwork.pipeline.ab_live import compare_live
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.serving import StoreSink, say_split
+from graftwork.pipeline.serving import StoreSink, describe_experiment
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.interaction import Origin
@@ -114,7 +114,7 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
     settings = ServeSettings(port=0, split=SplitSettings(share=0.4))
     with open_workplace(open_project(tmp_path), Silent()) as work:
         pair = (aliases["champion"], aliases["challenger"])
-        assert "experiment" in say_split(work, settings)
+        assert "experiment" in describe_experiment(work, settings)
         before = compare_live(work, "champion", "challenger", metric="feedback")
         assert (before.winner, before.experiment, before.exit_code) == (None, None, 12)
         experiments = set()

@@ -17,13 +17,13 @@ import pytest
 from serve_house import DEADLINE, RELEASE, ListSink, open_house, raw
 
 from graftwork.records.interaction import Message
-from graftwork.serve.embedded_engine import Engine
+from graftwork.serve.embedded_engine import EmbeddedEngine
 from graftwork.serve.engine_protocol import EngineJob, GenerateRequest
 from graftwork.serve.http_client import Client
 from graftwork.serve.http_messages import ApiError, Request, Response, StreamResponse
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.supervisor import ProbeTimes, Supervisor
+from graftwork.serve.supervisor import EngineSupervisor, ProbeTimes
 
 KEY = "the-key-of-this-test"
 JSON = b"content-type: application/json\r\n"
@@ -520,7 +520,7 @@ class Frozen:
     def __init__(self, folder: Path, *, killed_after: float) -> None:
         self.frozen, self.back = asyncio.Event(), asyncio.Event()
         (folder / "engine").mkdir()
-        self.supervisor = Supervisor(
+        self.supervisor = EngineSupervisor(
             EngineJob(folder=str(folder / "engine"), base_folder="none", adapters={RELEASE: "none"}),
             module="graftwork.serve.stub_engine",
             probe=ProbeTimes(every=0.02, frozen_after=0.5, killed_after=killed_after),
@@ -576,7 +576,7 @@ def test_an_engine_that_thaws_in_time_is_used_again(tmp_path):
 @pytest.fixture
 def engine(tiny_base, tmp_path, monkeypatch):
     """An engine over a tiny model that notes in which thread it renders a prompt."""
-    engine = Engine(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
+    engine = EmbeddedEngine(EngineJob(folder=str(tmp_path), base_folder=str(tiny_base), threads=1))
     rendered_in = []
     prompt = engine._template.prompt
 
@@ -588,7 +588,7 @@ def engine(tiny_base, tmp_path, monkeypatch):
     return engine, rendered_in
 
 
-async def ask_engine(engine: Engine, text: str):
+async def ask_engine(engine: EmbeddedEngine, text: str):
     request = GenerateRequest(model="base", messages=(Message(role="user", content=text),), max_tokens=1)
     return [piece async for piece in engine.generate(request)]
 

@@ -26,12 +26,12 @@ from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
-from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.releases import Releases
+from graftwork.store.releases import ReleaseTable
 
 SECRET = "hush-hush-42"
 SHORT = 0.2
@@ -75,7 +75,7 @@ def locked(database: Database) -> Iterator[None]:
 
 
 def test_a_locked_store_is_busy_and_takes_the_same_again_when_it_is_free(database, captures):
-    index = Releases(database, project=PROJECT)
+    index = ReleaseTable(database, project=PROJECT)
     index.add(release("one"))
     with locked(database):
         for change in (
@@ -294,7 +294,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
 
 def test_on_a_full_disk_a_release_is_whole_or_not_there(small_disk, tmp_path):
     store = ReleaseStore.open(small_disk / "releases")
-    index = ReleasesInMemory(project=PROJECT)
+    index = InMemoryReleaseIndex(project=PROJECT)
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2**20))
 

@@ -9,7 +9,7 @@ from graftwork.cli.release_project import Name, opened_aloud
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.release_transfer import Imported
+    from graftwork.pipeline.release_transfer import ImportedRelease
     from graftwork.pipeline.workplace import Workplace
 
 ToUrl = Annotated[
@@ -141,7 +141,7 @@ def _track(
     return told, f"{run.artifact} in trackio project {trackio}, run {run.run}"
 
 
-def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "Imported":
+def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
     from graftwork.pipeline import release_transfer
     from graftwork.records.errors import UserMistake
 

@@ -36,13 +36,13 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     Example:  graft release verify champion
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.release_transfer import tell_bytes
+    from graftwork.pipeline.release_transfer import report_bytes
     from graftwork.pipeline.releases import open_store
     from graftwork.registry.aliases import find_release
 
     with opened_aloud(project) as work:
         found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id, tell=tell_bytes(work.narrator))
+        release = open_store(work).verify(found.id, tell=report_bytes(work.narrator))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:
@@ -63,10 +63,10 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_log
-    from graftwork.pipeline.releases import own_alias
+    from graftwork.pipeline.releases import full_alias
 
     with opened(project, model) as work:
-        full = own_alias(work, alias)
+        full = full_alias(work, alias)
         moves = work.releases.alias_log(full)
         decisions = {release.id: release.decision for release in work.releases.list()}
     if json:

@@ -51,9 +51,9 @@ def keygen(
     Example:  graft release keygen ~/.graft-keys
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.signatures import write_keys
+    from graftwork.registry.signatures import create_key_pair
 
-    pair = write_keys(folder)
+    pair = create_key_pair(folder)
     if json:
         print_json(
             {"secret_key": str(pair.secret), "public_key": pair.text, "public_key_file": str(pair.public)}

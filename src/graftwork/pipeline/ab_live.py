@@ -23,7 +23,7 @@ from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
-from graftwork.serve.routing import is_between
+from graftwork.serve.routing import is_experiment_between
 from graftwork.store.captures import FeedbackStore
 
 FEEDBACK = "feedback"
@@ -189,7 +189,9 @@ class LiveLook:
 def find_experiment(work: Workplace, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [one.experiment for one in work.captures.experiments() if is_between(one.experiment, *ids)]
+    known = [
+        one.experiment for one in work.captures.experiments() if is_experiment_between(one.experiment, *ids)
+    ]
     if asked is None:
         return known[-1] if known else None
     found = [one for one in known if asked in one]
@@ -230,7 +232,9 @@ def _unit_of(capture: Capture) -> str:
 
 
 def _count_experiments(work: Workplace, pair: tuple[Release, Release]) -> int:
-    return sum(is_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments())
+    return sum(
+        is_experiment_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments()
+    )
 
 
 def _call(experiment: str | None) -> str:

@@ -111,7 +111,7 @@ def _require(found: Agreement) -> None:
     )
 
 
-WORD_FILE = "graftwork_export.json"
+EXPORT_FILE = "graftwork_export.json"
 
 
 class _Source(NamedTuple):
@@ -134,7 +134,7 @@ def export_run(work: Workplace, *, run: str | None, to: Path, format: ExportForm
     else:
         exported = _merged(source, to, _merge(work, source, to))
     verify_base(source.base)
-    write_whole(to / WORD_FILE, exported.to_json())
+    write_whole(to / EXPORT_FILE, exported.to_json())
     return exported
 
 

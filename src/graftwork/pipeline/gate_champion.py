@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from graftwork.evaluate.gate import Surroundings
 from graftwork.evaluate.gate.sessions import asked_otherwise
 from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
-from graftwork.pipeline.releases import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release
@@ -40,7 +40,7 @@ class Champion(NamedTuple):
 
 def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
     """What is served now; where that is this very adapter, what it took the place of."""
-    release_id = work.releases.aliases().get(own_alias(work))
+    release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return Champion(None)
     served = work.releases.get(release_id)

@@ -12,20 +12,25 @@ from typing import NamedTuple
 from graftwork.model.base import copy_base, loadable_name
 from graftwork.pipeline.gate_reports import find_verdict
 from graftwork.pipeline.narrator import Narrator
-from graftwork.pipeline.releases import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.aliases import find_release
-from graftwork.registry.index import wrong_project
-from graftwork.registry.peft import Ground, take_peft_folder
+from graftwork.registry.index import wrong_project_error
+from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.publish import find_licence
-from graftwork.registry.transfer.archive import Exported, read_archive, write_archive
-from graftwork.registry.transfer.hub import Hub, OnHub
-from graftwork.registry.transfer.remote_store import Place, Pushed, pull_release, push_release
-from graftwork.registry.transfer.ssh import Delivered, parse_target, push_over_ssh
-from graftwork.registry.transfer.trackers import InMlflow, InTrackio, push_to_mlflow, push_to_trackio
+from graftwork.registry.transfer.archive import ArchiveFile, read_archive, write_archive
+from graftwork.registry.transfer.hub import Hub, HubRelease
+from graftwork.registry.transfer.remote_store import Pushed, RemoteStore, pull_release, push_release
+from graftwork.registry.transfer.ssh import SshDelivery, parse_target, push_over_ssh
+from graftwork.registry.transfer.trackers import (
+    MlflowVersion,
+    TrackioArtifact,
+    push_to_mlflow,
+    push_to_trackio,
+)
 
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
@@ -34,7 +39,7 @@ BETWEEN_SECONDS = 0.1
 MIB = 2**20
 
 
-def tell_bytes(
+def report_bytes(
     narrator: Narrator, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None]:
     """A phase begins anew when fewer bytes are done than before."""
@@ -63,7 +68,7 @@ def tell_bytes(
     return tell
 
 
-class Imported(NamedTuple):
+class ImportedRelease(NamedTuple):
     """`remarks` say what whoever imported it should know."""
 
     release: Release
@@ -72,13 +77,13 @@ class Imported(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def export_release(work: Workplace, name: str, *, target: Path | None = None) -> Exported:
+def export_release(work: Workplace, name: str, *, target: Path | None = None) -> ArchiveFile:
     """Write a release as an archive; by default beside the project's own files."""
     release = find_release(work.releases, name)
     path = target or work.project.root
     if path.is_dir():
         path /= f"{release.project}-{release.id[:12]}.tar"
-    return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.narrator))
+    return write_archive(open_store(work), release.id, target=path, tell=report_bytes(work.narrator))
 
 
 def export_base(work: Workplace, name: str, *, target: Path) -> int:
@@ -94,34 +99,36 @@ def export_base(work: Workplace, name: str, *, target: Path) -> int:
     return copy_base(work.base, target)
 
 
-def import_release(work: Workplace, path: Path) -> Imported:
+def import_release(work: Workplace, path: Path) -> ImportedRelease:
     """Take in an archive of a release, or a PEFT folder."""
     return _import_folder(work, path) if path.is_dir() else _import_archive(work, path)
 
 
-def enter(work: Workplace, release: Release, *, new: bool, remarks: tuple[str, ...] = ()) -> Imported:
+def add_to_index(
+    work: Workplace, release: Release, *, new: bool, remarks: tuple[str, ...] = ()
+) -> ImportedRelease:
     """Enter what lies in the store; hold the store's `adding()` around both."""
     work.releases.add(release)
-    return Imported(release, work.releases.entry(release.id).version, new, remarks)
+    return ImportedRelease(release, work.releases.entry(release.id).version, new, remarks)
 
 
 def require_own_project(work: Workplace, release: Release, *, where: str) -> None:
     """Before anything is stored: the index takes releases of its own project only."""
     if release.project != work.settings.project:
-        raise wrong_project(release, work.settings.project, where=where)
+        raise wrong_project_error(release, work.settings.project, where=where)
 
 
-def _import_archive(work: Workplace, path: Path) -> Imported:
-    store, tell = open_store(work), tell_bytes(work.narrator)
-    with store.adding(), read_archive(path, store=store, tell=tell) as unpacked:
+def _import_archive(work: Workplace, path: Path) -> ImportedRelease:
+    store, tell = open_store(work), report_bytes(work.narrator)
+    with store.shared_lock(), read_archive(path, store=store, tell=tell) as unpacked:
         require_own_project(work, unpacked.release, where=str(path))
         arrived = unpacked.put_into(store, tell=tell)
-        return enter(work, arrived.release, new=arrived.new)
+        return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def _import_folder(work: Workplace, folder: Path) -> Imported:
+def _import_folder(work: Workplace, folder: Path) -> ImportedRelease:
     base, template = work.base, load_template(work)
-    ground = Ground(
+    ground = AdapterTarget(
         project=work.settings.project,
         model=work.model,
         base=base.name,
@@ -131,7 +138,7 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
         licence=find_licence(Path(base.folder)),
     )
     store = open_store(work)
-    taken = take_peft_folder(
+    taken = import_peft_folder(
         folder,
         ground=ground,
         created_at=now(),
@@ -150,51 +157,51 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
         )
     if taken.left:
         remarks.append(f"left out: {', '.join(taken.left)}")
-    with store.adding():
+    with store.shared_lock():
         new = not store.has(taken.release.id)
-        release = store.put(taken.release, sources=taken.sources, tell=tell_bytes(work.narrator))
-        return enter(work, release, new=new, remarks=tuple(remarks))
+        release = store.put(taken.release, sources=taken.sources, tell=report_bytes(work.narrator))
+        return add_to_index(work, release, new=new, remarks=tuple(remarks))
 
 
 def push_to_url(work: Workplace, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
-    place = Place(_address(work, url))
-    return push_release(open_store(work), place, release.id, tell=tell_bytes(work.narrator))
+    place = RemoteStore(_address(work, url))
+    return push_release(open_store(work), place, release.id, tell=report_bytes(work.narrator))
 
 
-def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imported:
+def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> ImportedRelease:
     """The id is looked up there: this project's index need not know it."""
-    place, store = Place(_address(work, url)), open_store(work)
+    place, store = RemoteStore(_address(work, url)), open_store(work)
     release_id = place.find(id_or_prefix)
     require_own_project(work, place.read(release_id), where=place.address)
-    with store.adding():
-        arrived = pull_release(store, place, release_id, tell=tell_bytes(work.narrator))
-        return enter(work, arrived.release, new=arrived.new)
+    with store.shared_lock():
+        arrived = pull_release(store, place, release_id, tell=report_bytes(work.narrator))
+        return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def push_to_hub(work: Workplace, name: str, *, repository: str) -> OnHub:
+def push_to_hub(work: Workplace, name: str, *, repository: str) -> HubRelease:
     release = find_release(work.releases, name)
-    return Hub(repository).push(open_store(work), release.id, tell=tell_bytes(work.narrator))
+    return Hub(repository).push(open_store(work), release.id, tell=report_bytes(work.narrator))
 
 
-def pull_from_hub(work: Workplace, repository: str) -> Imported:
+def pull_from_hub(work: Workplace, repository: str) -> ImportedRelease:
     """`OWNER/NAME`, or `OWNER/NAME@REVISION`."""
     name, _, revision = repository.partition("@")
     store = open_store(work)
-    with store.adding():
+    with store.shared_lock():
         arrived = Hub(name).pull(
             store,
             revision=revision or "main",
             allow=lambda release: require_own_project(work, release, where=repository),
-            tell=tell_bytes(work.narrator),
+            tell=report_bytes(work.narrator),
         )
-        return enter(work, arrived.release, new=arrived.new)
+        return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | None) -> Delivered:
+def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | None) -> SshDelivery:
     """The alias moves there only to what it points at here, where the verdict was asked, and logged."""
     release = find_release(work.releases, name)
-    full = own_alias(work, alias, model=release.model) if alias is not None else None
+    full = full_alias(work, alias, model=release.model) if alias is not None else None
     if full is not None and work.releases.aliases().get(full) != release.id:
         raise AnswerIsNo(
             f"{full} does not point at release {release.id[:12]} here",
@@ -207,18 +214,18 @@ def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | Non
         release.id,
         target=parse_target(target),
         alias=full,
-        tell=tell_bytes(work.narrator),
+        tell=report_bytes(work.narrator),
     )
 
 
-def push_to_mlflow_registry(work: Workplace, name: str, *, registered: str) -> InMlflow:
+def push_to_mlflow_registry(work: Workplace, name: str, *, registered: str) -> MlflowVersion:
     """With the aliases that point at the release here."""
     release = find_release(work.releases, name)
     aliases = work.releases.entry(release.id).aliases
     return push_to_mlflow(open_store(work), release.id, name=registered, aliases=aliases)
 
 
-def push_to_trackio_project(work: Workplace, name: str, *, project: str) -> InTrackio:
+def push_to_trackio_project(work: Workplace, name: str, *, project: str) -> TrackioArtifact:
     release = find_release(work.releases, name)
     return push_to_trackio(open_store(work), release.id, project=project)
 

@@ -17,11 +17,11 @@ from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.verdict import Decision, Verdict
 from graftwork.registry import aliases as registry
-from graftwork.registry.aliases import choose_kept
-from graftwork.registry.index import needed
+from graftwork.registry.aliases import select_retained
+from graftwork.registry.index import reachable_releases
 from graftwork.registry.names import alias_of_model
 from graftwork.registry.signatures import load_public_key
-from graftwork.registry.store import ReleaseStore, Stock
+from graftwork.registry.store import ReleaseStore, StoreContents
 
 
 class Promoted(NamedTuple):
@@ -38,7 +38,7 @@ def open_store(work: Workplace) -> ReleaseStore:
     return ReleaseStore.open(work.project.releases, public_key=key)
 
 
-def own_alias(work: Workplace, alias: str | None = None, *, model: str | None = None) -> str:
+def full_alias(work: Workplace, alias: str | None = None, *, model: str | None = None) -> str:
     """The full name of an alias of this model, by default the one that is worked on."""
     settings = work.settings
     chosen = model or work.model
@@ -52,9 +52,9 @@ def promote_release(
 ) -> Promoted:
     """Point an alias of the release's own model at it."""
     store = open_store(work)
-    with store.adding():
+    with store.shared_lock():
         release = registry.find_release(work.releases, name)
-        full = own_alias(work, alias, model=release.model)
+        full = full_alias(work, alias, model=release.model)
         _require_own(work, release, full)
         store.verify(release.id)
         move = registry.promote(
@@ -72,10 +72,10 @@ def promote_release(
 
 def rollback_alias(work: Workplace, *, alias: str | None = None, reason: str = "") -> AliasMove:
     """Point an alias of the model that is worked on at the release before the present one."""
-    full = own_alias(work, alias)
+    full = full_alias(work, alias)
     store = open_store(work)
-    with store.adding():
-        way = registry.way_back(work.releases, alias=full)
+    with store.shared_lock():
+        way = registry.plan_rollback(work.releases, alias=full)
         store.verify(way.target)
         return registry.rollback(work.releases, alias=full, who=who(), when=now(), why=reason, way=way)
 
@@ -108,8 +108,8 @@ def collect_garbage(
     adopted: list[str] = []
     refused: list[str] = []
 
-    def in_use(stock: Stock) -> set[str]:
-        found = _find_unknown(work, stock)
+    def in_use(stock: StoreContents) -> set[str]:
+        found = _find_unindexed(work, stock)
         adopted.extend(release.id for release in found.whole)
         refused.extend(found.refused)
         if not dry_run:
@@ -117,9 +117,9 @@ def collect_garbage(
                 work.releases.add(release)
         entries = work.releases.entries()
         reasons.update(
-            choose_kept(
+            select_retained(
                 entries,
-                needed=needed(work.releases.alias_logs().values()),
+                needed=reachable_releases(work.releases.alias_logs().values()),
                 leased=stock.leased,
                 keep_last=rules.keep_last if keep_last is None else keep_last,
                 young_since=young_since,
@@ -146,19 +146,19 @@ def collect_garbage(
     )
 
 
-class _Unknown(NamedTuple):
+class _Unindexed(NamedTuple):
     """What lies in the store and is not in the index: whole releases, and the ids of what does not verify."""
 
     whole: list[Release]
     refused: list[str]
 
 
-def _find_unknown(work: Workplace, stock: Stock) -> _Unknown:
+def _find_unindexed(work: Workplace, stock: StoreContents) -> _Unindexed:
     """The index is a new one, or a killed writer left a release; what is not whole was never let in.
 
     Every byte is read: one that counts among the newest may cost an older one its place.
     """
-    store, found = open_store(work), _Unknown([], [])
+    store, found = open_store(work), _Unindexed([], [])
     known = {entry.id for entry in work.releases.entries()}
     for release_id in stock.ids:
         if release_id in known:
@@ -214,14 +214,14 @@ def make_query(
         decision=chosen,
         model=model,
         base=base,
-        since=to_time(since, now=datetime.now(UTC)) if since else None,
+        since=parse_since(since, now=datetime.now(UTC)) if since else None,
         search=search,
         collected=collected,
         limit=limit + 1 if limit else None,
     )
 
 
-def to_time(text: str, *, now: datetime) -> str:
+def parse_since(text: str, *, now: datetime) -> str:
     """A date, a time, or how long ago, as the index writes times."""
     ago = re.fullmatch(r"(\d{1,5})([dhw])", text.strip())
     if ago is not None:

@@ -17,28 +17,28 @@ from graftwork.records.plan import Plan
 from graftwork.train.files import ADAPTER
 
 
-class Start(NamedTuple):
+class StartAdapter(NamedTuple):
     """An adapter to go on from. `named` is part of what makes the run what it is."""
 
     folder: Path
     named: dict[str, str]
 
 
-def identity_of(plan: Plan) -> str:
+def plan_identity(plan: Plan) -> str:
     """What will be trained, whatever was foretold about it."""
     return fingerprint([plan.base_fingerprint, plan.dataset_hash, plan.dtype, plan.train])
 
 
 def run_id_of(plan: Plan) -> str:
     """The same plan is the same run: asked for again, it is gone on with."""
-    return identity_of(plan)[:12]
+    return plan_identity(plan)[:12]
 
 
 def starts_from_main(work: Workplace) -> bool:
     return work.settings.train.start_from == FROM_MAIN
 
 
-def start_of(work: Workplace) -> Start | None:
+def find_start_adapter(work: Workplace) -> StartAdapter | None:
     """The adapter that this model's training goes on from, if it was asked for."""
     asked = work.settings.train.start_from
     if asked is None:
@@ -52,7 +52,7 @@ def start_of(work: Workplace) -> Start | None:
                 fix="`graft train --all` trains the main model first",
             )
         run_id = run_id_of(Plan.model_validate(planned.output))
-        return Start(work.project.runs / run_id / ADAPTER, {"run": run_id})
+        return StartAdapter(work.project.runs / run_id / ADAPTER, {"run": run_id})
     folder = (work.project.root / asked).expanduser()
     if not folder.is_dir():
         raise UserMistake(
@@ -60,4 +60,4 @@ def start_of(work: Workplace) -> Start | None:
             fix=f"set `train.start_from` to `{FROM_MAIN}` or to a PEFT folder",
             where=str(folder),
         )
-    return Start(folder, {"adapter": folder_digest(folder)})
+    return StartAdapter(folder, {"adapter": folder_digest(folder)})

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from graftwork.data.captures import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
-from graftwork.pipeline.releases import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace
@@ -23,9 +23,9 @@ from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import CaptureOrigin
 from graftwork.records.release import Release
 from graftwork.registry.locks import Lease
-from graftwork.registry.names import take_apart
+from graftwork.registry.names import split_alias
 from graftwork.serve.engine_protocol import EngineJob
-from graftwork.serve.routing import NoDeal, set_up_deal
+from graftwork.serve.routing import ExperimentOff, set_up_experiment
 from graftwork.serve.settings import ServeSettings
 from graftwork.store.captures import FeedbackStore
 from graftwork.text.normalise import words
@@ -47,12 +47,12 @@ class StoreSink:
         return self._feedback.add(feedback)
 
 
-def say_split(work: Workplace, settings: ServeSettings) -> str | None:
+def describe_experiment(work: Workplace, settings: ServeSettings) -> str | None:
     """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
-    deal = set_up_deal(settings.split, work.releases.aliases())
+    deal = set_up_experiment(settings.split, work.releases.aliases())
     if settings.split is None or deal is None:
         return None
-    if isinstance(deal, NoDeal):
+    if isinstance(deal, ExperimentOff):
         return f"no experiment yet, {settings.split.alias} answers all: {deal.why}"
     kept = "" if settings.capture else "; captures are off, so nothing of it can be compared"
     return (
@@ -66,14 +66,14 @@ def engine_job(work: Workplace, held: Lease) -> EngineJob:
 
     What aliases of other models point at is left out where it needs another base or template.
     """
-    aliases, own_model = work.releases.aliases(), take_apart(own_alias(work)).model
-    own = {to for alias, to in aliases.items() if take_apart(alias).model == own_model}
+    aliases, own_model = work.releases.aliases(), split_alias(full_alias(work)).model
+    own = {to for alias, to in aliases.items() if split_alias(alias).model == own_model}
     template = load_template(work).template_fingerprint
     live = []
     for release in (work.releases.get(release_id) for release_id in sorted(set(aliases.values()))):
         if release.id in own:
-            _require_same_ground(work, release, template)
-        if _is_on_same_ground(work, release, template):
+            _require_base(work, release, template)
+        if _fits_base(work, release, template):
             live.append(release)
         else:
             work.narrator.word(f"{release.model} needs another base ({release.base}): it is not served here")
@@ -115,7 +115,7 @@ def serve_here(
 
 
 @contextmanager
-def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
+def serve_in_background(work: Workplace, settings: ServeSettings) -> Iterator[str]:
     """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
     settings = settings.model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
@@ -176,18 +176,18 @@ class _AdapterFinder:
         if release_id in self._elsewhere:
             return None
         release = self._work.releases.get(release_id)
-        if not _is_on_same_ground(self._work, release, self._template):
+        if not _fits_base(self._work, release, self._template):
             self._elsewhere.add(release_id)
             return None
         self._held.add(release_id)
         return str(open_store(self._work).get(release_id))
 
 
-def _is_on_same_ground(work: Workplace, release: Release, template: str | None) -> bool:
+def _fits_base(work: Workplace, release: Release, template: str | None) -> bool:
     return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
-def _require_same_ground(work: Workplace, release: Release, template: str) -> None:
+def _require_base(work: Workplace, release: Release, template: str) -> None:
     """An adapter answers rightly only on the base and the template that it was trained with."""
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import AliasMove, Release, ReleaseEntry
-from graftwork.registry.index import ReleaseIndex, standing
-from graftwork.registry.names import ALIAS, VERSION, require_alias, take_apart
+from graftwork.registry.index import ReleaseIndex, alias_history
+from graftwork.registry.names import ALIAS, VERSION, require_alias, split_alias
 
 
 def find_release(index: ReleaseIndex, name: str) -> Release:
@@ -42,7 +42,7 @@ def promote(
     Of two who promote at once one gets Busy and can look again. Only a verdict to deploy lets a
     release pass; `force` overrules it and leaves its reason in the log.
     """
-    model, _ = take_apart(alias)
+    model, _ = split_alias(alias)
     if model is not None and model != release.model:
         raise _of_another_model(release, alias)
     cleared = release.decision == "deploy" or not require_verdict
@@ -69,7 +69,7 @@ def promote(
     )
 
 
-class WayBack(NamedTuple):
+class PlannedRollback(NamedTuple):
     """A rollback as it was seen: from the release that is live to the one before it."""
 
     live: str
@@ -78,29 +78,29 @@ class WayBack(NamedTuple):
 
 def rollback_target(index: ReleaseIndex, *, alias: str) -> str:
     """The release that a rollback would make live."""
-    return way_back(index, alias=alias).target
+    return plan_rollback(index, alias=alias).target
 
 
-def way_back(index: ReleaseIndex, *, alias: str) -> WayBack:
+def plan_rollback(index: ReleaseIndex, *, alias: str) -> PlannedRollback:
     """From the log alone, in one look: alias and log change together, so its end is what is live."""
-    history = standing(index.alias_log(require_alias(alias)))
+    history = alias_history(index.alias_log(require_alias(alias)))
     if len(history) < 2:
         raise UserMistake(
             f"there is nothing to roll {alias} back to",
             why="it points at the first release it ever had" if history else "it never pointed at a release",
             fix=f"promote the release you want: `graft release promote ID --alias {alias}`",
         )
-    return WayBack(history[-1], history[-2])
+    return PlannedRollback(history[-1], history[-2])
 
 
 def rollback(
-    index: ReleaseIndex, *, alias: str, who: str, when: str, why: str = "", way: WayBack | None = None
+    index: ReleaseIndex, *, alias: str, who: str, when: str, why: str = "", way: PlannedRollback | None = None
 ) -> AliasMove:
     """Point the alias at the release before the present one. Each further rollback goes further back.
 
     `way` is the one that was looked at and verified: where the alias was moved since then, it is Busy.
     """
-    live, target = way or way_back(index, alias=alias)
+    live, target = way or plan_rollback(index, alias=alias)
     return index.move_alias(
         alias,
         target,
@@ -117,7 +117,7 @@ def _of_another_model(release: Release, alias: str) -> UserMistake:
     return UserMistake(
         f"release {release.id[:12]} is of the model {release.model}",
         why=f"the alias {alias} belongs to another model",
-        fix=f"promote it as `{release.model}/{take_apart(alias).name}`",
+        fix=f"promote it as `{release.model}/{split_alias(alias).name}`",
     )
 
 
@@ -140,7 +140,7 @@ PINNED = "keep"
 """A release with this tag stays until the tag is taken off."""
 
 
-def choose_kept(
+def select_retained(
     entries: Iterable[ReleaseEntry],
     *,
     needed: Collection[str],

@@ -84,17 +84,17 @@ class ReleaseIndex(Protocol):
         """The log of every alias there is."""
 
 
-def is_way_back(log: Iterable[AliasMove], move: AliasMove) -> bool:
+def matches_rollback(log: Iterable[AliasMove], move: AliasMove) -> bool:
     """Whether this log still ends as whoever rolls back saw it."""
-    return standing(log)[-2:] == (move.release_id, move.previous)
+    return alias_history(log)[-2:] == (move.release_id, move.previous)
 
 
-def needed(logs: Iterable[Iterable[AliasMove]]) -> frozenset[str]:
+def reachable_releases(logs: Iterable[Iterable[AliasMove]]) -> frozenset[str]:
     """All releases that aliases point at, or could be rolled back to."""
-    return frozenset(one for log in logs for one in standing(log))
+    return frozenset(one for log in logs for one in alias_history(log))
 
 
-def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
+def alias_history(log: Iterable[AliasMove]) -> tuple[str, ...]:
     """The releases that still count as history: a promotion adds one, a rollback takes one off."""
     history: list[str] = []
     for move in log:
@@ -105,7 +105,7 @@ def standing(log: Iterable[AliasMove]) -> tuple[str, ...]:
     return tuple(history)
 
 
-def moved_meanwhile(move: AliasMove, current: str | None, *, where: str) -> Busy:
+def alias_moved_error(move: AliasMove, current: str | None, *, where: str) -> Busy:
     """The alias is not where the mover believed it to be."""
     believed, found = (f"release {at[:12]}" if at else "nothing" for at in (move.previous, current))
     return Busy(
@@ -116,7 +116,7 @@ def moved_meanwhile(move: AliasMove, current: str | None, *, where: str) -> Busy
     )
 
 
-def not_one_release(id_or_prefix: str, *, several: bool, where: str) -> UserMistake:
+def release_not_found_error(id_or_prefix: str, *, several: bool, where: str) -> UserMistake:
     """The beginning of an id means no release, or more than one."""
     return UserMistake(
         f"{'several releases begin' if several else 'no release begins'} with {id_or_prefix}",
@@ -125,7 +125,7 @@ def not_one_release(id_or_prefix: str, *, several: bool, where: str) -> UserMist
     )
 
 
-def wrong_project(release: Release, project: str, *, where: str) -> UserMistake:
+def wrong_project_error(release: Release, project: str, *, where: str) -> UserMistake:
     """The release belongs into another index."""
     return UserMistake(
         f"release {release.id[:12]} belongs to project {release.project}",
@@ -135,7 +135,7 @@ def wrong_project(release: Release, project: str, *, where: str) -> UserMistake:
     )
 
 
-def is_collected(release_id: str, when: str, *, where: str) -> UserMistake:
+def collected_release_error(release_id: str, when: str, *, where: str) -> UserMistake:
     """The files of the release are gone."""
     return UserMistake(
         f"the files of release {release_id[:12]} were collected as garbage at {when}",
@@ -145,7 +145,7 @@ def is_collected(release_id: str, when: str, *, where: str) -> UserMistake:
     )
 
 
-def version_taken(version: str, holder: str, *, where: str) -> UserMistake:
+def version_taken_error(version: str, holder: str, *, where: str) -> UserMistake:
     """Two releases of one model cannot have the same version."""
     return UserMistake(
         f"version {version} is release {holder[:12]} already",
@@ -155,7 +155,7 @@ def version_taken(version: str, holder: str, *, where: str) -> UserMistake:
     )
 
 
-class ReleasesInMemory(ReleaseIndex):
+class InMemoryReleaseIndex(ReleaseIndex):
     """For tests and for looking around; forgets everything when the process ends."""
 
     def __init__(self, *, project: str) -> None:
@@ -170,7 +170,7 @@ class ReleasesInMemory(ReleaseIndex):
 
     def add(self, release: Release, *, version: str | None = None) -> None:
         if release.project != self._project:
-            raise wrong_project(release, self._project, where="memory")
+            raise wrong_project_error(release, self._project, where="memory")
         require_name(release.id, kind="release id")
         with self._lock:
             self._collected.pop(release.id, None)
@@ -185,7 +185,7 @@ class ReleasesInMemory(ReleaseIndex):
         found = [id_ for id_ in self._releases if id_.startswith(id_or_prefix)]
         if len(found) == 1:
             return self._releases[found[0]]
-        raise not_one_release(id_or_prefix, several=bool(found), where="memory")
+        raise release_not_found_error(id_or_prefix, several=bool(found), where="memory")
 
     def list(self) -> tuple[Release, ...]:
         return tuple(reversed(self._releases.values()))
@@ -226,7 +226,7 @@ class ReleasesInMemory(ReleaseIndex):
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._lock:
-            marked = tuple(sorted(set(release_ids) - needed(self.alias_logs().values())))
+            marked = tuple(sorted(set(release_ids) - reachable_releases(self.alias_logs().values())))
             for one in marked:
                 self._collected.setdefault(one, when)
         return marked
@@ -261,10 +261,14 @@ class ReleasesInMemory(ReleaseIndex):
         )
         with self._lock:
             current = self.aliases().get(alias)
-            if current != expected_previous or (rollback and not is_way_back(self.alias_log(alias), move)):
-                raise moved_meanwhile(move, current, where="memory")
+            if current != expected_previous or (
+                rollback and not matches_rollback(self.alias_log(alias), move)
+            ):
+                raise alias_moved_error(move, current, where="memory")
             if move.release_id in self._collected:
-                raise is_collected(move.release_id, self._collected[move.release_id], where="memory")
+                raise collected_release_error(
+                    move.release_id, self._collected[move.release_id], where="memory"
+                )
             self._moves = (*self._moves, move)
         return move
 
@@ -277,7 +281,7 @@ class ReleasesInMemory(ReleaseIndex):
 
     def _require(self, release_id: str) -> Release:
         if release_id not in self._releases:
-            raise not_one_release(release_id, several=False, where="memory")
+            raise release_not_found_error(release_id, several=False, where="memory")
         return self._releases[release_id]
 
     def _entry(self, release: Release) -> ReleaseEntry:
@@ -312,5 +316,5 @@ class ReleasesInMemory(ReleaseIndex):
             return next_version(newest, before=of_model.get(newest or ""), now=release)
         holder = of_model.get(require_version(given))
         if holder is not None and holder.id != release.id:
-            raise version_taken(given, holder.id, where="memory")
+            raise version_taken_error(given, holder.id, where="memory")
         return given

@@ -25,13 +25,13 @@ from graftwork.registry.names import require_name
 
 LOCK = ".lock"
 WAIT_SECONDS = 30.0
-CANNOT_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
-HELD = (errno.EAGAIN, errno.EACCES)
+READ_ONLY_ERRNOS = (errno.EROFS, errno.EACCES, errno.EPERM)
+LOCKED_ERRNOS = (errno.EAGAIN, errno.EACCES)
 """What a lock answers that somebody else has. Any other answer says nothing about that."""
 
 
 @contextmanager
-def adding(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
+def shared_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
     """Nothing is taken away from the store while the block runs."""
     descriptor = _open(root)
     if descriptor is None:
@@ -39,27 +39,27 @@ def adding(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
         yield
         return
     try:
-        _take(descriptor, fcntl.LOCK_SH, wait_seconds, root, "garbage is being collected")
+        _acquire(descriptor, fcntl.LOCK_SH, wait_seconds, root, "garbage is being collected")
         yield
     finally:
         os.close(descriptor)
 
 
 @contextmanager
-def alone(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
+def exclusive_lock(root: Path, *, wait_seconds: float = WAIT_SECONDS) -> Iterator[None]:
     """Nobody makes, promotes or leases a release while the block runs. Who cannot write is refused."""
     try:
-        descriptor = _open_to_write(root)
+        descriptor = _open_writable(root)
     except OSError as error:
         raise explain_os_error(error, root / LOCK) from error
     try:
-        _take(descriptor, fcntl.LOCK_EX, wait_seconds, root, "a release is being made, promoted or loaded")
+        _acquire(descriptor, fcntl.LOCK_EX, wait_seconds, root, "a release is being made, promoted or loaded")
         yield
     finally:
         os.close(descriptor)
 
 
-def _open_to_write(root: Path) -> int:
+def _open_writable(root: Path) -> int:
     make_folder(root)
     return os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, file_mode(root))
 
@@ -67,9 +67,9 @@ def _open_to_write(root: Path) -> int:
 def _open(root: Path) -> int | None:
     path = root / LOCK
     try:
-        return _open_to_write(root)
+        return _open_writable(root)
     except OSError as error:
-        if error.errno not in CANNOT_WRITE:
+        if error.errno not in READ_ONLY_ERRNOS:
             raise explain_os_error(error, path) from error
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -77,13 +77,13 @@ def _open(root: Path) -> int | None:
         return None
 
 
-def _take(descriptor: int, how: int, wait_seconds: float, root: Path, doing: str) -> None:
+def _acquire(descriptor: int, how: int, wait_seconds: float, root: Path, doing: str) -> None:
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
             fcntl.flock(descriptor, how | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in HELD:
+            if error.errno not in LOCKED_ERRNOS:
                 # No locks on this file system: then nobody can know what is in use.
                 raise explain_os_error(error, root / LOCK) from error
             if time.monotonic() >= deadline:
@@ -98,12 +98,12 @@ def _take(descriptor: int, how: int, wait_seconds: float, root: Path, doing: str
             return
 
 
-Hold = Literal["free", "held", "unseen", "unreadable"]
+LockState = Literal["free", "held", "unseen", "unreadable"]
 """`unseen`: the file system does not say. `unreadable`: the manifest cannot even be opened."""
 _OWNER_WRITES, _WRITE = 0o200, 0o222
 
 
-class Readers(NamedTuple):
+class ManifestLocks(NamedTuple):
     """The releases that readers hold, those of which it cannot be known, and those that cannot be opened."""
 
     held: frozenset[str]
@@ -111,17 +111,17 @@ class Readers(NamedTuple):
     unreadable: frozenset[str]
 
 
-def find_readers(root: Path, release_ids: Iterable[str]) -> Readers:
+def find_manifest_locks(root: Path, release_ids: Iterable[str]) -> ManifestLocks:
     """Who holds what, at this moment."""
-    found: dict[Hold, set[str]] = {"free": set(), "held": set(), "unseen": set(), "unreadable": set()}
+    found: dict[LockState, set[str]] = {"free": set(), "held": set(), "unseen": set(), "unreadable": set()}
     for one in release_ids:
-        with taken_away(root / one / MANIFEST) as hold:
+        with lock_manifest(root / one / MANIFEST) as hold:
             found[hold].add(one)
-    return Readers(*(frozenset(found[hold]) for hold in ("held", "unseen", "unreadable")))
+    return ManifestLocks(*(frozenset(found[hold]) for hold in ("held", "unseen", "unreadable")))
 
 
 @contextmanager
-def taken_away(manifest: Path) -> Iterator[Hold]:
+def lock_manifest(manifest: Path) -> Iterator[LockState]:
     """Whether somebody holds this manifest; where it is free, nobody can while the block runs."""
     try:
         descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
@@ -143,16 +143,16 @@ def taken_away(manifest: Path) -> Iterator[Hold]:
             os.close(descriptor)
 
 
-def _lock(descriptor: int) -> Hold:
+def _lock(descriptor: int) -> LockState:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         # Only these two say that somebody has it; any other says that it cannot be found out.
-        return "held" if error.errno in HELD else "unseen"
+        return "held" if error.errno in LOCKED_ERRNOS else "unseen"
     return "free"
 
 
-def _lock_as_owner(manifest: Path) -> tuple[int, Hold]:
+def _lock_as_owner(manifest: Path) -> tuple[int, LockState]:
     """The same on a file that is open for writing. Nothing is written."""
     try:
         mode = stat.S_IMODE(manifest.stat().st_mode)
@@ -185,7 +185,7 @@ class Lease:
         wanted = {require_name(one, kind="release id") for one in release_ids} - self._ids
         if not wanted:
             return
-        with adding(self._root):
+        with shared_lock(self._root):
             if self._file is not None:
                 self._ids |= wanted
                 write_whole(self._file, json.dumps(sorted(self._ids)))
@@ -223,7 +223,7 @@ def lease(root: Path) -> Iterator[Lease]:
     lock, ids = (root / LEASES / f"{name}{end}" for end in (_LOCK, _IDS))
     with ExitStack() as held:
         try:
-            with adding(root):
+            with shared_lock(root):
                 # Under the store's lock: a lease that is made but not yet held would look like a dead one's.
                 make_folder(lock.parent)
                 flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -231,7 +231,7 @@ def lease(root: Path) -> Iterator[Lease]:
                 held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            if error.errno not in CANNOT_WRITE:
+            if error.errno not in READ_ONLY_ERRNOS:
                 raise explain_os_error(error, lock) from error
             yield Lease(root, None, held)
             return
@@ -240,7 +240,7 @@ def lease(root: Path) -> Iterator[Lease]:
         yield Lease(root, ids, held)
 
 
-def leased(root: Path, *, tidy: bool = False) -> frozenset[str]:
+def leased_releases(root: Path, *, tidy: bool = False) -> frozenset[str]:
     """The releases that running processes hold. `tidy` removes the leases of dead ones; only whoever holds
     the store alone may ask for that."""
     found: set[str] = set()
@@ -262,7 +262,7 @@ def _is_held(lock: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in HELD:
+        if error.errno not in LOCKED_ERRNOS:
             raise explain_os_error(error, lock) from error
         return True
     finally:

@@ -49,7 +49,7 @@ def make_release(
     licence: str | None = None,
 ) -> Release:
     """Put the manifest together and name it by its content."""
-    _require_one_story(lineage, base_fingerprint=base_fingerprint, template_fingerprint=template_fingerprint)
+    _require_consistent(lineage, base_fingerprint=base_fingerprint, template_fingerprint=template_fingerprint)
     nameless = Release(
         id="",
         project=project,
@@ -73,10 +73,10 @@ def make_release(
         tokenizer_fingerprint=lineage.dataset.tokenizer_fingerprint,
         licence=licence,
     )
-    return nameless.model_copy(update={"id": name_by_content(nameless)})
+    return nameless.model_copy(update={"id": content_id(nameless)})
 
 
-def name_by_content(release: Release) -> str:
+def content_id(release: Release) -> str:
     """The id that a release with this content has: neither the id itself nor the time counts.
 
     A manifest of format 1 was named before there were the later fields, so at their defaults they do not
@@ -98,7 +98,7 @@ def _absent(release: Release) -> set[str]:
     return {name for name in SINCE_FORMAT_2 if getattr(release, name) == fields[name].default}
 
 
-def _require_one_story(lineage: Lineage, *, base_fingerprint: str, template_fingerprint: str) -> None:
+def _require_consistent(lineage: Lineage, *, base_fingerprint: str, template_fingerprint: str) -> None:
     """A release claims that these data, this base and this report belong to this adapter."""
     dataset, plan, outcome = lineage.dataset, lineage.plan, lineage.outcome
     claims = (

@@ -50,7 +50,7 @@ def alias_of_model(alias: str, *, model: str, main: str) -> str:
     return alias if model == main or "/" in alias else f"{model}/{alias}"
 
 
-def take_apart(alias: str) -> AliasParts:
+def split_alias(alias: str) -> AliasParts:
     model, slash, name = require_alias(alias).rpartition("/")
     return AliasParts(model if slash else None, name)
 

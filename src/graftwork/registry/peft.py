@@ -15,7 +15,7 @@ from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.verdict import Decision, Verdict
-from graftwork.registry.manifest import FORMAT, name_by_content
+from graftwork.registry.manifest import FORMAT, content_id
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -33,7 +33,7 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise explain_os_error(error, folder) from error
-    files = learned_files(folder)
+    files = find_weight_files(folder)
     if names != list(files):
         raise Damaged(
             "the adapter folder does not hold an adapter and nothing else",
@@ -57,12 +57,12 @@ def inspect_adapter(folder: Path, *, expected_hash: str) -> tuple[ReleaseFile, .
     )
 
 
-def learned_files(folder: Path) -> tuple[str, str]:
+def find_weight_files(folder: Path) -> tuple[str, str]:
     """The names of config and weights in the folder that training left."""
-    return choose_learned({path.name for path in folder.iterdir()})
+    return choose_weight_files({path.name for path in folder.iterdir()})
 
 
-def choose_learned(names: Collection[str]) -> tuple[str, str]:
+def choose_weight_files(names: Collection[str]) -> tuple[str, str]:
     """The names of config and weights among these files: an adapter unless it is full weights."""
     full = all(name in names for name in FULL_FILES)
     return FULL_FILES if full and CONFIG not in names else ADAPTER_FILES
@@ -116,7 +116,7 @@ LARGEST_CONFIG = 2**20
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
-class Ground(NamedTuple):
+class AdapterTarget(NamedTuple):
     """What the project says: where the adapter is to be used."""
 
     project: str
@@ -128,7 +128,7 @@ class Ground(NamedTuple):
     licence: str | None = None
 
 
-class Taken(NamedTuple):
+class PeftImport(NamedTuple):
     """`named_base` is what the adapter itself says it is for; `left` are files that were not taken."""
 
     release: Release
@@ -141,14 +141,14 @@ FindVerdict = Callable[[str], Verdict | None]
 """What was decided here before about weights with this SHA-256, if anything was."""
 
 
-def take_peft_folder(
+def import_peft_folder(
     folder: Path,
     *,
-    ground: Ground,
+    ground: AdapterTarget,
     created_at: str,
     versions: dict[str, str],
     find_verdict: FindVerdict = lambda _sha256: None,
-) -> Taken:
+) -> PeftImport:
     """Check the folder and describe it as a release."""
     names = _list(folder)
     config = _read_config(folder / CONFIG, names)
@@ -186,8 +186,8 @@ def take_peft_folder(
         licence=ground.licence,
     )
     sources: dict[str, Path | bytes] = {name: folder / name for name in ADAPTER_FILES}
-    return Taken(
-        release=nameless.model_copy(update={"id": name_by_content(nameless)}),
+    return PeftImport(
+        release=nameless.model_copy(update={"id": content_id(nameless)}),
         sources=sources | {name: text.encode() for name, text in texts.items()},
         named_base=named_base,
         left=tuple(sorted(set(names) - set(ADAPTER_FILES))),
@@ -304,7 +304,7 @@ def _folder_hash(files: tuple[ReleaseFile, ...]) -> str:
     return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
-def _card(ground: Ground, *, named_base: str, method: str) -> str:
+def _card(ground: AdapterTarget, *, named_base: str, method: str) -> str:
     # JSON strings are YAML strings: what the adapter says of itself cannot break the header.
     stated = f"license: {json.dumps(ground.licence)}\n" if ground.licence else ""
     return (

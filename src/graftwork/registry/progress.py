@@ -12,20 +12,20 @@ from pathlib import Path
 
 from graftwork.files.private import create_file
 
-Listener = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Is told the phase, the bytes that are done, and all there are."""
 
-PIECE = 2**20
+CHUNK_BYTES = 2**20
 
 
-def nobody(_phase: str, _done: int, _total: int) -> None:
+def no_progress(_phase: str, _done: int, _total: int) -> None:
     """Listens to nothing."""
 
 
-class Count:
+class ProgressCounter:
     """The bytes of one phase. Threads may share it. What is counted twice does not go beyond the total."""
 
-    def __init__(self, tell: Listener, phase: str, total: int) -> None:
+    def __init__(self, tell: ProgressCallback, phase: str, total: int) -> None:
         self._tell, self._phase, self._total = tell, phase, total
         self._done = 0
         self._lock = threading.Lock()
@@ -47,15 +47,15 @@ class Count:
         self.reach(self._total)
 
 
-class CountedReader(io.BufferedReader):
+class ProgressReader(io.BufferedReader):
     """A file whose reading is counted from `begin` on: each byte once, however often it is read."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path.open("rb", buffering=0), PIECE)
-        self._count: Count | None = None
+        super().__init__(path.open("rb", buffering=0), CHUNK_BYTES)
+        self._count: ProgressCounter | None = None
         self._furthest = 0
 
-    def begin(self, count: Count) -> None:
+    def begin(self, count: ProgressCounter) -> None:
         self._count = count
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -66,19 +66,19 @@ class CountedReader(io.BufferedReader):
         return data
 
 
-def counted_digest(path: Path, count: Count) -> str:
+def digest_with_progress(path: Path, count: ProgressCounter) -> str:
     """The sha256 of a file, told piece by piece."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as handle:
-        while piece := handle.read(PIECE):
+        while piece := handle.read(CHUNK_BYTES):
             digest.update(piece)
             count.add(len(piece))
     return digest.hexdigest()
 
 
-def copy_counted(source: Path, target: Path, count: Count) -> None:
+def copy_with_progress(source: Path, target: Path, count: ProgressCounter) -> None:
     """A new file with the same bytes, told piece by piece."""
     with source.open("rb", buffering=0) as original, create_file(target) as copy:
-        while piece := original.read(PIECE):
+        while piece := original.read(CHUNK_BYTES):
             copy.write(piece)
             count.add(len(piece))

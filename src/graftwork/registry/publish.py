@@ -216,7 +216,7 @@ def publish(
     sources: dict[str, Path | bytes] = {file.path: adapter_folder / file.path for file in adapter_files}
     sources |= {name: text.encode() for name, text in texts.items()}
     # Between the store and the index nobody may take the new folder for one that nobody wants.
-    with store.adding():
+    with store.shared_lock():
         written = store.put(release, sources=sources)
         index.add(written, version=version)
     return written

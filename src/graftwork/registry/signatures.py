@@ -57,7 +57,7 @@ def read_signature(text: str, *, where: str) -> Signature:
     return Signature(raw[:2], raw[2:10], raw[10:], lines[2].removeprefix(_TRUSTED), of_comment)
 
 
-def holds(signature: Signature, message: bytes, *, key: PublicKey) -> bool:
+def is_valid_signature(signature: Signature, message: bytes, *, key: PublicKey) -> bool:
     """Whether the key signed this message and the comment beside it."""
     signed = {b"Ed": message, b"ED": hashlib.blake2b(message).digest()}.get(signature.kind)
     if signed is None or signature.number != key.number:
@@ -191,7 +191,7 @@ def require_signature(folder: Path, *, public_key: str) -> str:
             "of this one), or change `release.public_key`",
             where=str(path),
         )
-    if not holds(found, (folder / MANIFEST).read_bytes(), key=key):
+    if not is_valid_signature(found, (folder / MANIFEST).read_bytes(), key=key):
         raise Damaged(
             f"the signature of release {folder.name[:12]} does not hold",
             why="the manifest or the signature was changed after signing",
@@ -208,7 +208,7 @@ def is_signed_by(public_key: str, *, manifest: bytes, signature: bytes) -> bool:
         found = read_signature(signature.decode(errors="replace"), where=MINISIGN)
     except UserMistake:
         return False
-    return holds(found, manifest, key=read_public_key(public_key))
+    return is_valid_signature(found, manifest, key=read_public_key(public_key))
 
 
 def sign_manifest(folder: Path, *, key: SecretKey, comment: str) -> bytes:
@@ -238,7 +238,7 @@ class KeyPair(NamedTuple):
     text: str
 
 
-def write_keys(folder: Path) -> KeyPair:
+def create_key_pair(folder: Path) -> KeyPair:
     """Make a pair of keys. What is there already is not overwritten: it may be the only key to something."""
     secret_file, public_file = folder / "graft.key", folder / "graft.pub"
     secret = SecretKey(number=os.urandom(8), seed=os.urandom(32))

@@ -18,7 +18,7 @@ import orjson
 from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import GraftError
 from graftwork.serve.http_messages import ApiError, Request, Response, json_response
-from graftwork.serve.routing import Lot
+from graftwork.serve.routing import ArmAssignment
 from graftwork.text.locate import may_name_secret
 from graftwork.text.redact import Redactor
 
@@ -29,7 +29,7 @@ class CaptureSink(Protocol):
     def add_many(self, captures: list[Capture]) -> None: ...
 
 
-class FeedbackBook(Protocol):
+class FeedbackSink(Protocol):
     """Keeps what users say of answers. Called from several threads; may be slow, may fail."""
 
     def add_feedback(self, feedback: Feedback) -> bool:
@@ -44,7 +44,7 @@ _TRIES_AFTER_SECONDS = (0.05, 0.25, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class ServedExchange:
     """One answer as it went out, not redacted yet."""
 
     id: str
@@ -60,7 +60,7 @@ class Exchange:
     first_token_ms: float | None
     total_ms: float
     disconnected: bool = False
-    lot: Lot | None = None
+    lot: ArmAssignment | None = None
     """Who answers was drawn; None where it was not."""
 
 
@@ -69,7 +69,7 @@ class CaptureWriter:
 
     def __init__(self, sink: CaptureSink, *, queue_size: int = 1024) -> None:
         self._sink = sink
-        self._queue: queue.Queue[Exchange | None] = queue.Queue(maxsize=queue_size)
+        self._queue: queue.Queue[ServedExchange | None] = queue.Queue(maxsize=queue_size)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="captures", daemon=True)
         self.kept = 0
@@ -79,7 +79,7 @@ class CaptureWriter:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, exchange: Exchange) -> None:
+    def offer(self, exchange: ServedExchange) -> None:
         """Hand over one exchange; returns at once in every case."""
         try:
             self._queue.put_nowait(exchange)
@@ -117,7 +117,7 @@ class CaptureWriter:
             for _ in taken:
                 self._queue.task_done()
 
-    def _keep(self, batch: list[Exchange]) -> None:
+    def _keep(self, batch: list[ServedExchange]) -> None:
         captures = [capture for exchange in batch if (capture := self._redact(exchange)) is not None]
         for pause in (*_TRIES_AFTER_SECONDS, None):
             try:
@@ -135,7 +135,7 @@ class CaptureWriter:
                 self.kept += len(captures)
                 return
 
-    def _redact(self, exchange: Exchange) -> Capture | None:
+    def _redact(self, exchange: ServedExchange) -> Capture | None:
         try:
             return make_capture(exchange)
         except Exception as error:
@@ -162,7 +162,7 @@ class CaptureWriter:
             log.error("captures: %d exchanges are lost", lost)
 
 
-def make_capture(exchange: Exchange) -> Capture:
+def make_capture(exchange: ServedExchange) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
     redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
     lot = exchange.lot
@@ -225,11 +225,11 @@ _AT_ONCE = 16
 _RETRY = (("retry-after", "1"),)
 
 
-class FeedbackDesk:
+class FeedbackEndpoint:
     """Takes feedback for the captures that `captures` writes and `book` knows."""
 
     def __init__(
-        self, book: FeedbackBook, *, captures: CaptureWriter, pauses: tuple[float, ...] = PAUSES
+        self, book: FeedbackSink, *, captures: CaptureWriter, pauses: tuple[float, ...] = PAUSES
     ) -> None:
         self._book = book
         self._captures = captures

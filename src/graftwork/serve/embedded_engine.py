@@ -26,7 +26,7 @@ from graftwork.serve.engine_protocol import (
     EngineJob,
     GenerateRequest,
     LoadAdapter,
-    Piece,
+    ReplyPiece,
     end_with_parent,
     make_handler,
 )
@@ -46,9 +46,9 @@ class Ticket:
         self.cancelled = False
         self.ended = False
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | ApiError] = asyncio.Queue()
+        self._pieces: asyncio.Queue[ReplyPiece | ApiError] = asyncio.Queue()
 
-    def emit(self, piece: Piece) -> None:
+    def emit(self, piece: ReplyPiece) -> None:
         self.ended = self.ended or piece.finish_reason is not None
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
@@ -56,7 +56,7 @@ class Ticket:
         self.ended = True
         self._loop.call_soon_threadsafe(self._pieces.put_nowait, error)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[ReplyPiece, None]:
         """The answer; leaving early cancels the ticket."""
         try:
             while True:
@@ -163,7 +163,7 @@ class Batcher:
         return batch
 
 
-class TextFlow:
+class TextStream:
     """Feed it `push(text)`; it gives the new part. `stopped` is set once a stop string appeared."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -209,7 +209,7 @@ _LONG_PROMPT = 16 * 1024
 _SMALLEST_TOP_P = 1e-6  # 0 would leave no token to choose from
 
 
-class Engine:
+class EmbeddedEngine:
     """A Backend over a real model. `_answer` runs in the batcher's thread, the rest in the loop."""
 
     def __init__(self, job: EngineJob) -> None:
@@ -262,7 +262,7 @@ class Engine:
         with self._model_lock:
             load_adapter(self._model, Path(request.folder), name=request.name)
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}", code="model_not_found")
         prompt = await self._render(request.messages)
@@ -305,7 +305,7 @@ class Engine:
         from graftwork.model.generate import Sampling
 
         request = batch[0].request
-        rows = [_Row(ticket, self._template.decode) for ticket in batch]
+        rows = [_GrowingReply(ticket, self._template.decode) for ticket in batch]
         sampling = Sampling(
             max_new_tokens=max(ticket.request.max_tokens for ticket in batch),
             temperature=request.temperature,
@@ -322,13 +322,13 @@ class Engine:
             row.finish(result.finish_reason)
 
 
-class _Row:
+class _GrowingReply:
     """One answer of a batch as it grows: decodes, stops, emits what is certain."""
 
     def __init__(self, ticket: Ticket, decode: Callable[[list[int]], str]) -> None:
         self._ticket = ticket
         self._decode = decode
-        self._flow = TextFlow(ticket.request.stop)
+        self._flow = TextStream(ticket.request.stop)
         self._tokens: list[int] = []
         self._unsent = ""
 
@@ -347,7 +347,7 @@ class _Row:
             self.finish("length")
             return False
         if request.stream and self._unsent:
-            self._ticket.emit(Piece(text=self._unsent))
+            self._ticket.emit(ReplyPiece(text=self._unsent))
             self._unsent = ""
         return True
 
@@ -359,7 +359,9 @@ class _Row:
             self._unsent += self._flow.push(self._decode(self._tokens))
         text = self._unsent + self._flow.finish()
         prompt, reply = len(self._ticket.prompt), len(self._tokens)
-        self._ticket.emit(Piece(text=text, finish_reason=reason, prompt_tokens=prompt, reply_tokens=reply))
+        self._ticket.emit(
+            ReplyPiece(text=text, finish_reason=reason, prompt_tokens=prompt, reply_tokens=reply)
+        )
 
 
 def _require_template(job: EngineJob, actual: str) -> None:
@@ -383,7 +385,7 @@ async def _serve(job: EngineJob) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with Heart(Path(job.folder)) as heart:
         heart.beat("loading", 0, 1)
-        engine = Engine(job)
+        engine = EmbeddedEngine(job)
         engine.batcher.start()
         server = Server(make_handler(engine), limits=HttpLimits(max_body_bytes=_BODY_BYTES))
         await server.listen_unix(str(job.socket))

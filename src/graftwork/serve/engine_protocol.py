@@ -38,7 +38,7 @@ class LoadAdapter(Record):
     folder: str
 
 
-class Piece(Record):
+class ReplyPiece(Record):
     """A part of an answer. The last one says why it ended and what it took."""
 
     text: str
@@ -47,19 +47,19 @@ class Piece(Record):
     reply_tokens: int = 0
 
 
-class Backend(Protocol):
+class EngineBackend(Protocol):
     """What answers behind the protocol: the engine, or its stand-in."""
 
     def state(self) -> dict[str, Any]: ...
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         """Pieces of the answer; closing it early cancels the work. Raises ApiError."""
         ...
 
     async def load_adapter(self, request: LoadAdapter) -> None: ...
 
 
-def make_handler(backend: Backend) -> Handler:
+def make_handler(backend: EngineBackend) -> Handler:
     """The engine's side of the protocol over any backend."""
 
     async def handle(request: Request) -> Answer:
@@ -79,7 +79,7 @@ def make_handler(backend: Backend) -> Handler:
     return handle
 
 
-async def _generate(backend: Backend, request: GenerateRequest) -> Answer:
+async def _generate(backend: EngineBackend, request: GenerateRequest) -> Answer:
     pieces = backend.generate(request)
     if not request.stream:
         parts = [piece async for piece in pieces]
@@ -91,7 +91,9 @@ async def _generate(backend: Backend, request: GenerateRequest) -> Answer:
     return StreamResponse(200, _encode_pieces(first, pieces), headers)
 
 
-async def _encode_pieces(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncGenerator[bytes, None]:
+async def _encode_pieces(
+    first: ReplyPiece, rest: AsyncGenerator[ReplyPiece, None]
+) -> AsyncGenerator[bytes, None]:
     try:
         yield _encode(first)
         async for piece in rest:
@@ -100,7 +102,7 @@ async def _encode_pieces(first: Piece, rest: AsyncGenerator[Piece, None]) -> Asy
         await rest.aclose()
 
 
-def _encode(piece: Piece) -> bytes:
+def _encode(piece: ReplyPiece) -> bytes:
     value = {"text": piece.text} if piece.finish_reason is None else piece.model_dump()
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 

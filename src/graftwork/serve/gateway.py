@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from graftwork.serve.captures import CaptureWriter, Exchange, FeedbackBook, FeedbackDesk
+from graftwork.serve.captures import CaptureWriter, FeedbackEndpoint, FeedbackSink, ServedExchange
 from graftwork.serve.http_client import Client, ClientReply
 from graftwork.serve.http_messages import (
     JSON_TYPE,
@@ -27,8 +27,8 @@ from graftwork.serve.http_messages import (
     Response,
     StreamResponse,
     encode_error,
+    error_response,
     json_response,
-    refuse,
 )
 from graftwork.serve.http_server import HttpLimits, Server
 from graftwork.serve.metrics import Metrics
@@ -43,12 +43,12 @@ from graftwork.serve.openai_api import (
     encode_models,
     parse_chat,
 )
-from graftwork.serve.routing import RETRY, Lot, Routes
+from graftwork.serve.routing import RETRY, ArmAssignment, Routes
 from graftwork.serve.settings import ServeSettings, is_loopback
 
 
 @dataclass(slots=True)
-class Running:
+class RunningExchange:
     """What is known of one exchange while it runs."""
 
     call: ChatCall
@@ -57,7 +57,7 @@ class Running:
     session: str | None
     started: float
     at: float
-    lot: Lot | None = None
+    lot: ArmAssignment | None = None
     """Who answers was drawn; None where it was not."""
     asked: bool = False
     """Whether the engine was asked: if not, it is not the release's fault that there is no answer."""
@@ -89,9 +89,9 @@ class Running:
             out += encoder.ending(piece["finish_reason"])
         return out
 
-    def to_exchange(self, elapsed: float) -> Exchange:
+    def to_exchange(self, elapsed: float) -> ServedExchange:
         first = self.first_token_at
-        return Exchange(
+        return ServedExchange(
             id=self.capture_id,
             at=self.at,
             session=self.session,
@@ -109,17 +109,17 @@ class Running:
         )
 
 
-def begin(call: ChatCall, *, routes: Routes, session: str | None) -> Running:
+def begin(call: ChatCall, *, routes: Routes, session: str | None) -> RunningExchange:
     """Find who answers, by lot where there is an experiment. Raises ApiError where nobody can."""
     unique = uuid.uuid4().hex
     now = time.time()
     release, deal, lot = routes.resolve(call.model), routes.deal, None
     if deal is not None and call.model == deal.alias:
         # Who names no session is dealt one of his own.
-        lot = Lot(deal.experiment, deal.draw(session or unique), deal.share)
+        lot = ArmAssignment(deal.experiment, deal.draw(session or unique), deal.share)
         release = deal.release_of(lot.arm)
     head = AnswerHead(id=f"chatcmpl-{unique}", created=int(now), model=call.model, release=release)
-    return Running(
+    return RunningExchange(
         call=call,
         head=head,
         capture_id=unique,
@@ -160,7 +160,7 @@ class Gateway:
         routes: Callable[[], Routes],
         captures: CaptureWriter | None,
         api_key: str | None,
-        feedback: FeedbackBook | None = None,
+        feedback: FeedbackSink | None = None,
     ) -> None:
         self._engine = engine
         self._settings = settings
@@ -175,7 +175,7 @@ class Gateway:
         self.metrics = Metrics()
         self._desk = None
         if feedback is not None and captures is not None:
-            self._desk = FeedbackDesk(feedback, captures=captures)
+            self._desk = FeedbackEndpoint(feedback, captures=captures)
         self._streaming: set[str] = set()
         """Captures of answers that are still being given, and whose ids are known already."""
 
@@ -296,7 +296,7 @@ class Gateway:
             if running is not None and running.lot is not None and error.status >= 500:
                 running.finish_reason = "error"
                 self._note_failure(running)
-            return refuse(error)
+            return error_response(error)
         except asyncio.CancelledError:
             self.metrics.disconnects += 1
             if running is not None and running.lot is not None:
@@ -306,7 +306,7 @@ class Gateway:
         self.metrics.count_request(label, 200)
         return answer
 
-    async def _answer(self, running: Running) -> Answer:
+    async def _answer(self, running: RunningExchange) -> Answer:
         self.metrics.in_flight += 1
         streaming = False
         try:
@@ -322,7 +322,7 @@ class Gateway:
                 self.metrics.in_flight -= 1
         return answer
 
-    def _note_failure(self, running: Running) -> None:
+    def _note_failure(self, running: RunningExchange) -> None:
         """In an experiment, who got no answer counts for the arm that was drawn: else slow ones would win."""
         if running.asked and running.lot is not None:
             self.metrics.dealt_failures[running.lot.experiment, running.lot.arm] += 1
@@ -343,7 +343,7 @@ class Gateway:
             raise ApiError(429, "the server is full; try again soon", code="full", headers=RETRY)
         return parse_chat(request.body, self._limits)
 
-    async def _ask_engine(self, running: Running) -> tuple[ClientReply, bytes]:
+    async def _ask_engine(self, running: RunningExchange) -> tuple[ClientReply, bytes]:
         """Send the call; gives back a reply that is no refusal, and its body unless it is streamed."""
         client = self._engine.client
         if client is None:
@@ -364,7 +364,7 @@ class Gateway:
             return reply, answer
         raise _pass_on(reply.status, answer)
 
-    def _answer_whole(self, piece: dict[str, Any], running: Running) -> Response:
+    def _answer_whole(self, piece: dict[str, Any], running: RunningExchange) -> Response:
         running.texts.append(piece["text"])
         running.note_end(piece)
         body = encode_completion(
@@ -381,7 +381,7 @@ class Gateway:
             after=lambda: self._finish(running),
         )
 
-    async def _events(self, reply: ClientReply, running: Running) -> AsyncGenerator[bytes, None]:
+    async def _events(self, reply: ClientReply, running: RunningExchange) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events. However it ends, it is recorded and the engine let go."""
         encoder = ChunkEncoder(running.head)
         self._streaming.add(running.capture_id)
@@ -440,7 +440,7 @@ class Gateway:
         seconds = self._settings.request_timeout_seconds
         return ApiError(504, f"the engine did not answer within {seconds:g} s", code="timeout")
 
-    def _finish(self, running: Running) -> None:
+    def _finish(self, running: RunningExchange) -> None:
         """Count the exchange and hand it to the captures."""
         elapsed = time.perf_counter() - running.started
         self.metrics.count_answer(

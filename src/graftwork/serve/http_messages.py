@@ -81,7 +81,7 @@ def encode_error(error: ApiError) -> bytes:
     return orjson.dumps({"error": inner})
 
 
-def refuse(error: ApiError) -> Response:
+def error_response(error: ApiError) -> Response:
     return Response(error.status, encode_error(error), (JSON_TYPE, *error.headers))
 
 

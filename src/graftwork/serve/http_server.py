@@ -14,7 +14,15 @@ from http import HTTPStatus
 from typing import cast
 
 from graftwork.records.errors import EnvironmentLacks, pip_install
-from graftwork.serve.http_messages import Answer, ApiError, Handler, Request, Response, StreamResponse, refuse
+from graftwork.serve.http_messages import (
+    Answer,
+    ApiError,
+    Handler,
+    Request,
+    Response,
+    StreamResponse,
+    error_response,
+)
 
 try:
     import httptools
@@ -182,7 +190,7 @@ def _fit_descriptors(wanted: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _QueuedRequest:
     """A request with its place in the order of answers, or the refusal that stands there instead."""
 
     request: Request
@@ -203,7 +211,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._unparsed = b""
         """What arrived behind a whole request that is not answered yet; reading is paused meanwhile."""
-        self._waiting: deque[_Turn] = deque()
+        self._waiting: deque[_QueuedRequest] = deque()
         self._charged = 0
         self._task: asyncio.Task[None] | None = None
         self._refused = False
@@ -300,7 +308,9 @@ class Connection(asyncio.Protocol):
             if self._receiving:
                 self._receiving = self._in_head = False
                 error = ApiError(501, "upgrades are not offered")
-                self._waiting.append(_Turn(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error))
+                self._waiting.append(
+                    _QueuedRequest(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error)
+                )
         except httptools.HttpParserError as error:
             self._refuse(ApiError(400, f"this is not a valid HTTP/1.1 request: {error}"))
         # Headers, trailers, chunk sizes and their extensions; chunks of few bytes cost more than they carry.
@@ -390,7 +400,7 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         request = self._make_request(bytes(self._body))
         keep_alive = self._parser.should_keep_alive()
-        self._waiting.append(_Turn(request, keep_alive, self._parser.get_http_version() != "1.0"))
+        self._waiting.append(_QueuedRequest(request, keep_alive, self._parser.get_http_version() != "1.0"))
         self._body = b""
         if len(self._waiting) > _PIPELINED:
             self._refuse(ApiError(429, f"more than {_PIPELINED} requests wait for their answers"))
@@ -412,7 +422,7 @@ class Connection(asyncio.Protocol):
         self._refused = True
         self._in_head = self._receiving = False
         self._body = self._unparsed = b""
-        self._waiting.append(_Turn(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error))
+        self._waiting.append(_QueuedRequest(_NO_REQUEST, keep_alive=False, chunked=False, refusal=error))
         self._start_next()
 
     def _start_next(self) -> None:
@@ -431,7 +441,7 @@ class Connection(asyncio.Protocol):
                     self._transport.close()
                 return
 
-    async def _answer(self, turn: _Turn) -> None:
+    async def _answer(self, turn: _QueuedRequest) -> None:
         close = True
         try:
             answer = await self._ask(turn)
@@ -463,25 +473,25 @@ class Connection(asyncio.Protocol):
                     self._server.evictable[self] = None
                 self._start_next()
 
-    async def _ask(self, turn: _Turn) -> Answer:
+    async def _ask(self, turn: _QueuedRequest) -> Answer:
         if turn.refusal is not None:
-            return refuse(turn.refusal)
+            return error_response(turn.refusal)
         try:
             return await self._server.handler(turn.request)
         except ApiError as error:
-            return refuse(error)
+            return error_response(error)
         except Exception:
             log.exception("the handler of %s %s failed", turn.request.method, turn.request.path)
-            return refuse(ApiError(500, "the server failed on this request; its log says why"))
+            return error_response(ApiError(500, "the server failed on this request; its log says why"))
 
-    def _send_whole(self, turn: _Turn, answer: Response, *, close: bool) -> None:
+    def _send_whole(self, turn: _QueuedRequest, answer: Response, *, close: bool) -> None:
         if not self._lost:
             head = _encode_head(answer, f"content-length: {len(answer.body)}\r\n", close=close)
             self._transport.write(head if turn.request.method == "HEAD" else head + answer.body)
         if answer.after is not None:
             answer.after()
 
-    async def _send_stream(self, turn: _Turn, answer: StreamResponse, *, close: bool) -> None:
+    async def _send_stream(self, turn: _QueuedRequest, answer: StreamResponse, *, close: bool) -> None:
         async with aclosing(answer.chunks) as chunks:
             framing = "transfer-encoding: chunked\r\n" if turn.chunked else ""
             self._transport.write(_encode_head(answer, framing, close=close))

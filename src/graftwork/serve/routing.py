@@ -21,7 +21,7 @@ _SHOWN = 12
 """Characters of a release's id, as everywhere where one is shown."""
 
 
-class Lot(NamedTuple):
+class ArmAssignment(NamedTuple):
     """What was drawn for one exchange: by which experiment, and what share the challenger has in it."""
 
     experiment: str
@@ -30,7 +30,7 @@ class Lot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
+class Experiment:
     """An experiment under way: both releases are loaded."""
 
     experiment: str
@@ -52,15 +52,15 @@ class Deal:
 
 
 @dataclass(frozen=True, slots=True)
-class NoDeal:
+class ExperimentOff:
     """A split is set and cannot be: the champion answers all."""
 
     why: str
 
 
-def make_deal(split: SplitSettings, *, champion: str, challenger: str) -> Deal:
+def make_experiment(split: SplitSettings, *, champion: str, challenger: str) -> Experiment:
     identity = fingerprint([split.experiment, champion, challenger, split.share])
-    return Deal(
+    return Experiment(
         experiment=f"{champion[:_SHOWN]}.{challenger[:_SHOWN]}.{identity[:8]}",
         alias=split.alias,
         champion=champion,
@@ -71,20 +71,22 @@ def make_deal(split: SplitSettings, *, champion: str, challenger: str) -> Deal:
     )
 
 
-def set_up_deal(split: SplitSettings | None, aliases: dict[str, str]) -> Deal | NoDeal | None:
+def set_up_experiment(
+    split: SplitSettings | None, aliases: dict[str, str]
+) -> Experiment | ExperimentOff | None:
     """`aliases` are those whose releases are loaded."""
     if split is None:
         return None
     for alias in (split.alias, split.challenger):
         if alias not in aliases:
-            return NoDeal(f"the alias {alias} points at nothing that is loaded")
+            return ExperimentOff(f"the alias {alias} points at nothing that is loaded")
     champion, challenger = aliases[split.alias], aliases[split.challenger]
     if champion == challenger:
-        return NoDeal(f"{split.alias} and {split.challenger} are both {champion[:_SHOWN]}")
-    return make_deal(split, champion=champion, challenger=challenger)
+        return ExperimentOff(f"{split.alias} and {split.challenger} are both {champion[:_SHOWN]}")
+    return make_experiment(split, champion=champion, challenger=challenger)
 
 
-def is_between(experiment: str, one: str, other: str) -> bool:
+def is_experiment_between(experiment: str, one: str, other: str) -> bool:
     """Whether it is, or was, an experiment with these two releases."""
     first, _, rest = experiment.partition(".")
     return {first, rest.partition(".")[0]} == {one[:_SHOWN], other[:_SHOWN]}
@@ -101,7 +103,7 @@ class Routes:
     releases: frozenset[str] = frozenset()
     aliases: dict[str, str] = field(default_factory=dict)
     pending: dict[str, str] = field(default_factory=dict)
-    deal: Deal | None = None
+    deal: Experiment | None = None
     """The experiment that draws who answers one of the aliases."""
     no_deal: str = ""
     """Why there is none although one is set."""
@@ -139,7 +141,7 @@ class Routes:
         return {**self.aliases, BASE: BASE, **{release: release for release in sorted(self.releases)}}
 
 
-def move_aliases(
+def update_routes(
     old: Routes, *, aliases: dict[str, str], releases: frozenset[str], split: SplitSettings | None = None
 ) -> Routes:
     """New routes. An alias whose release is not loaded stays where it was, and is named as pending."""
@@ -148,11 +150,11 @@ def move_aliases(
     for alias in pending:
         if old.aliases.get(alias) in releases:
             held[alias] = old.aliases[alias]
-    deal = set_up_deal(split, held)
+    deal = set_up_experiment(split, held)
     return Routes(
         releases=releases,
         aliases=held,
         pending=pending,
-        deal=deal if isinstance(deal, Deal) else None,
-        no_deal=deal.why if isinstance(deal, NoDeal) else "",
+        deal=deal if isinstance(deal, Experiment) else None,
+        no_deal=deal.why if isinstance(deal, ExperimentOff) else "",
     )

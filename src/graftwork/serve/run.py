@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from graftwork.files.private import make_folder
 from graftwork.records.errors import Busy, GraftError, UserMistake
-from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackBook
+from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import BASE, EngineJob
 from graftwork.serve.gateway import Gateway
 from graftwork.serve.http_server import Server
-from graftwork.serve.routing import Routes, move_aliases
+from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings, SplitSettings, find_api_key
-from graftwork.serve.supervisor import Supervisor
+from graftwork.serve.supervisor import EngineSupervisor
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,13 @@ async def serve(
     stop: asyncio.Event | None = None,
     find_adapter: FindAdapter = lambda _release: None,
     engine_module: str = "graftwork.serve.embedded_engine",
-    feedback: FeedbackBook | None = None,
+    feedback: FeedbackSink | None = None,
 ) -> None:
     """Serve until `stop` is set, or SIGTERM or SIGINT comes. `on_ready` gets the URL once it answers."""
     api_key = find_api_key(settings)
     stop = stop or asyncio.Event()
     make_folder(Path(engine_job.folder))
-    engine = Supervisor(_fit_job(engine_job, settings), module=engine_module)
+    engine = EngineSupervisor(_fit_job(engine_job, settings), module=engine_module)
     book = AliasBook(engine, resolve_alias=resolve_alias, find_adapter=find_adapter, split=settings.split)
     captures = _open_captures(sink, settings)
     gateway = Gateway(
@@ -107,7 +107,7 @@ class AliasBook:
 
     def __init__(
         self,
-        engine: Supervisor,
+        engine: EngineSupervisor,
         *,
         resolve_alias: ResolveAlias,
         find_adapter: FindAdapter,
@@ -131,7 +131,7 @@ class AliasBook:
             if release not in self._put_off or self._clock() >= self._put_off[release].until:
                 await self._load(release)
         releases = frozenset(self._engine.models) - {BASE}
-        new = move_aliases(self.routes, aliases=aliases, releases=releases, split=self._split)
+        new = update_routes(self.routes, aliases=aliases, releases=releases, split=self._split)
         if (new.deal, new.no_deal) != (self.routes.deal, self.routes.no_deal):
             _tell_split(new)
         self.routes = new

@@ -17,7 +17,7 @@ from graftwork.serve.engine_protocol import (
     EngineJob,
     GenerateRequest,
     LoadAdapter,
-    Piece,
+    ReplyPiece,
     end_with_parent,
     make_handler,
 )
@@ -25,7 +25,7 @@ from graftwork.serve.http_messages import ApiError
 from graftwork.serve.http_server import Server
 
 
-class StandIn:
+class StubEngine:
     """A Backend. Clear `gate` to hold answers back after their first word."""
 
     def __init__(self, models: list[str]) -> None:
@@ -46,7 +46,7 @@ class StandIn:
             raise ApiError(400, f"there is no folder {request.folder}")
         self._models = [*self._models, request.name]
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Piece, None]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[ReplyPiece, None]:
         if request.model not in self._models:
             raise ApiError(404, f"the engine does not hold {request.model}")
         self.asked.append(request)
@@ -55,12 +55,12 @@ class StandIn:
         ended = False
         try:
             for place, word in enumerate(allowed):
-                yield Piece(text=word if place == 0 else f" {word}")
+                yield ReplyPiece(text=word if place == 0 else f" {word}")
                 self.waiting.set()
                 await self.gate.wait()
             reason = "stop" if len(allowed) == len(words) else "length"
             asked = sum(len(message.content.split()) for message in request.messages)
-            yield Piece(text="", finish_reason=reason, prompt_tokens=asked, reply_tokens=len(allowed))
+            yield ReplyPiece(text="", finish_reason=reason, prompt_tokens=asked, reply_tokens=len(allowed))
             ended = True
         finally:
             if not ended:
@@ -75,7 +75,7 @@ async def _serve(job: EngineJob) -> None:
     end_with_parent()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    server = Server(make_handler(StandIn(list(job.adapters))))
+    server = Server(make_handler(StubEngine(list(job.adapters))))
     await server.listen_unix(str(job.socket))
     await stop.wait()
     await server.close()

@@ -52,7 +52,7 @@ class ProbeTimes(NamedTuple):
     killed_after: float = 20.0
 
 
-class Supervisor:
+class EngineSupervisor:
     """Use `start`, then `client` for as long as `state` is "ready", then `stop`."""
 
     def __init__(

@@ -16,7 +16,7 @@ from graftwork.store.schema import captures, feedback, json_text
 _PAGE = 500
 
 
-class Dealt(NamedTuple):
+class ExperimentCaptures(NamedTuple):
     """An experiment as the captures show it."""
 
     experiment: str
@@ -104,7 +104,7 @@ class CaptureStore:
         for places, page in self._pages(*which, after=after):
             yield from zip(places, page, strict=True)
 
-    def experiments(self) -> tuple[Dealt, ...]:
+    def experiments(self) -> tuple[ExperimentCaptures, ...]:
         """The newest last."""
         newest = func.max(captures.c.seq)
         query = (
@@ -114,7 +114,7 @@ class CaptureStore:
             .order_by(newest)
         )
         with self._database.read() as connection:
-            return tuple(Dealt(*row) for row in connection.execute(query))
+            return tuple(ExperimentCaptures(*row) for row in connection.execute(query))
 
     def _pages(
         self, *which: ColumnElement[bool], after: int = 0
@@ -169,7 +169,7 @@ class CaptureStore:
         }
 
 
-class Heard(NamedTuple):
+class FeedbackEntry(NamedTuple):
     """`place` grows with the order in which feedback came in."""
 
     place: int
@@ -217,7 +217,7 @@ class FeedbackStore:
 
     def read_on(
         self, *, after: int = 0, releases: Sequence[str], dealt: str | None = None
-    ) -> Iterator[Heard]:
+    ) -> Iterator[FeedbackEntry]:
         """What was said since place `after` of what these releases answered, in the order it was said.
 
         `dealt` takes only what that experiment drew; None takes all, drawn or not.
@@ -239,5 +239,7 @@ class FeedbackStore:
             if not rows:
                 return
             for row in rows:
-                yield Heard(row.seq, Feedback.model_validate(row.body), Capture.model_validate(row.about))
+                yield FeedbackEntry(
+                    row.seq, Feedback.model_validate(row.body), Capture.model_validate(row.about)
+                )
             after = rows[-1].seq

@@ -47,7 +47,7 @@ def explain_driver_error(error: BaseException | None, *, where: str) -> GraftErr
     return None
 
 
-def leave_values_unsaid(error: DBAPIError, secrets: Collection[str] = ()) -> None:
+def redact_driver_error(error: DBAPIError, secrets: Collection[str] = ()) -> None:
     """Cut what the driver said to its first line, without these secrets: further lines may quote whole rows.
 
     The error itself is changed, for it is logged with the one that it caused.
@@ -188,7 +188,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            leave_values_unsaid(error, self.secrets)
+            redact_driver_error(error, self.secrets)
             expected = explain_driver_error(error.orig, where=self.name)
             if expected is None:
                 raise

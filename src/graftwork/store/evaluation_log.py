@@ -18,7 +18,7 @@ SHARED = 0.05
 """From this part of its questions on, a set shares the looks at another one."""
 
 
-class Look(NamedTuple):
+class EvaluationEntry(NamedTuple):
     """One evaluation on a test set; `who` is empty in logs older than the column."""
 
     number: int
@@ -27,7 +27,7 @@ class Look(NamedTuple):
     who: str
 
 
-class Looks:
+class EvaluationLog:
     """The log of evaluations, by test set. `who` is the one who looks through this object."""
 
     def __init__(self, database: Database, *, who: str = "") -> None:
@@ -70,7 +70,7 @@ class Looks:
         look; another subject, or the same one on a set that grew, is.
         """
         with self._database.read() as connection:
-            kin = _find_kin(connection, cases_hash)
+            kin = _find_overlapping_sets(connection, cases_hash)
             query = (
                 select(looks.c.cases_hash, looks.c.subject, looks.c.looked_at, looks.c.number)
                 .where(looks.c.cases_hash.in_(kin))
@@ -82,15 +82,15 @@ class Looks:
         own = (kin[cases_hash], subject)
         return list(seen).index(own) + 1 if own in seen else len(seen) + 1
 
-    def history(self, cases_hash: str) -> tuple[Look, ...]:
+    def history(self, cases_hash: str) -> tuple[EvaluationEntry, ...]:
         """Every look at these cases, the oldest first."""
         query = select(looks).where(looks.c.cases_hash == cases_hash).order_by(looks.c.number)
         with self._database.read() as connection:
             rows = connection.execute(query).all()
-        return tuple(Look(row.number, row.subject, row.looked_at, row.who or "") for row in rows)
+        return tuple(EvaluationEntry(row.number, row.subject, row.looked_at, row.who or "") for row in rows)
 
 
-def _find_kin(connection: Connection, cases_hash: str) -> dict[str, str]:
+def _find_overlapping_sets(connection: Connection, cases_hash: str) -> dict[str, str]:
     """The sets that share questions with this one, and of each the name of those that ask just the same."""
     own = select(look_questions.c.question).where(look_questions.c.cases_hash == cases_hash)
     near = select(look_questions.c.cases_hash).where(look_questions.c.question.in_(own)).distinct()

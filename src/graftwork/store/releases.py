@@ -13,13 +13,13 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, or_,
 from graftwork.records.release import AliasMove, Release, ReleaseEntry, ReleaseNote, ReleaseQuery
 from graftwork.registry.index import (
     ReleaseIndex,
-    is_collected,
-    is_way_back,
-    moved_meanwhile,
-    needed,
-    not_one_release,
-    version_taken,
-    wrong_project,
+    alias_moved_error,
+    collected_release_error,
+    matches_rollback,
+    reachable_releases,
+    release_not_found_error,
+    version_taken_error,
+    wrong_project_error,
 )
 from graftwork.registry.names import next_version, require_alias, require_name, require_version, sort_key
 from graftwork.store.database import Database
@@ -111,7 +111,7 @@ def _tagged(project: str) -> Select[Any]:
     return select(release_tags.c.release_id).where(release_tags.c.project == project)
 
 
-class Releases(ReleaseIndex):
+class ReleaseTable(ReleaseIndex):
     """The releases of one project, in the database."""
 
     def __init__(self, database: Database, *, project: str) -> None:
@@ -120,7 +120,7 @@ class Releases(ReleaseIndex):
 
     def add(self, release: Release, *, version: str | None = None) -> None:
         if release.project != self._project:
-            raise wrong_project(release, self._project, where=self._database.name)
+            raise wrong_project_error(release, self._project, where=self._database.name)
         require_name(release.id, kind="release id")
         with self._database.write() as connection:
             known = connection.execute(select(releases.c.seq).where(self._is(release.id))).first()
@@ -151,7 +151,7 @@ class Releases(ReleaseIndex):
             found = connection.execute(query).all()
         if len(found) == 1 or (found and found[0].id == id_or_prefix):
             return Release.model_validate(found[0].body)
-        raise not_one_release(id_or_prefix, several=bool(found), where=self._database.name)
+        raise release_not_found_error(id_or_prefix, several=bool(found), where=self._database.name)
 
     def list(self) -> tuple[Release, ...]:
         query = (
@@ -168,7 +168,7 @@ class Releases(ReleaseIndex):
         with self._database.read() as connection:
             found = select_entry(connection, self._project, require_name(release_id, kind="release id"))
         if found is None:
-            raise not_one_release(release_id, several=False, where=self._database.name)
+            raise release_not_found_error(release_id, several=False, where=self._database.name)
         return found
 
     def find_version(self, version: str, *, model: str | None = None) -> str | None:
@@ -217,7 +217,7 @@ class Releases(ReleaseIndex):
 
     def collect(self, release_ids: Collection[str], *, when: str) -> tuple[str, ...]:
         with self._database.write() as connection:
-            spared = needed(self._logs(connection).values())
+            spared = reachable_releases(self._logs(connection).values())
             marked = tuple(sorted(set(release_ids) - spared))
             for one in marked:
                 connection.execute(
@@ -267,11 +267,11 @@ class Releases(ReleaseIndex):
             # There is one writer at a time, so what is compared here is still so when it is changed.
             current = connection.scalar(select(aliases.c.release_id).where(here))
             log = self._logs(connection, alias=alias).get(alias, ()) if rollback else ()
-            if current != expected_previous or (rollback and not is_way_back(log, move)):
-                raise moved_meanwhile(move, current, where=self._database.name)
+            if current != expected_previous or (rollback and not matches_rollback(log, move)):
+                raise alias_moved_error(move, current, where=self._database.name)
             collected = self._require(connection, release_id).collected_at
             if collected is not None:
-                raise is_collected(release_id, collected, where=self._database.name)
+                raise collected_release_error(release_id, collected, where=self._database.name)
             if current is None:
                 new = {"project": self._project, "name": alias, "release_id": release_id}
                 connection.execute(aliases.insert().values(**new))
@@ -305,7 +305,7 @@ class Releases(ReleaseIndex):
         columns = (releases.c.model, releases.c.version, releases.c.collected_at)
         found = connection.execute(select(*columns).where(self._is(release_id))).first()
         if found is None:
-            raise not_one_release(release_id, several=False, where=self._database.name)
+            raise release_not_found_error(release_id, several=False, where=self._database.name)
         return found
 
     def _free_version(self, connection: Connection, release: Release, given: str | None) -> str:
@@ -326,7 +326,7 @@ class Releases(ReleaseIndex):
         of_model = (releases.c.project == self._project) & (releases.c.model == model)
         holder = connection.scalar(select(releases.c.id).where(of_model, releases.c.version == version))
         if holder is not None and holder != but:
-            raise version_taken(version, holder, where=self._database.name)
+            raise version_taken_error(version, holder, where=self._database.name)
 
 
 def _as_move(row: RowMapping) -> AliasMove:

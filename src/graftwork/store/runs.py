@@ -164,7 +164,7 @@ class PastRun(Record):
     residuals: tuple[Residual, ...]
 
 
-class Residuals:
+class ResidualStore:
     """What plans said beside what came of it, by device and base model."""
 
     def __init__(self, database: Database) -> None:

@@ -27,7 +27,7 @@ from graftwork.project.folder import open_project
 from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import UserMistake
 from graftwork.registry.publish import publish
-from graftwork.serve.routing import make_deal
+from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
 from graftwork.store.captures import FeedbackStore
 
@@ -68,7 +68,7 @@ class Traffic:
         self.work, self.count = work, 0
         self.feedback = FeedbackStore(work.database, project=work.settings.project)
         split = SplitSettings(share=share, experiment=experiment)
-        self.deal = make_deal(split, champion=pair[0], challenger=pair[1])
+        self.deal = make_experiment(split, champion=pair[0], challenger=pair[1])
 
     def serve(self, session, reply="{}", **more):
         arm = self.deal.draw(session)

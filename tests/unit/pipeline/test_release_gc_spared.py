@@ -21,7 +21,7 @@ from graftwork.pipeline.releases import DOUBTFUL, HELD_LATE, collect_garbage, op
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
-from graftwork.registry.locks import Readers
+from graftwork.registry.locks import ManifestLocks
 from graftwork.registry.publish import publish
 
 
@@ -55,8 +55,8 @@ def read_locked(path: Path) -> Iterator[None]:
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = Readers(frozenset(), frozenset(), frozenset())
-    monkeypatch.setattr("graftwork.registry.store.find_readers", lambda _root, _ids: nobody)
+    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 
 def test_a_release_that_is_spared_in_the_last_moment_is_not_said_to_be_collected(work, monkeypatch):

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from graftwork.cli.show.training import show_plan
 from graftwork.model.base import EMBEDDED, HUB_ID, note_on_weights
-from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.publish import publish
 
 
 def card_of(folder, *, base):
     made = {**parts(write_adapter(folder / "adapter")), "base": base}
-    release = publish(folder=folder / "releases", index=ReleasesInMemory(project=PROJECT), **made)
+    release = publish(folder=folder / "releases", index=InMemoryReleaseIndex(project=PROJECT), **made)
     return (folder / "releases" / release.id / "README.md").read_text()
 
 

@@ -7,13 +7,13 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import Damaged
 from graftwork.registry.folder import verify_release
-from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.publish import publish
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    return ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    return InMemoryReleaseIndex(project=PROJECT)
 
 
 @pytest.fixture

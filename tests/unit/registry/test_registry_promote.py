@@ -9,8 +9,8 @@ from registry_samples import PROJECT, WHEN
 from graftwork.records.errors import AnswerIsNo, Busy, UserMistake
 from graftwork.records.release import Release
 from graftwork.records.verdict import Decision
-from graftwork.registry.aliases import find_release, promote, rollback, way_back
-from graftwork.registry.index import ReleasesInMemory, standing
+from graftwork.registry.aliases import find_release, plan_rollback, promote, rollback
+from graftwork.registry.index import InMemoryReleaseIndex, alias_history
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.settings import ReleaseSettings
 
@@ -43,14 +43,14 @@ A, B, C, D = (release(letter) for letter in "abcd")
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    made = ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    made = InMemoryReleaseIndex(project=PROJECT)
     for one in (A, B, C, D):
         made.add(one)
     return made
 
 
-def live(index: ReleasesInMemory) -> str:
+def live(index: InMemoryReleaseIndex) -> str:
     return index.aliases()["champion"][0]
 
 
@@ -118,7 +118,7 @@ def test_a_rollback_that_was_decided_on_another_history_is_refused(index, meanwh
     """Who saw B live and A before it must not roll back what somebody made live since."""
     for one in (D, A, B):
         promote(index, one, **BY)
-    seen = way_back(index, alias="champion")
+    seen = plan_rollback(index, alias="champion")
     assert seen == (B.id, A.id)
     for one in meanwhile:
         rollback(index, **BY) if one is None else promote(index, one, **BY)
@@ -126,7 +126,7 @@ def test_a_rollback_that_was_decided_on_another_history_is_refused(index, meanwh
     with pytest.raises(Busy, match="meanwhile"):
         rollback(index, **BY, way=seen)
     assert index.alias_log("champion") == before
-    assert standing(before)[-1] == index.aliases()["champion"]
+    assert alias_history(before)[-1] == index.aliases()["champion"]
 
 
 def test_an_alias_that_never_was_cannot_be_rolled_back(index):
@@ -137,7 +137,7 @@ def test_an_alias_that_never_was_cannot_be_rolled_back(index):
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "b", "c", "d", "back"]), max_size=30))
 def test_promotions_and_rollbacks_behave_like_a_stack(actions):
-    index = ReleasesInMemory(project=PROJECT)
+    index = InMemoryReleaseIndex(project=PROJECT)
     by_letter = {one.id[0]: one for one in (A, B, C, D)}
     for one in by_letter.values():
         index.add(one)

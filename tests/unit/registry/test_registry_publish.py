@@ -9,14 +9,14 @@ from registry_samples import PROJECT, parts, verdict, write_adapter
 from graftwork.files.digest import folder_digest
 from graftwork.records.errors import Damaged, GraftError, UserMistake
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
 
 @pytest.fixture
-def index() -> ReleasesInMemory:
-    return ReleasesInMemory(project=PROJECT)
+def index() -> InMemoryReleaseIndex:
+    return InMemoryReleaseIndex(project=PROJECT)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_the_same_content_is_the_same_release_whenever_it_is_made(root, adapter,
 def test_any_other_content_is_another_release(root, adapter, index, change):
     first = publish(folder=root, index=index, **parts(adapter))
     project = change.get("project", PROJECT)
-    second = publish(folder=root, index=ReleasesInMemory(project=project), **{**parts(adapter), **change})
+    second = publish(folder=root, index=InMemoryReleaseIndex(project=project), **{**parts(adapter), **change})
     assert second.id != first.id
 
 

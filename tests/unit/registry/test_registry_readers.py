@@ -15,8 +15,8 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.registry import locks
-from graftwork.registry.index import ReleasesInMemory
-from graftwork.registry.locks import Readers
+from graftwork.registry.index import InMemoryReleaseIndex
+from graftwork.registry.locks import ManifestLocks
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
@@ -24,8 +24,8 @@ NOBODY = 65534
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = Readers(frozenset(), frozenset(), frozenset())
-    monkeypatch.setattr("graftwork.registry.store.find_readers", lambda _root, _ids: nobody)
+    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def store() -> Iterator[ReleaseStore]:
 def make(store, tmp_path):
     def make_one(name: str) -> str:
         adapter = write_adapter(tmp_path / name, weights=name.encode())
-        return publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter)).id
+        return publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter)).id
 
     return make_one
 

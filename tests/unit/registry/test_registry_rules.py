@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from graftwork.pipeline.release_lineage import LineageEdge, LineageGraph, LineageNode, to_dot, to_ranges
 from graftwork.records.release import ReleaseEntry
-from graftwork.registry.aliases import choose_kept
-from graftwork.registry.names import alias_of_model, sort_key, take_apart
+from graftwork.registry.aliases import select_retained
+from graftwork.registry.names import alias_of_model, sort_key, split_alias
 from graftwork.registry.publish import find_licence
 
 
@@ -21,7 +21,7 @@ def entry(name: str, *, day: int = 1, **more) -> ReleaseEntry:
 
 def kept(*entries: ReleaseEntry, **rules) -> dict[str, str]:
     given_rules = {"needed": (), "leased": (), "keep_last": 0, "young_since": "2027"}
-    return choose_kept(entries, **{**given_rules, **rules})
+    return select_retained(entries, **{**given_rules, **rules})
 
 
 def test_what_nobody_needs_goes_and_everything_that_stays_says_why():
@@ -95,8 +95,8 @@ def test_aliases_of_specialists_stand_behind_their_model():
     assert alias_of_model("champion", model="ufm", main="ufm") == "champion"
     assert alias_of_model("champion", model="tagger", main="ufm") == "tagger/champion"
     assert alias_of_model("tagger/champion", model="tagger", main="ufm") == "tagger/champion"
-    assert take_apart("tagger/champion") == ("tagger", "champion")
-    assert take_apart("champion") == (None, "champion")
+    assert split_alias("tagger/champion") == ("tagger", "champion")
+    assert split_alias("champion") == (None, "champion")
 
 
 def test_versions_are_compared_as_numbers():

@@ -13,15 +13,15 @@ from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
 from graftwork.registry import ed25519, signatures
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.manifest import SINCE_FORMAT_2
 from graftwork.registry.publish import publish
 from graftwork.registry.signatures import (
     SecretKey,
+    create_key_pair,
     load_public_key,
     load_secret_key,
     sign_manifest,
-    write_keys,
 )
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import read_archive, write_archive
@@ -85,17 +85,19 @@ def test_the_vectors_of_the_standard_hold(seed, public, message, signature):
 def test_signatures_of_minisign_itself_hold_and_changed_ones_do_not(text):
     key = signatures.read_public_key(f"untrusted comment: a key\n{KEY}\n")
     signature = signatures.read_signature(text, where="x")
-    assert signatures.holds(signature, b"test", key=key)
-    assert not signatures.holds(signature, b"Test", key=key)
-    assert not signatures.holds(signature._replace(trusted_comment="timestamp:1"), b"test", key=key)
-    assert not signatures.holds(signature, b"test", key=signatures.public_of(SECRET))
+    assert signatures.is_valid_signature(signature, b"test", key=key)
+    assert not signatures.is_valid_signature(signature, b"Test", key=key)
+    assert not signatures.is_valid_signature(
+        signature._replace(trusted_comment="timestamp:1"), b"test", key=key
+    )
+    assert not signatures.is_valid_signature(signature, b"test", key=signatures.public_of(SECRET))
 
 
 def test_a_signature_of_ours_holds_and_names_its_comment():
     text = signatures.sign(b"manifest", key=SECRET, trusted_comment="release:1\nforged: line")
     found = signatures.read_signature(text, where="x")
     assert found.trusted_comment == "release:1 forged: line"
-    assert signatures.holds(found, b"manifest", key=signatures.public_of(SECRET))
+    assert signatures.is_valid_signature(found, b"manifest", key=signatures.public_of(SECRET))
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here to be the second opinion")
@@ -112,13 +114,13 @@ def test_openssl_agrees_with_our_signature(tmp_path):
 
 
 def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
-    pair = write_keys(tmp_path / "keys")
+    pair = create_key_pair(tmp_path / "keys")
     assert pair.secret.stat().st_mode & 0o077 == 0
     secret = load_secret_key(pair.secret)
     assert signatures.read_public_key(pair.text) == signatures.public_of(secret)
     assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
     with pytest.raises(UserMistake, match="already"):
-        write_keys(tmp_path / "keys")
+        create_key_pair(tmp_path / "keys")
 
 
 def test_a_key_without_a_checksum_is_read_as_minisign_writes_it_and_a_damaged_one_is_not(tmp_path):
@@ -147,10 +149,10 @@ def test_what_is_no_key_is_refused_with_the_place(text, tmp_path):
 @pytest.fixture
 def signed(tmp_path):
     """A store that trusts a key, and one release in it."""
-    pair = write_keys(tmp_path / "keys")
+    pair = create_key_pair(tmp_path / "keys")
     store = ReleaseStore.open(tmp_path / "releases", public_key=pair.text)
     adapter = write_adapter(tmp_path / "adapter")
-    release = publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    release = publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
     return store, release, load_secret_key(pair.secret)
 
 
@@ -251,10 +253,10 @@ def test_a_copy_with_another_time_does_not_block_the_signed_one(carried):
 
 
 def test_the_signature_of_a_release_of_format_1_survives_the_way_out_and_in(tmp_path):
-    pair = write_keys(tmp_path / "keys")
+    pair = create_key_pair(tmp_path / "keys")
     store = ReleaseStore.open(tmp_path / "here", public_key=pair.text)
     adapter = write_adapter(tmp_path / "adapter")
-    made = publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    made = publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
     # As the first version wrote it: without the later fields, and named without them.
     fields = json.loads((store.folder(made.id) / "manifest.json").read_bytes())
     old = {key: value for key, value in fields.items() if key not in {"id", "created_at", *SINCE_FORMAT_2}}
@@ -266,6 +268,6 @@ def test_the_signature_of_a_release_of_format_1_survives_the_way_out_and_in(tmp_
     store.sign(folder.name, sign_manifest(folder, key=load_secret_key(pair.secret), comment="signed later"))
     write_archive(store, folder.name, target=tmp_path / "old.tar")
     there = ReleaseStore.open(tmp_path / "there", public_key=pair.text)
-    with there.adding(), read_archive(tmp_path / "old.tar", store=there) as unpacked:
+    with there.shared_lock(), read_archive(tmp_path / "old.tar", store=there) as unpacked:
         unpacked.put_into(there)
     assert there.verify(folder.name).format == 1

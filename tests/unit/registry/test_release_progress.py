@@ -17,7 +17,7 @@ from graftwork.pipeline.release_transfer import (
     pull_from_url,
     push_to_machine,
     push_to_url,
-    tell_bytes,
+    report_bytes,
 )
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.workplace import open_workplace
@@ -111,7 +111,7 @@ def test_a_push_over_ssh_tells_how_far_it_is(work, release, tmp_path, monkeypatc
 
 def test_the_time_left_is_what_remains_at_the_rate_so_far():
     now, heard = [0.0], Recorder()
-    tell = tell_bytes(heard, clock=lambda: now[0])
+    tell = report_bytes(heard, clock=lambda: now[0])
     tell("send", 0, 100 * MIB)
     now[0] = 0.05
     tell("send", 1 * MIB, 100 * MIB)

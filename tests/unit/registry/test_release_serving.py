@@ -139,11 +139,11 @@ def test_a_damaged_release_does_not_stop_the_rest_and_is_loaded_once_it_is_whole
 
 
 def test_a_busy_store_while_an_alias_moves_does_not_refuse_the_release(work, make, book, monkeypatch):
-    monkeypatch.setattr(locks, "adding", functools.partial(locks.adding, wait_seconds=0.01))
+    monkeypatch.setattr(locks, "shared_lock", functools.partial(locks.shared_lock, wait_seconds=0.01))
     old = make("old")
     asyncio.run(book.refresh())
     new = make("new")
-    with locks.alone(open_store(work).root):
+    with locks.exclusive_lock(open_store(work).root):
         asyncio.run(book.refresh())
         assert (book.routes.aliases, book.routes.pending) == ({"champion": old}, {"champion": new})
     book._clock.now = FIRST_PAUSE

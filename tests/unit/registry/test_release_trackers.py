@@ -11,8 +11,8 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.folder import files_of
-from graftwork.registry.index import ReleasesInMemory
+from graftwork.registry.folder import release_files
+from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.trackers import QUIET, push_to_mlflow, push_to_trackio
@@ -24,7 +24,7 @@ ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 def made(tmp_path):
     store = ReleaseStore.open(tmp_path / "store")
     adapter = write_adapter(tmp_path / "adapter")
-    return store, publish(folder=store, index=ReleasesInMemory(project=PROJECT), **parts(adapter))
+    return store, publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 class MlflowClient:
@@ -175,7 +175,7 @@ def test_what_a_killed_signer_left_keeps_no_release_from_the_trackers(made, mlfl
     push_to_mlflow(store, release.id, name="answers")
     push_to_trackio(store, release.id, project="answers")
     assert mlflow.versions
-    assert mlflow.files.keys() == {path.name for path in files_of(store.folder(release.id))}
+    assert mlflow.files.keys() == {path.name for path in release_files(store.folder(release.id))}
 
 
 def test_mlflow_goes_on_in_the_run_that_broke_off(made, mlflow):

@@ -14,7 +14,7 @@ from graftwork.serve.http_client import Client
 from graftwork.serve.http_server import Server
 from graftwork.serve.routing import Routes
 from graftwork.serve.settings import ServeSettings
-from graftwork.serve.stub_engine import StandIn
+from graftwork.serve.stub_engine import StubEngine
 
 RELEASE = "a1b2c3d4e5f60718"
 OTHER = "a1b2c3d4ffffffff"
@@ -53,7 +53,7 @@ class FixedEngine:
 class House:
     url: str
     port: int
-    standin: StandIn
+    standin: StubEngine
     engine: FixedEngine
     gateway: Gateway
     captures: CaptureWriter | None
@@ -74,7 +74,7 @@ async def open_house(sink=None, *, settings=None, api_key=None, routes=None, que
     settings = settings or ServeSettings()
     routes = routes or Routes(releases=frozenset({RELEASE, OTHER}), aliases={"champion": RELEASE})
     with tempfile.TemporaryDirectory(prefix="graft-") as folder:
-        standin = StandIn([RELEASE, OTHER])
+        standin = StubEngine([RELEASE, OTHER])
         engine_server = Server(make_handler(standin))
         path = str(Path(folder) / "e.sock")
         await engine_server.listen_unix(path)

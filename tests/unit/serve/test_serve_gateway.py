@@ -8,7 +8,7 @@ from openai import APIError, APIStatusError, AsyncOpenAI, AuthenticationError, B
 from serve_house import DEADLINE, OTHER, RELEASE, BrokenSink, ListSink, open_house, raw
 
 from graftwork.serve.http_client import Client
-from graftwork.serve.routing import Routes, move_aliases
+from graftwork.serve.routing import Routes, update_routes
 from graftwork.serve.settings import ServeSettings
 
 HELLO = [{"role": "user", "content": "hello there friend"}]
@@ -309,7 +309,7 @@ def test_health_and_metrics_say_how_it_is(run):
 
 def test_an_alias_whose_release_is_not_loaded_stays_where_it_was_and_says_so():
     old = Routes(releases=frozenset({"r1"}), aliases={"champion": "r1"})
-    new = move_aliases(old, aliases={"champion": "r2", "next": "r3"}, releases=frozenset({"r1"}))
+    new = update_routes(old, aliases={"champion": "r2", "next": "r3"}, releases=frozenset({"r1"}))
     assert new.aliases == {"champion": "r1"}
     assert new.pending == {"champion": "r2", "next": "r3"}
 

@@ -15,7 +15,15 @@ from scipy import stats
 from serve_house import DEADLINE, OTHER, RELEASE, ListSink, open_house
 
 from graftwork.serve.http_client import Client
-from graftwork.serve.routing import Deal, NoDeal, Routes, is_between, make_deal, move_aliases, set_up_deal
+from graftwork.serve.routing import (
+    Experiment,
+    ExperimentOff,
+    Routes,
+    is_experiment_between,
+    make_experiment,
+    set_up_experiment,
+    update_routes,
+)
 from graftwork.serve.run import AliasBook
 from graftwork.serve.settings import ServeSettings, SplitSettings
 
@@ -26,11 +34,11 @@ shares = st.floats(0.01, 0.99)
 
 def deal(share=0.5, experiment="", champion=RELEASE, challenger=OTHER):
     split = SplitSettings(share=share, experiment=experiment)
-    return make_deal(split, champion=champion, challenger=challenger)
+    return make_experiment(split, champion=champion, challenger=challenger)
 
 
 def split_routes(split):
-    return move_aliases(Routes(), aliases=BOTH, releases=frozenset({RELEASE, OTHER}), split=split)
+    return update_routes(Routes(), aliases=BOTH, releases=frozenset({RELEASE, OTHER}), split=split)
 
 
 # -- the lot -----------------------------------------------------------------------------------
@@ -76,11 +84,11 @@ def test_the_bound_of_the_lots_is_the_share(share):
 
 def test_an_experiment_names_its_two_releases():
     name = deal().experiment
-    assert is_between(name, RELEASE, OTHER)
-    assert is_between(name, OTHER, RELEASE)
-    assert not is_between(name, RELEASE, RELEASE)
-    assert not is_between(name, RELEASE, "b" * 64)
-    assert not is_between("nonsense", RELEASE, OTHER)
+    assert is_experiment_between(name, RELEASE, OTHER)
+    assert is_experiment_between(name, OTHER, RELEASE)
+    assert not is_experiment_between(name, RELEASE, RELEASE)
+    assert not is_experiment_between(name, RELEASE, "b" * 64)
+    assert not is_experiment_between("nonsense", RELEASE, OTHER)
 
 
 @pytest.mark.parametrize(
@@ -88,11 +96,11 @@ def test_an_experiment_names_its_two_releases():
     [{}, {"champion": RELEASE}, {"challenger": OTHER}, {"champion": RELEASE, "challenger": RELEASE}],
 )
 def test_where_two_releases_are_not_there_nothing_is_dealt_and_it_is_said(aliases):
-    found = set_up_deal(SplitSettings(), aliases)
-    assert isinstance(found, NoDeal)
+    found = set_up_experiment(SplitSettings(), aliases)
+    assert isinstance(found, ExperimentOff)
     assert found.why
-    assert set_up_deal(None, aliases) is None
-    assert isinstance(set_up_deal(SplitSettings(), BOTH), Deal)
+    assert set_up_experiment(None, aliases) is None
+    assert isinstance(set_up_experiment(SplitSettings(), BOTH), Experiment)
 
 
 @pytest.mark.parametrize("wrong", [{"share": 0}, {"share": 1}, {"share": -0.1}, {"challenger": "champion"}])
@@ -182,7 +190,7 @@ def test_a_request_that_names_no_model_takes_part(run):
 
 def test_without_a_challenger_the_champion_answers_all_and_health_says_why(run):
     split = SplitSettings(share=0.9)
-    routes = move_aliases(Routes(), aliases=BOTH, releases=frozenset({RELEASE}), split=split)
+    routes = update_routes(Routes(), aliases=BOTH, releases=frozenset({RELEASE}), split=split)
     sink = ListSink()
 
     async def main():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from graftwork.model.base import note_on_weights
-from graftwork.pipeline.releases import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.prepare import Prepared
@@ -22,9 +22,9 @@ from graftwork.text.publish import publishable
 
 def _do(work: Workplace, made: Made) -> Release:
     outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", Prepared).dataset
-    alias, store = own_alias(work), open_store(work)
+    alias, store = full_alias(work), open_store(work)
     # Held until the alias points at it: until then nobody else would know that the release is wanted.
-    with store.adding():
+    with store.shared_lock():
         release = publish(
             folder=store,
             index=work.releases,

@@ -22,9 +22,9 @@ from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import name_by_content
-from graftwork.registry.progress import Count, Listener, nobody
-from graftwork.registry.store import ReleaseStore, incoming_folder
+from graftwork.registry.manifest import content_id
+from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
+from graftwork.registry.store import ReleaseStore, staging_folder
 
 LARGEST_MANIFEST = 16 * 2**20
 LARGEST_SIGNATURE = 64 * 2**10
@@ -33,7 +33,7 @@ _PIECE = 2**20
 _LARGEST_USTAR = 8**11
 
 
-class Exported(NamedTuple):
+class ArchiveFile(NamedTuple):
     """`sha256` is that of the archive: say it on the other side by another way."""
 
     release: Release
@@ -42,22 +42,24 @@ class Exported(NamedTuple):
     bytes: int
 
 
-class Arrived(NamedTuple):
+class ReceivedRelease(NamedTuple):
     """`new` is false where the store had the release already."""
 
     release: Release
     new: bool
 
 
-def write_archive(store: ReleaseStore, release_id: str, *, target: Path, tell: Listener = nobody) -> Exported:
+def write_archive(
+    store: ReleaseStore, release_id: str, *, target: Path, tell: ProgressCallback = no_progress
+) -> ArchiveFile:
     """Write the archive beside `target`, then give it the name."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
-    with store.adding():
+    with store.shared_lock():
         release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
         beside = [name for name in (MINISIGN, SIGSTORE) if (folder / name).is_file()]
         try:
             with temporary.open("xb") as handle:
-                count = Count(tell, "write", sum(file.size for file in release.files))
+                count = ProgressCounter(tell, "write", sum(file.size for file in release.files))
                 for name in (MANIFEST, *sorted(beside), *sorted(file.path for file in release.files)):
                     _append(handle, folder / name, f"{release.id}/{name}", count)
                 handle.write(bytes(2 * tarfile.BLOCKSIZE))
@@ -70,16 +72,18 @@ def write_archive(store: ReleaseStore, release_id: str, *, target: Path, tell: L
             raise explain_os_error(error, target) from error
         finally:
             temporary.unlink(missing_ok=True)
-    return Exported(release, target, digest, target.stat().st_size)
+    return ArchiveFile(release, target, digest, target.stat().st_size)
 
 
 @contextmanager
-def read_archive(path: Path, *, store: ReleaseStore, tell: Listener = nobody) -> Iterator["Unpacked"]:
+def read_archive(
+    path: Path, *, store: ReleaseStore, tell: ProgressCallback = no_progress
+) -> Iterator["UnpackedArchive"]:
     """What an archive holds, every byte checked, in a folder that is gone after the block."""
-    with incoming_folder(store.root) as folder:
+    with staging_folder(store.root) as folder:
         try:
             with path.open("rb") as handle:
-                count = Count(tell, "unpack", os.fstat(handle.fileno()).st_size)
+                count = ProgressCounter(tell, "unpack", os.fstat(handle.fileno()).st_size)
                 unpacked = _unpack(handle, folder, count, where=str(path))
                 count.finish()
         except OSError as error:
@@ -87,19 +91,19 @@ def read_archive(path: Path, *, store: ReleaseStore, tell: Listener = nobody) ->
         yield unpacked
 
 
-class Unpacked(NamedTuple):
+class UnpackedArchive(NamedTuple):
     release: Release
     sources: dict[str, Path | bytes]
     signatures: dict[str, bytes]
 
-    def put_into(self, store: ReleaseStore, *, tell: Listener = nobody) -> Arrived:
-        """Into the store, the manifest last. Hold `store.adding()` around this and the entry in the index."""
+    def put_into(self, store: ReleaseStore, *, tell: ProgressCallback = no_progress) -> ReceivedRelease:
+        """Into the store, the manifest last. Hold `store.shared_lock()` around this and the entry in the index."""
         new = not store.has(self.release.id)
         put = store.put(self.release, sources=self.sources, signatures=self.signatures, tell=tell)
-        return Arrived(put, new)
+        return ReceivedRelease(put, new)
 
 
-def _append(handle: IO[bytes], path: Path, name: str, count: Count) -> None:
+def _append(handle: IO[bytes], path: Path, name: str, count: ProgressCounter) -> None:
     """One file, with nothing of this machine: no owner, no time."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = path.stat().st_size, 0o444
@@ -114,12 +118,12 @@ def _append(handle: IO[bytes], path: Path, name: str, count: Count) -> None:
     handle.write(bytes(-member.size % tarfile.BLOCKSIZE))
 
 
-def _require_same(archive: Path, release: Release, tell: Listener) -> str:
+def _require_same(archive: Path, release: Release, tell: ProgressCallback) -> str:
     """What was written is what was verified, though somebody may have changed a file in between; its hash."""
     wanted = {file.path: file.sha256 for file in release.files}
     whole = hashlib.sha256()
     with archive.open("rb") as handle:
-        count = Count(tell, "read back", 2 * os.fstat(handle.fileno()).st_size)
+        count = ProgressCounter(tell, "read back", 2 * os.fstat(handle.fileno()).st_size)
         for member in _members(handle, where=str(archive)):
             digest = _copy(handle, None, member.size, count)
             name = member.name.partition("/")[2]
@@ -133,7 +137,7 @@ def _require_same(archive: Path, release: Release, tell: Listener) -> str:
     return whole.hexdigest()
 
 
-def _unpack(handle: IO[bytes], folder: Path, count: Count, *, where: str) -> Unpacked:
+def _unpack(handle: IO[bytes], folder: Path, count: ProgressCounter, *, where: str) -> UnpackedArchive:
     members = _members(handle, where=where)
     first = next(members, None)
     if first is None or first.name.partition("/")[2] != MANIFEST:
@@ -158,7 +162,7 @@ def _unpack(handle: IO[bytes], folder: Path, count: Count, *, where: str) -> Unp
             raise _refuse(f"the archive holds {name[:80]!r}", "the manifest does not name it", where)
     if missing := sorted(wanted.keys() - sources.keys()):
         raise _refuse(f"{missing[0]} is missing in the archive", "the manifest names it", where)
-    return Unpacked(release, sources, signatures)
+    return UnpackedArchive(release, sources, signatures)
 
 
 def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, where: str) -> Release:
@@ -170,13 +174,18 @@ def _read_manifest(handle: IO[bytes], member: tarfile.TarInfo, release_id: str, 
         release = Release.from_json(data)
     except ValidationError as error:
         raise _refuse("the manifest cannot be read", str(error).splitlines()[0], where) from error
-    if release.id != release_id or release.id != name_by_content(release):
+    if release.id != release_id or release.id != content_id(release):
         raise _refuse("the manifest was changed", "its id is not the hash of its content", where)
     return release
 
 
 def _take(
-    handle: IO[bytes], member: tarfile.TarInfo, file: ReleaseFile, target: Path, count: Count, where: str
+    handle: IO[bytes],
+    member: tarfile.TarInfo,
+    file: ReleaseFile,
+    target: Path,
+    count: ProgressCounter,
+    where: str,
 ) -> Path:
     """Files go by numbers until the store has checked their names."""
     if member.size != file.size:
@@ -216,7 +225,7 @@ def _members(handle: IO[bytes], *, where: str) -> Iterator[tarfile.TarInfo]:
     raise _refuse("the archive holds too many files", f"a release has at most {MOST_FILES}", where)
 
 
-def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, count: Count) -> str:
+def _copy(handle: IO[bytes], out: IO[bytes] | None, size: int, count: ProgressCounter) -> str:
     digest, left = hashlib.sha256(), size
     while left:
         piece = handle.read(min(_PIECE, left))

@@ -19,16 +19,22 @@ from pydantic import ValidationError
 from graftwork.process.apart import Apart
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
-from graftwork.registry.folder import BESIDE, MANIFEST, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import name_by_content
+from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
+from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE
-from graftwork.registry.progress import Count, CountedReader, Listener, counted_digest, nobody
-from graftwork.registry.store import ReleaseStore, incoming_folder
-from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
+from graftwork.registry.progress import (
+    ProgressCallback,
+    ProgressCounter,
+    ProgressReader,
+    digest_with_progress,
+    no_progress,
+)
+from graftwork.registry.store import ReleaseStore, staging_folder
+from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
 from graftwork.text.unsaid import leave_secrets_unsaid
 
 
-def is_of(info: Any, content: bytes) -> bool:
+def matches_content(info: Any, content: bytes) -> bool:
     """Whether what the Hub says of a file is true of this content."""
     if info.lfs is not None:
         return bool(info.lfs.sha256 == hashlib.sha256(content).hexdigest())
@@ -52,11 +58,11 @@ def quiet_client() -> Iterator[None]:
         log.setLevel(before)
 
 
-class TooLong(OSError):
+class DownloadTooLarge(OSError):
     """More arrives than the file may have."""
 
 
-def bar_of(count: Count, *, largest: int) -> Any:
+def progress_bar_class(count: ProgressCounter, *, largest: int) -> Any:
     """What the client takes for its progress bar: it draws nothing, counts, and ends what is too long.
 
     The client itself compares lengths only when all has arrived, which may fill the disk.
@@ -72,7 +78,7 @@ def bar_of(count: Count, *, largest: int) -> Any:
         def update(self, n: float | None = 1) -> bool | None:
             self._arrived += int(n or 0)
             if self._arrived > largest:
-                raise TooLong(f"more than {largest:,} bytes arrive")
+                raise DownloadTooLarge(f"more than {largest:,} bytes arrive")
             count.add(int(n or 0))
             return None
 
@@ -86,7 +92,7 @@ SLOWEST = 16 * 2**10
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
-class OnHub(NamedTuple):
+class HubRelease(NamedTuple):
     """`commit` is the immutable revision that holds the release; `tag` names it."""
 
     release: Release
@@ -109,7 +115,9 @@ class Hub:
         self._api = self._client()
         self._apart = Apart("the Hub's client")
 
-    def push(self, store: ReleaseStore, release_id: str, *, tell: Listener = nobody) -> OnHub:
+    def push(
+        self, store: ReleaseStore, release_id: str, *, tell: ProgressCallback = no_progress
+    ) -> HubRelease:
         """Verify here, send in one commit, and check the hashes that the Hub then has."""
         if not self._token:
             raise EnvironmentLacks(
@@ -117,11 +125,13 @@ class Hub:
                 why=f"{TOKEN} is not set",
                 fix=f"make a token that may write at the Hub and set {TOKEN}",
             )
-        with store.adding():
+        with store.shared_lock():
             release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
             # Of these the manifest names no hash: what is compared later is what was read now.
             beside = {
-                path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name in BESIDE
+                path.name: path.read_bytes()
+                for path in sorted(folder.iterdir())
+                if path.name in METADATA_FILES
             }
             self._asked(lambda: self._api.create_repo(self.repository, private=True, exist_ok=True))
             tag = release.id[:12]
@@ -131,7 +141,7 @@ class Hub:
             commit = self._commit(release, folder, beside, tell)
             self._require_hashes(release, folder, beside, commit=commit)
         self._point(tag, commit, before=tagged)
-        return OnHub(release, self.repository, commit, tag)
+        return HubRelease(release, self.repository, commit, tag)
 
     def _tagged(self, tag: str) -> str | None:
         """The commit that the tag names."""
@@ -144,7 +154,7 @@ class Hub:
         with tempfile.TemporaryDirectory() as scratch:
             for revision in ("main", *filter(None, [tagged])):
                 infos = self._infos([MANIFEST], revision)
-                if infos and is_of(infos[0], beside[MANIFEST]):
+                if infos and matches_content(infos[0], beside[MANIFEST]):
                     found |= self._signatures(revision, Path(scratch) / revision)
         return found
 
@@ -163,7 +173,9 @@ class Hub:
             self._asked(lambda: self._api.delete_tag(self.repository, tag=tag))
         self._asked(lambda: self._api.create_tag(self.repository, tag=tag, revision=commit, exist_ok=True))
 
-    def _commit(self, release: Release, folder: Path, beside: dict[str, bytes], tell: Listener) -> str:
+    def _commit(
+        self, release: Release, folder: Path, beside: dict[str, bytes], tell: ProgressCallback
+    ) -> str:
         """One commit with all files of the release, and without the signatures of another one."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -175,11 +187,11 @@ class Hub:
         with ExitStack() as open_files:
             # Open files, not paths: the client sends these over LFS, and their bytes can be counted.
             readers = [
-                (file.path, open_files.enter_context(CountedReader(folder / file.path)))
+                (file.path, open_files.enter_context(ProgressReader(folder / file.path)))
                 for file in release.files
             ]
             operations += [CommitOperationAdd(name, reader) for name, reader in readers]
-            count = Count(tell, "send", sum(file.size for file in release.files))
+            count = ProgressCounter(tell, "send", sum(file.size for file in release.files))
             for _, reader in readers:
                 reader.begin(count)
             with quiet_client():
@@ -202,9 +214,9 @@ class Hub:
             release = Release.from_json(path.read_bytes())
         except ValidationError as error:
             raise self._damaged("the manifest cannot be read", str(error).splitlines()[0]) from error
-        if release.id != name_by_content(release):
+        if release.id != content_id(release):
             raise self._damaged("the manifest was changed", "its id is not the hash of its content")
-        if any(not FILE.fullmatch(file.path) or file.path in BESIDE for file in release.files):
+        if any(not FILE.fullmatch(file.path) or file.path in METADATA_FILES for file in release.files):
             raise self._damaged("the manifest names a file that no release may have", "it could lie anywhere")
         return release, commit
 
@@ -214,21 +226,24 @@ class Hub:
         *,
         revision: str = "main",
         allow: Callable[[Release], None],
-        tell: Listener = nobody,
-    ) -> Arrived:
+        tell: ProgressCallback = no_progress,
+    ) -> ReceivedRelease:
         """Fetch into the store, every byte checked. `allow` raises where the release is not wanted."""
-        with incoming_folder(store.root) as folder:
+        with staging_folder(store.root) as folder:
             release, commit = self.read(revision, folder)
             allow(release)
             signatures = self._signatures(commit, folder)
             if store.has(release.id):
-                return Arrived(store.complete(release, signatures=signatures, tell=tell), new=False)
+                return ReceivedRelease(store.complete(release, signatures=signatures, tell=tell), new=False)
             sources: dict[str, Path | bytes] = {}
             total = sum(file.size for file in release.files)
-            fetched, checked = Count(tell, "fetch", total), Count(nobody, "check", total)
+            fetched, checked = (
+                ProgressCounter(tell, "fetch", total),
+                ProgressCounter(no_progress, "check", total),
+            )
             for number, file in enumerate(release.files):
                 path = self._download(file.path, commit, folder, largest=file.size, count=fetched)
-                if path is None or counted_digest(path, checked) != file.sha256:
+                if path is None or digest_with_progress(path, checked) != file.sha256:
                     raise self._damaged(
                         f"{file.path} is missing or has other bytes than its manifest says",
                         f"expected sha256 {file.sha256[:12]}…",
@@ -236,7 +251,9 @@ class Hub:
                 sources[file.path] = path
                 # A small file may come without its bytes having been told.
                 fetched.reach(sum(one.size for one in release.files[: number + 1]))
-            return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
+            return ReceivedRelease(
+                store.put(release, sources=sources, signatures=signatures, tell=tell), new=True
+            )
 
     def _require_hashes(
         self, release: Release, folder: Path, beside: dict[str, bytes], *, commit: str
@@ -244,7 +261,7 @@ class Hub:
         """What the Hub has is what the manifest names, whatever became of the folder meanwhile."""
         wanted = {file.path: file.sha256 for file in release.files}
         wanted |= {name: hashlib.sha256(content).hexdigest() for name, content in beside.items()}
-        found = {info.path: info for info in self._infos(sorted({*wanted, *BESIDE}), commit)}
+        found = {info.path: info for info in self._infos(sorted({*wanted, *METADATA_FILES}), commit)}
         if strange := sorted(found.keys() - wanted.keys()):
             raise self._damaged(f"{strange[0]} is in the commit", "it belongs to another release")
         for name, sha256 in wanted.items():
@@ -256,12 +273,12 @@ class Hub:
             else:
                 # Of a small file the Hub tells git's hash only: of the bytes that have the right one.
                 content = beside[name] if name in beside else (folder / name).read_bytes()
-                same = hashlib.sha256(content).hexdigest() == sha256 and is_of(info, content)
+                same = hashlib.sha256(content).hexdigest() == sha256 and matches_content(info, content)
             if not same:
                 raise self._damaged(f"{name} has another hash there", "it did not arrive as it was sent")
 
     def _download(
-        self, name: str, commit: str, folder: Path, *, largest: int, count: Count | None = None
+        self, name: str, commit: str, folder: Path, *, largest: int, count: ProgressCounter | None = None
     ) -> Path | None:
         """None where the commit does not have it. Its size is asked first."""
         infos = self._infos([name], commit)
@@ -269,7 +286,7 @@ class Hub:
             return None
         if infos[0].size > largest:
             raise self._damaged(f"{name} is larger than it may be", f"{infos[0].size:,} bytes")
-        bar = bar_of(count or Count(nobody, "", 0), largest=largest)
+        bar = progress_bar_class(count or ProgressCounter(no_progress, "", 0), largest=largest)
         path = self._asked(
             lambda: self._api.hf_hub_download(
                 self.repository, name, revision=commit, local_dir=folder, tqdm_class=bar

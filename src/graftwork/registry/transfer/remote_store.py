@@ -18,11 +18,11 @@ from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.secret import hide_login
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
-from graftwork.registry.manifest import name_by_content
+from graftwork.registry.manifest import content_id
 from graftwork.registry.names import FILE, NAME, require_name
-from graftwork.registry.progress import Count, Listener, counted_digest, nobody
-from graftwork.registry.store import ReleaseStore, incoming_folder
-from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, Arrived
+from graftwork.registry.progress import ProgressCallback, ProgressCounter, digest_with_progress, no_progress
+from graftwork.registry.store import ReleaseStore, staging_folder
+from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
 from graftwork.text.unsaid import leave_login_unsaid
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
@@ -30,7 +30,7 @@ BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "os
 _PIECE = 2**20
 
 
-class Place:
+class RemoteStore:
     """The releases below one URL."""
 
     def __init__(self, url: str) -> None:
@@ -64,12 +64,12 @@ class Place:
             )
         return found[0]
 
-    def put_blob(self, source: Path, file: ReleaseFile, *, count: Count | None = None) -> bool:
+    def put_blob(self, source: Path, file: ReleaseFile, *, count: ProgressCounter | None = None) -> bool:
         """Bring a blob there and read it back. Says whether it had to be sent.
 
         `count` counts each byte twice: on its way there, and read back.
         """
-        place, counted = self._blob(file.sha256), count or Count(nobody, "", 0)
+        place, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
         if self._size(place) == file.size and self._digest(place, counted) == file.sha256:
             counted.add(file.size)
             return False
@@ -84,15 +84,15 @@ class Place:
             )
         return True
 
-    def get_blob(self, file: ReleaseFile, target: Path, *, count: Count | None = None) -> Path:
+    def get_blob(self, file: ReleaseFile, target: Path, *, count: ProgressCounter | None = None) -> Path:
         """Fetch a blob; refused where it is missing, has another length or other bytes."""
-        place, counted = self._blob(file.sha256), count or Count(nobody, "", 0)
+        place, counted = self._blob(file.sha256), count or ProgressCounter(no_progress, "", 0)
         size = self._size(place)
         if size != file.size:
             found = "is not there" if size is None else f"has {size:,} bytes, not {file.size:,}"
             raise self._damaged(f"{file.path} {found}", "the manifest names it")
         self._carry(self._files.get_file, place, str(target), size=file.size, count=counted)
-        if counted_digest(target, Count(nobody, "", 0)) != file.sha256:
+        if digest_with_progress(target, ProgressCounter(no_progress, "", 0)) != file.sha256:
             raise self._damaged(f"{file.path} has other bytes than its manifest says", "its hash is another")
         return target
 
@@ -132,7 +132,7 @@ class Place:
             release = Release.from_json(data)
         except ValidationError as error:
             raise self._damaged("the manifest cannot be read", str(error).splitlines()[0]) from error
-        if release.id != release_id or release.id != name_by_content(release):
+        if release.id != release_id or release.id != content_id(release):
             raise self._damaged("the manifest was changed", "its id is not the hash of its content")
         return release
 
@@ -169,7 +169,9 @@ class Place:
         found: int | None = self._asked(look)
         return found
 
-    def _carry(self, way: Callable[..., Any], source: str, target: str, *, size: int, count: Count) -> None:
+    def _carry(
+        self, way: Callable[..., Any], source: str, target: str, *, size: int, count: ProgressCounter
+    ) -> None:
         """There or back. Some file systems tell how far they are; the others are done at once."""
         from fsspec.callbacks import Callback
 
@@ -185,7 +187,7 @@ class Place:
         self._asked(lambda: way(source, target, callback=Counted()))
         count.add(size - told)
 
-    def _digest(self, place: str, count: Count) -> str:
+    def _digest(self, place: str, count: ProgressCounter) -> str:
         def read() -> str:
             digest = hashlib.sha256()
             with self._files.open(place, "rb") as handle:
@@ -259,11 +261,13 @@ class Pushed(NamedTuple):
     bytes: int
 
 
-def push_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Listener = nobody) -> Pushed:
+def push_release(
+    store: ReleaseStore, place: RemoteStore, release_id: str, *, tell: ProgressCallback = no_progress
+) -> Pushed:
     """Verify here, send what is missing there, read it back, and write the manifest last."""
-    with store.adding():
+    with store.shared_lock():
         release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
-        count = Count(tell, "send and read back", 2 * sum(file.size for file in release.files))
+        count = ProgressCounter(tell, "send and read back", 2 * sum(file.size for file in release.files))
         sent = tuple(file for file in release.files if place.put_blob(folder / file.path, file, count=count))
         there = _manifest_there(place, release.id)
         for name in (MINISIGN, SIGSTORE):
@@ -275,7 +279,9 @@ def push_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Li
     return Pushed(release, tuple(file.path for file in sent), sum(file.size for file in sent))
 
 
-def pull_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Listener = nobody) -> Arrived:
+def pull_release(
+    store: ReleaseStore, place: RemoteStore, release_id: str, *, tell: ProgressCallback = no_progress
+) -> ReceivedRelease:
     """Fetch into the store. Hold the store's `adding()` around this and the entry in the index."""
     release = place.read(release_id)
     for file in release.files:
@@ -292,17 +298,19 @@ def pull_release(store: ReleaseStore, place: Place, release_id: str, *, tell: Li
         if (data := place.get_text(release_id, name, largest=LARGEST_SIGNATURE)) is not None
     }
     if store.has(release_id):
-        return Arrived(store.complete(release, signatures=signatures, tell=tell), new=False)
-    with incoming_folder(store.root) as folder:
-        count = Count(tell, "fetch", sum(file.size for file in release.files))
+        return ReceivedRelease(store.complete(release, signatures=signatures, tell=tell), new=False)
+    with staging_folder(store.root) as folder:
+        count = ProgressCounter(tell, "fetch", sum(file.size for file in release.files))
         sources: dict[str, Path | bytes] = {
             file.path: place.get_blob(file, folder / str(number), count=count)
             for number, file in enumerate(release.files)
         }
-        return Arrived(store.put(release, sources=sources, signatures=signatures, tell=tell), new=True)
+        return ReceivedRelease(
+            store.put(release, sources=sources, signatures=signatures, tell=tell), new=True
+        )
 
 
-def _manifest_there(place: Place, release_id: str) -> Release | None:
+def _manifest_there(place: RemoteStore, release_id: str) -> Release | None:
     """A manifest that is there stays; a damaged one is written anew: its id says what belongs there."""
     try:
         return place.read(release_id)

@@ -19,9 +19,9 @@ from typing import IO, NamedTuple
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
-from graftwork.registry.folder import files_of
+from graftwork.registry.folder import release_files
 from graftwork.registry.names import require_alias
-from graftwork.registry.progress import Count, Listener, nobody
+from graftwork.registry.progress import ProgressCallback, ProgressCounter, no_progress
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import write_archive
 
@@ -105,22 +105,22 @@ echo "$previous"
 """
 
 
-class Target(NamedTuple):
+class SshTarget(NamedTuple):
     host: str
     folder: str
 
 
-class Delivered(NamedTuple):
+class SshDelivery(NamedTuple):
     """`sent` is false where the machine had the release; `previous` is what the alias named before there."""
 
     release: Release
-    target: Target
+    target: SshTarget
     sent: bool
     alias: str | None
     previous: str | None
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> SshTarget:
     """What cannot be taken for an option or a second command."""
     match = _TARGET.fullmatch(text)
     if match is None:
@@ -130,25 +130,25 @@ def parse_target(text: str) -> Target:
             fix="write it like host:/srv/releases or user@host:/srv/releases",
             where="--ssh",
         )
-    return Target(match["host"], match["folder"].rstrip("/") or "/")
+    return SshTarget(match["host"], match["folder"].rstrip("/") or "/")
 
 
 def push_over_ssh(
     store: ReleaseStore,
     release_id: str,
     *,
-    target: Target,
+    target: SshTarget,
     alias: str | None = None,
-    tell: Listener = nobody,
-) -> Delivered:
+    tell: ProgressCallback = no_progress,
+) -> SshDelivery:
     """Send what is missing, have it checked there, then move the alias there."""
     if alias is not None:
         require_alias(alias)
-    with store.adding():
+    with store.shared_lock():
         release, folder = store.verify(release_id, tell=tell), store.folder(release_id)
         # The hashes of the manifest, not of the folder as it is by now: what is checked there is the release.
         known = {file.path: file.sha256 for file in release.files}
-        names = [path.name for path in files_of(folder)]
+        names = [path.name for path in release_files(folder)]
         sums = "\n".join(f"{known.get(name) or file_digest(folder / name)}  {name}" for name in names)
         given = (target.folder, release.id, alias or "", sums)
         sent = _run(target, _HAVE, given) != "have"
@@ -156,23 +156,23 @@ def push_over_ssh(
             with tempfile.TemporaryDirectory() as scratch:
                 packed = write_archive(store, release_id, target=Path(scratch) / "release.tar", tell=tell)
                 with packed.path.open("rb") as stream:
-                    count = Count(tell, "send", packed.bytes)
+                    count = ProgressCounter(tell, "send", packed.bytes)
                     _run(target, _TAKE, given, stream=stream, count=count)
                     count.finish()
         previous = None
         if alias is not None:
             found = _run(target, _POINT, given)
             previous = None if found == "none" else found
-    return Delivered(release, target, sent, alias, previous)
+    return SshDelivery(release, target, sent, alias, previous)
 
 
 def _run(
-    target: Target,
+    target: SshTarget,
     script: str,
     given: tuple[str, ...],
     *,
     stream: IO[bytes] | None = None,
-    count: Count | None = None,
+    count: ProgressCounter | None = None,
 ) -> str:
     remote = " ".join(("sh", "-c", shlex.quote(_HEAD + script), "sh", *map(shlex.quote, given)))
     command = shlex.split(os.environ.get(COMMAND, "")) or ["ssh"]
@@ -199,7 +199,7 @@ def _run(
 
 
 def _wait(
-    process: subprocess.Popen[bytes], stream: IO[bytes] | None, count: Count | None
+    process: subprocess.Popen[bytes], stream: IO[bytes] | None, count: ProgressCounter | None
 ) -> tuple[bytes, bytes]:
     """What it said. ssh reads the file that we opened, so we see where it is in it."""
     while True:
@@ -210,7 +210,7 @@ def _wait(
                 count.reach(os.lseek(stream.fileno(), 0, os.SEEK_CUR))
 
 
-def _explain(code: int, said: str, target: Target) -> GraftError:
+def _explain(code: int, said: str, target: SshTarget) -> GraftError:
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "it said nothing")[
         :300
     ]

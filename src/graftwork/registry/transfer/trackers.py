@@ -19,7 +19,7 @@ from graftwork.process.http_client import HttpClient
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
 from graftwork.records.report import Report
-from graftwork.registry.folder import MINISIGN, SIGSTORE, files_of
+from graftwork.registry.folder import MINISIGN, SIGSTORE, release_files
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.unsaid import leave_secrets_unsaid
 
@@ -28,7 +28,7 @@ RELEASE = "graftwork.release"
 """Under this fact a tracker finds a release again."""
 
 
-def facts_of(release: Release) -> dict[str, str]:
+def tracker_tags(release: Release) -> dict[str, str]:
     return {
         RELEASE: release.id,
         "graftwork.project": release.project,
@@ -41,7 +41,7 @@ def facts_of(release: Release) -> dict[str, str]:
     }
 
 
-def figures_of(folder: Path) -> dict[str, float]:
+def tracker_metrics(folder: Path) -> dict[str, float]:
     """What was measured of the candidate; nothing where the release was imported without a report."""
     path = folder / REPORT
     if not path.is_file():
@@ -67,7 +67,7 @@ _RESERVED_ALIAS = re.compile(r"latest|v\d+", re.IGNORECASE)
 _NOT_IN_FIGURE = re.compile(r"[^\w\-. :/]")
 
 
-class InMlflow(NamedTuple):
+class MlflowVersion(NamedTuple):
     name: str
     version: str
     new: bool
@@ -75,11 +75,11 @@ class InMlflow(NamedTuple):
 
 def push_to_mlflow(
     store: ReleaseStore, release_id: str, *, name: str, aliases: Collection[str] = ()
-) -> InMlflow:
+) -> MlflowVersion:
     """Log the files, then enter the version, then point the aliases at it."""
     with _explaining_mlflow(name):
         client = _client()
-    with store.adding():
+    with store.shared_lock():
         release, folder = store.verify(release_id), store.folder(release_id)
         with _explaining_mlflow(name):
             _require_model(client, name, release)
@@ -94,11 +94,11 @@ def push_to_mlflow(
                     name,
                     source=f"{run.info.artifact_uri}/{ARTIFACTS}",
                     run_id=run.info.run_id,
-                    tags=facts_of(release),
+                    tags=tracker_tags(release),
                 )
             for alias in sorted(aliases):
                 client.set_registered_model_alias(name, name_alias(alias), str(version.version))
-    return InMlflow(name, str(version.version), new)
+    return MlflowVersion(name, str(version.version), new)
 
 
 def name_alias(alias: str) -> str:
@@ -127,10 +127,10 @@ def _send(client: Any, folder: Path, release: Release) -> Any:
     run = (
         begun[0]
         if begun
-        else client.create_run(experiment, tags=facts_of(release), run_name=f"release {release.id[:12]}")
+        else client.create_run(experiment, tags=tracker_tags(release), run_name=f"release {release.id[:12]}")
     )
     run_id = run.info.run_id
-    paths = files_of(folder)
+    paths = release_files(folder)
     there = _read_back(client, run_id) if begun else {}
     if there or len(paths) < len(list(folder.iterdir())):
         for path in paths:
@@ -143,7 +143,7 @@ def _send(client: Any, folder: Path, release: Release) -> Any:
         if there.get(path.name) != file_digest(path):
             raise _other_bytes(path.name, run_id)
     known = run.data.metrics if begun else {}
-    figures = {_NOT_IN_FIGURE.sub("_", figure): value for figure, value in figures_of(folder).items()}
+    figures = {_NOT_IN_FIGURE.sub("_", figure): value for figure, value in tracker_metrics(folder).items()}
     for figure in figures.keys() - known.keys():
         client.log_metric(run_id, figure, figures[figure])
     client.set_terminated(run_id)
@@ -257,15 +257,15 @@ TRACKIO_SECRETS = (SERVER, TOKEN, "HF_TOKEN")
 ANSWER_SECONDS = 10
 
 
-class InTrackio(NamedTuple):
+class TrackioArtifact(NamedTuple):
     project: str
     run: str
     artifact: str
 
 
-def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> InTrackio:
+def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> TrackioArtifact:
     trackio = _library()
-    with store.adding():
+    with store.shared_lock():
         release, folder = store.verify(release_id), store.folder(release_id)
         run, artifact = f"release-{release.id[:12]}", f"{release.project}-{release.model}"
         with _explaining_trackio(project):
@@ -273,7 +273,7 @@ def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> In
             opened = trackio.init(
                 project=project,
                 name=run,
-                config=facts_of(release),
+                config=tracker_tags(release),
                 resume="allow",
                 embed=False,
                 auto_log_gpu=False,
@@ -282,19 +282,19 @@ def push_to_trackio(store: ReleaseStore, release_id: str, *, project: str) -> In
             try:
                 logged = trackio.log_artifact(str(folder), name=artifact, type="model")
                 _require_hashes(logged, folder, where=f"{artifact} in {project}")
-                figures = figures_of(folder)
+                figures = tracker_metrics(folder)
                 # A run that was there has its figures; told again, they would stand there twice.
                 if figures and not getattr(opened, "_next_step", 0):
                     trackio.log(figures)
             finally:
                 trackio.finish()
-    return InTrackio(project, run, artifact)
+    return TrackioArtifact(project, run, artifact)
 
 
 def _require_hashes(logged: Any, folder: Path, *, where: str) -> None:
     """trackio names every file by its sha256, and its server refuses what has another."""
     there = {entry["path"]: entry["digest"].rpartition(":")[2] for entry in logged.manifest or ()}
-    for path in files_of(folder):
+    for path in release_files(folder):
         if there.get(path.name) != file_digest(path):
             raise Damaged(
                 f"{path.name} has another hash in trackio",
