@@ -1,8 +1,7 @@
-"""Keys and signatures in the format of minisign (https://jedisct1.github.io/minisign/). Pure.
+"""Minisign signatures of releases (https://jedisct1.github.io/minisign/), and the key a project trusts.
 
-In: the text of a key or a signature file. Out: their parts, a signature, or whether one holds. Reads both
-kinds of signature (of the file, `Ed`, and of its BLAKE2b hash, `ED`) and writes the second, as minisign
-does; reads secret keys with and without a password.
+A signature covers the manifest, and the manifest's hashes cover every file. Reads signatures of the file (`Ed`)
+and of its BLAKE2b hash (`ED`), and writes the second kind. Sigstore bundles are recognized, not verified.
 """
 
 import base64
@@ -15,7 +14,6 @@ from typing import NamedTuple
 
 from graftwork.files.whole import explain_os_error, write_whole
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
-from graftwork.registry import ed25519
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 
 _UNTRUSTED, _TRUSTED = "untrusted comment: ", "trusted comment: "
@@ -23,7 +21,7 @@ _UNTRUSTED, _TRUSTED = "untrusted comment: ", "trusted comment: "
 
 class PublicKey(NamedTuple):
     number: bytes
-    """Eight bytes that say which key a signature was made with."""
+    """Eight bytes that identify the key."""
     key: bytes
 
 
@@ -44,41 +42,65 @@ def read_public_key(text: str, *, where: str = "release.public_key") -> PublicKe
     """A public key as minisign prints it, with or without its comment line."""
     raw = _decode(_last_line(text), length=42, what="a minisign public key", where=where)
     if raw[:2] != b"Ed":
-        raise _unreadable("a minisign public key", "it is of another kind than Ed25519", where)
+        raise _unreadable("a minisign public key", "it is not an Ed25519 key", where)
     return PublicKey(raw[2:10], raw[10:])
 
 
 def read_signature(text: str, *, where: str) -> Signature:
     lines = text.splitlines()
     if len(lines) < 4 or not lines[0].startswith(_UNTRUSTED) or not lines[2].startswith(_TRUSTED):
-        raise _unreadable("a minisign signature", "it does not have its four lines", where)
+        raise _unreadable("a minisign signature", "it does not have four lines", where)
     raw = _decode(lines[1], length=74, what="a minisign signature", where=where)
     of_comment = _decode(lines[3], length=64, what="a minisign signature", where=where)
     return Signature(raw[:2], raw[2:10], raw[10:], lines[2].removeprefix(_TRUSTED), of_comment)
 
 
 def is_valid_signature(signature: Signature, message: bytes, *, key: PublicKey) -> bool:
-    """Whether the key signed this message and the comment beside it."""
+    """Whether the key signed this message and the trusted comment."""
     signed = {b"Ed": message, b"ED": hashlib.blake2b(message).digest()}.get(signature.kind)
     if signed is None or signature.number != key.number:
         return False
     comment = signature.of_message + signature.trusted_comment.encode()
-    return ed25519.is_signed(signed, signature=signature.of_message, public=key.key) and ed25519.is_signed(
+    return verify_ed25519(signed, signature=signature.of_message, public=key.key) and verify_ed25519(
         comment, signature=signature.of_comment, public=key.key
     )
 
 
+def verify_ed25519(message: bytes, *, signature: bytes, public: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def sign_ed25519(message: bytes, *, seed: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(seed).sign(message)
+
+
+def public_bytes(seed: bytes) -> bytes:
+    """The Ed25519 public key of a secret seed of 32 bytes."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+
 def sign(message: bytes, *, key: SecretKey, trusted_comment: str) -> str:
-    """The text of a signature file. The trusted comment is signed, too."""
+    """The text of a signature file. The trusted comment is signed as well."""
     comment = " ".join(trusted_comment.splitlines())
-    of_message = ed25519.sign(hashlib.blake2b(message).digest(), seed=key.seed)
-    of_comment = ed25519.sign(of_message + comment.encode(), seed=key.seed)
+    of_message = sign_ed25519(hashlib.blake2b(message).digest(), seed=key.seed)
+    of_comment = sign_ed25519(of_message + comment.encode(), seed=key.seed)
     first, second = _encode(b"ED" + key.number + of_message), _encode(of_comment)
     return f"{_UNTRUSTED}signature by graftwork\n{first}\n{_TRUSTED}{comment}\n{second}\n"
 
 
 def public_of(key: SecretKey) -> PublicKey:
-    return PublicKey(key.number, ed25519.public_of(key.seed))
+    return PublicKey(key.number, public_bytes(key.seed))
 
 
 def write_public_key(key: PublicKey) -> str:
@@ -95,26 +117,28 @@ def write_secret_key(key: SecretKey) -> str:
 
 
 def read_secret_key(text: str, *, password: str | None, where: str) -> SecretKey:
-    """A secret key; one with a password is opened by it."""
+    """A secret key, decrypted with the password if it has one."""
     raw = _decode(_last_line(text), length=158, what="a minisign secret key", where=where)
     kind, kdf, checksum_kind = raw[:2], raw[2:4], raw[4:6]
     if kind != b"Ed" or checksum_kind != b"B2" or kdf not in (b"\0\0", b"Sc"):
-        raise _unreadable("a minisign secret key", "it is of another kind than Ed25519 with BLAKE2b", where)
+        raise _unreadable("a minisign secret key", "it is not an Ed25519 key with a BLAKE2b checksum", where)
     salt, operations, memory, body = raw[6:38], raw[38:46], raw[46:54], raw[54:]
     if kdf == b"Sc":
         if password is None:
             raise UserMistake(
                 "the secret key has a password",
-                fix="set it in the environment: GRAFT_SIGNING_PASSWORD",
+                fix="set the environment variable GRAFT_SIGNING_PASSWORD",
                 where=where,
             )
-        stream = _stretch(password, salt, *(int.from_bytes(one, "little") for one in (operations, memory)))
+        stream = _stretch(
+            password, salt, *(int.from_bytes(raw_limit, "little") for raw_limit in (operations, memory))
+        )
         body = bytes(a ^ b for a, b in zip(body, stream, strict=True))
     secret, checksum = body[:72], body[72:]
     found = hashlib.blake2b(kind + secret, digest_size=32).digest()
     if kdf == b"\0\0" and checksum == bytes(32):
-        # minisign 0.11 leaves it empty in a key without a password: the two halves must belong together.
-        whole = ed25519.public_of(secret[8:40]) == secret[40:]
+        # minisign 0.11 leaves the checksum of a key without a password empty: compare its two halves instead.
+        whole = public_bytes(secret[8:40]) == secret[40:]
     else:
         whole = hmac.compare_digest(found, checksum)
     if not whole:
@@ -123,7 +147,7 @@ def read_secret_key(text: str, *, password: str | None, where: str) -> SecretKey
 
 
 def _stretch(password: str, salt: bytes, operations: int, memory: int) -> bytes:
-    """scrypt with the costs that libsodium picks for these limits."""
+    """scrypt with the cost parameters that libsodium chooses for these limits."""
     operations = max(operations, 32768)
     r, p = 8, 1
     if operations < memory // 32:
@@ -143,7 +167,7 @@ def _stretch(password: str, salt: bytes, operations: int, memory: int) -> bytes:
 
 
 def _power_up_to(limit: int) -> int:
-    """The cost that libsodium takes: the first power of two over half the limit."""
+    """The first power of two over half the limit, as libsodium computes the cost."""
     exponent = 1
     while exponent < 63 and 1 << exponent <= limit // 2:
         exponent += 1
@@ -170,14 +194,16 @@ def _encode(raw: bytes) -> str:
 
 
 def _unreadable(what: str, why: str, where: str) -> UserMistake:
-    return UserMistake(f"{what} cannot be read", why=why, fix="give it as minisign wrote it", where=where)
+    return UserMistake(
+        f"{what} cannot be read", why=why, fix="use the file as minisign wrote it", where=where
+    )
 
 
 PASSWORD = "GRAFT_SIGNING_PASSWORD"
 
 
 def require_signature(folder: Path, *, public_key: str) -> str:
-    """Refuse a release that the key did not sign; else the comment that was signed with it."""
+    """Return the signed comment; raise if the key did not sign the release."""
     key = read_public_key(public_key)
     path = folder / MINISIGN
     if not path.is_file():
@@ -186,24 +212,23 @@ def require_signature(folder: Path, *, public_key: str) -> str:
     if found.number != key.number:
         raise AnswerIsNo(
             f"release {folder.name[:12]} is signed with another key",
-            why=f"the signature names key {_show(found.number)}, graft.yaml trusts {_show(key.number)}",
-            fix="sign it with the trusted key, import or pull a copy that is (its signature takes the place "
-            "of this one), or change `release.public_key`",
+            why=f"it is signed with key {_show(found.number)}; graft.yaml trusts {_show(key.number)}",
+            fix="sign it with the trusted key, import or pull a copy that is signed with it (its signature "
+            "replaces this one), or change `release.public_key`",
             where=str(path),
         )
     if not is_valid_signature(found, (folder / MANIFEST).read_bytes(), key=key):
         raise Damaged(
-            f"the signature of release {folder.name[:12]} does not hold",
+            f"the signature of release {folder.name[:12]} is not valid",
             why="the manifest or the signature was changed after signing",
-            fix="import or pull the release again from where it was signed: a signature that holds takes the "
-            "place of this one",
+            fix="import or pull the release again from where it was signed: a valid signature replaces this one",
             where=str(path),
         )
     return found.trusted_comment
 
 
 def is_signed_by(public_key: str, *, manifest: bytes, signature: bytes) -> bool:
-    """Whether this key made this signature of this manifest; what cannot be read is not a signature."""
+    """Whether this key made this signature of this manifest. An unreadable signature is not one."""
     try:
         found = read_signature(signature.decode(errors="replace"), where=MINISIGN)
     except UserMistake:
@@ -212,12 +237,11 @@ def is_signed_by(public_key: str, *, manifest: bytes, signature: bytes) -> bool:
 
 
 def sign_manifest(folder: Path, *, key: SecretKey, comment: str) -> bytes:
-    """A signature of the manifest in this folder."""
     return sign((folder / MANIFEST).read_bytes(), key=key, trusted_comment=comment).encode()
 
 
 def load_public_key(given: str, *, root: Path) -> str:
-    """The key as text: `release.public_key` holds it, or names the file that does."""
+    """The key as text. `release.public_key` is the key itself or the name of a file that contains it."""
     text = given.strip()
     if len(text) < 200 and "\n" not in text and (root / text).is_file():
         text = _read(root / text)
@@ -231,7 +255,7 @@ def load_secret_key(path: Path) -> SecretKey:
 
 
 class KeyPair(NamedTuple):
-    """Where the two keys lie, and the public one as graft.yaml takes it."""
+    """The two key files, and the public key as text for graft.yaml."""
 
     secret: Path
     public: Path
@@ -239,7 +263,7 @@ class KeyPair(NamedTuple):
 
 
 def create_key_pair(folder: Path) -> KeyPair:
-    """Make a pair of keys. What is there already is not overwritten: it may be the only key to something."""
+    """Create a key pair. An existing key is never overwritten: it may be the only copy."""
     secret_file, public_file = folder / "graft.key", folder / "graft.pub"
     secret = SecretKey(number=os.urandom(8), seed=os.urandom(32))
     public = write_public_key(public_of(secret))
@@ -248,7 +272,7 @@ def create_key_pair(folder: Path) -> KeyPair:
         descriptor = os.open(secret_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise UserMistake(
-            "there is a key already", fix="name another folder, or use that key", where=str(secret_file)
+            "a key already exists here", fix="choose another folder, or use that key", where=str(secret_file)
         ) from error
     except OSError as error:
         raise explain_os_error(error, secret_file) from error
@@ -262,13 +286,13 @@ def _unsigned(folder: Path) -> AnswerIsNo:
     if (folder / SIGSTORE).is_file():
         return AnswerIsNo(
             f"release {folder.name[:12]} has a sigstore signature only",
-            why="`release.public_key` asks for one by minisign; sigstore bundles are kept, not verified here",
+            why="`release.public_key` requires a minisign signature; sigstore bundles are stored but not verified",
             fix="verify it with the sigstore command, then sign it: `graft release sign ID --key FILE`",
             where=str(folder / SIGSTORE),
         )
     return AnswerIsNo(
         f"release {folder.name[:12]} is not signed",
-        why="graft.yaml names a `release.public_key`: only signed releases are promoted, loaded and served",
+        why="graft.yaml sets `release.public_key`: only signed releases are promoted, loaded and served",
         fix=f"sign it: `graft release sign {folder.name[:12]} --key FILE`",
         where=str(folder / MINISIGN),
     )

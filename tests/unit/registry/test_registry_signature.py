@@ -11,7 +11,7 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
-from graftwork.registry import ed25519, signatures
+from graftwork.registry import signatures
 from graftwork.registry.folder import MINISIGN
 from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.manifest import SINCE_FORMAT_2
@@ -71,14 +71,14 @@ RFC_8032 = [
 @pytest.mark.parametrize(("seed", "public", "message", "signature"), RFC_8032)
 def test_the_vectors_of_the_standard_hold(seed, public, message, signature):
     seed, public, message, signature = (bytes.fromhex(one) for one in (seed, public, message, signature))
-    assert ed25519.public_of(seed) == public
-    assert ed25519.sign(message, seed=seed) == signature
-    assert ed25519.is_signed(message, signature=signature, public=public)
-    assert not ed25519.is_signed(message + b"x", signature=signature, public=public)
+    assert signatures.public_bytes(seed) == public
+    assert signatures.sign_ed25519(message, seed=seed) == signature
+    assert signatures.verify_ed25519(message, signature=signature, public=public)
+    assert not signatures.verify_ed25519(message + b"x", signature=signature, public=public)
     # The same point with a scalar beyond the order: another signature that a careless reader would take.
     order = 2**252 + 27742317777372353535851937790883648493
     beyond = (int.from_bytes(signature[32:], "little") + order).to_bytes(32, "little")
-    assert not ed25519.is_signed(message, signature=signature[:32] + beyond, public=public)
+    assert not signatures.verify_ed25519(message, signature=signature[:32] + beyond, public=public)
 
 
 @pytest.mark.parametrize("text", [OF_FILE, OF_HASH])
@@ -102,10 +102,10 @@ def test_a_signature_of_ours_holds_and_names_its_comment():
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not here to be the second opinion")
 def test_openssl_agrees_with_our_signature(tmp_path):
-    public = ed25519.public_of(SECRET.seed)
+    public = signatures.public_bytes(SECRET.seed)
     (tmp_path / "key.der").write_bytes(bytes.fromhex("302a300506032b6570032100") + public)
     (tmp_path / "message").write_bytes(b"a message")
-    (tmp_path / "signature").write_bytes(ed25519.sign(b"a message", seed=SECRET.seed))
+    (tmp_path / "signature").write_bytes(signatures.sign_ed25519(b"a message", seed=SECRET.seed))
     command = (
         "openssl pkeyutl -verify -pubin -keyform DER -inkey key.der -rawin -in message -sigfile signature"
     )
@@ -119,7 +119,7 @@ def test_keys_are_written_once_and_readable_to_their_owner_only(tmp_path):
     secret = load_secret_key(pair.secret)
     assert signatures.read_public_key(pair.text) == signatures.public_of(secret)
     assert load_public_key("keys/graft.pub", root=tmp_path).strip().endswith(pair.text)
-    with pytest.raises(UserMistake, match="already"):
+    with pytest.raises(UserMistake, match="already exists"):
         create_key_pair(tmp_path / "keys")
 
 
