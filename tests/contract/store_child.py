@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_samples import PROJECT, WHEN, release
 
 from graftwork.records.errors import Busy
+from graftwork.records.release import AliasMove
 from graftwork.store.database import open_database
 from graftwork.store.releases import ReleaseTable
 
@@ -25,14 +26,16 @@ def main(what: str, url: str, argument: str = "") -> None:
     say_ready()
     if what == "promote":
         try:
-            index.move_alias(
-                "champion", argument, expected_previous=None, who="child", when=WHEN, why="a race"
-            )
+            index.move_alias(champion_move(argument, previous=None))
             print("won", flush=True)
         except Busy:
             print("lost", flush=True)
     elif what == "write":
         write_until_killed(index, prefix=argument)
+
+
+def champion_move(to: str, *, previous: str | None) -> AliasMove:
+    return AliasMove(alias="champion", release_id=to, previous=previous, who="child", when=WHEN, why="a race")
 
 
 def say_ready() -> None:
@@ -47,7 +50,7 @@ def write_until_killed(index: ReleaseTable, *, prefix: str) -> None:
         new = release(f"{prefix}-{number}")
         index.add(new)
         current = index.aliases().get("champion")
-        index.move_alias("champion", new.id, expected_previous=current, who="child", when=WHEN, why="next")
+        index.move_alias(champion_move(new.id, previous=current))
         print(new.id, flush=True)
 
 

@@ -9,11 +9,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Damaged, UserMistake
-from graftwork.registry.index import InMemoryReleaseIndex
-from graftwork.registry.publish import publish
 from graftwork.registry.signatures import create_key_pair, load_public_key, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
 
@@ -30,7 +29,9 @@ def made(tmp_path):
     """A store that trusts nobody yet, and a release in it."""
     store = ReleaseStore.open(tmp_path / "releases")
     adapter = write_adapter(tmp_path / "adapter")
-    return store, publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter)).id
+    return store, publish_parts(
+        folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter)
+    ).id
 
 
 @pytest.fixture

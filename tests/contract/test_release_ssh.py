@@ -9,11 +9,10 @@ from ssh_server import running_sshd
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
-from graftwork.registry.index import InMemoryReleaseIndex
-from graftwork.registry.publish import publish
 from graftwork.registry.signatures import create_key_pair, load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer import ssh
@@ -40,7 +39,7 @@ def store(tmp_path):
 
 def make(store, *, weights=b"\x01\x02\x03\x04"):
     adapter = write_adapter(store.root.parent / f"adapter-{uuid.uuid4().hex}", weights=weights)
-    return publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
+    return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 def target(far):

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, alias_move, parts, publish_parts, write_adapter
 
 from graftwork.data.formats.captured import to_interaction
 from graftwork.pipeline.ab_live import compare_live
@@ -21,10 +21,9 @@ from graftwork.pipeline.serving import StoreSink, describe_experiment
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.interaction import Origin
-from graftwork.registry.publish import publish
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
-from graftwork.serve.run import serve
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings, SplitSettings
 
 DEADLINE = 60.0
@@ -38,15 +37,8 @@ def prepare(root):
     with open_workplace(open_project(root), Silent()) as work:
         for alias in ("champion", "challenger"):
             folder = write_adapter(root / alias, weights=alias.encode())
-            made = publish(folder=open_store(work), index=work.releases, **parts(folder))
-            work.releases.move_alias(
-                alias,
-                made.id,
-                expected_previous=None,
-                who="ada",
-                when="2026-01-01T00:00:00Z",
-                why="to compare",
-            )
+            made = publish_parts(folder=open_store(work), index=work.releases, **parts(folder))
+            work.releases.move_alias(alias_move(alias, made.id))
         return work.releases.aliases()
 
 
@@ -64,12 +56,10 @@ async def serving(work, settings, talk):
         serve(
             settings,
             engine_job=job,
-            sink=sink,
-            resolve_alias=work.releases.aliases,
+            project=ServedProject(resolve_aliases=work.releases.aliases, captures=sink, feedback=sink),
             on_ready=ready.set_result,
             stop=stop,
             engine_module="graftwork.serve.stub_engine",
-            feedback=sink,
         )
     )
     await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE)

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "hostile"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from archive_corpus import Good, name_by_content
-from registry_samples import PROJECT, dataset, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.files.dataset_folder import hash_manifest
 from graftwork.files.dataset_folder import read_manifest as read_dataset
@@ -33,9 +34,7 @@ from graftwork.files.digest import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
 from graftwork.registry.folder import read_manifest, verify_release
-from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.peft import AdapterTarget, import_peft_folder, inspect_adapter
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import read_archive
 from graftwork.registry.transfer.remote_store import RemoteStore
@@ -88,7 +87,7 @@ class Samples:
     def __init__(self, folder: Path) -> None:
         self.adapter = write_adapter(folder / "adapter")
         store = ReleaseStore.open(folder / "store")
-        made = publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(self.adapter))
+        made = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(self.adapter))
         self.release = store.folder(made.id)
         files = {path.name: path.read_bytes() for path in self.release.iterdir()}
         self.good = Good(json.loads(files.pop("manifest.json")), files)

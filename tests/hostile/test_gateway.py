@@ -269,7 +269,7 @@ def test_a_stream_that_nobody_reads_gives_its_place_back():
                 await until(lambda: house.gateway.metrics.in_flight == 1)
                 await until(lambda: house.gateway.metrics.in_flight == 0)
             assert house.gateway.metrics.disconnects == 1
-            await asyncio.wait_for(house.standin.cancelled.wait(), DEADLINE)
+            await asyncio.wait_for(house.stub.cancelled.wait(), DEADLINE)
 
     go(main)
 

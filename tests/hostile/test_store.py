@@ -18,16 +18,15 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
+from in_memory_index import InMemoryReleaseIndex
 from postgres_server import Server, is_supported, restartable_postgres
-from registry_samples import parts, write_adapter
-from store_samples import PROJECT, WHEN, capture, release
+from registry_samples import alias_move, parts, publish_parts, write_adapter
+from store_samples import PROJECT, capture, release
 
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
-from graftwork.registry.index import InMemoryReleaseIndex
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
@@ -81,9 +80,7 @@ def test_a_locked_store_is_busy_and_takes_the_same_again_when_it_is_free(databas
         for change in (
             lambda: captures.add([capture("a")]),
             lambda: index.add(release("two")),
-            lambda: index.move_alias(
-                "champion", release("one").id, expected_previous=None, who="w", when=WHEN, why=""
-            ),
+            lambda: index.move_alias(alias_move("champion", release("one").id)),
         ):
             with pytest.raises(Busy) as refused:
                 change()
@@ -93,7 +90,7 @@ def test_a_locked_store_is_busy_and_takes_the_same_again_when_it_is_free(databas
         assert index.aliases() == {}
         assert len(index.list()) == 1
     assert captures.add([capture("a")]) == 1
-    index.move_alias("champion", release("one").id, expected_previous=None, who="w", when=WHEN, why="")
+    index.move_alias(alias_move("champion", release("one").id))
     assert index.aliases() == {"champion": release("one").id}
 
 
@@ -300,7 +297,7 @@ def test_on_a_full_disk_a_release_is_whole_or_not_there(small_disk, tmp_path):
 
     def make(number: int) -> str:
         adapter = write_adapter(tmp_path / f"adapter-{number}", weights=os.urandom(300_000))
-        return publish(folder=store, index=index, **parts(adapter)).id
+        return publish_parts(folder=store, index=index, **parts(adapter)).id
 
     with pytest.raises(EnvironmentLacks, match="disk is full"):
         list(map(make, range(20)))

@@ -39,17 +39,10 @@ def list_(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
     from graftwork.pipeline.releases import make_query
+    from graftwork.records.release import ReleaseQuery
 
-    query = make_query(
-        tag=tag,
-        decision=decision,
-        model=model,
-        base=base,
-        since=since,
-        search=search,
-        collected=collected,
-        limit=limit,
-    )
+    filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
+    query = make_query(filters, decision=decision, since=since, limit=limit)
     with opened(project) as work:
         found, aliases = work.releases.entries(query), work.releases.aliases()
     more = limit and len(found) > limit

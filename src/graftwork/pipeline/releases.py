@@ -61,9 +61,7 @@ def promote_release(
             work.releases,
             release,
             alias=full,
-            who=who(),
-            when=now(),
-            why=reason,
+            change=registry.Change(who(), now(), reason),
             force=force,
             require_verdict=work.settings.release.require_verdict,
         )
@@ -75,9 +73,10 @@ def rollback_alias(work: Workplace, *, alias: str | None = None, reason: str = "
     full = full_alias(work, alias)
     store = open_store(work)
     with store.shared_lock():
-        way = registry.plan_rollback(work.releases, alias=full)
-        store.verify(way.target)
-        return registry.rollback(work.releases, alias=full, who=who(), when=now(), why=reason, way=way)
+        planned = registry.plan_rollback(work.releases, alias=full)
+        store.verify(planned.target)
+        change = registry.Change(who(), now(), reason)
+        return registry.rollback(work.releases, alias=full, change=change, planned=planned)
 
 
 def _require_own(work: Workplace, release: Release, alias: str) -> None:
@@ -119,7 +118,7 @@ def collect_garbage(
         reasons.update(
             select_retained(
                 entries,
-                needed=reachable_releases(work.releases.alias_logs().values()),
+                reachable=reachable_releases(work.releases.alias_logs().values()),
                 leased=stock.leased,
                 keep_last=rules.keep_last if keep_last is None else keep_last,
                 young_since=young_since,
@@ -190,34 +189,18 @@ def read_verdict(work: Workplace, release: Release) -> Verdict | None:
 _UNITS = {"d": "days", "h": "hours", "w": "weeks"}
 
 
-def make_query(
-    *,
-    tag: str | None,
-    decision: str | None,
-    model: str | None,
-    base: str | None,
-    since: str | None,
-    search: str | None,
-    collected: bool,
-    limit: int,
-) -> ReleaseQuery:
-    """One more than `limit` is asked for, so that it can be said whether there are more."""
-    chosen = next((one for one in get_args(Decision) if one == decision), None)
+def make_query(filters: ReleaseQuery, *, decision: str | None, since: str | None, limit: int) -> ReleaseQuery:
+    """Add what has to be parsed. Asks for one more than `limit`, to find out whether there are more."""
+    chosen = next((known for known in get_args(Decision) if known == decision), None)
     if decision is not None and chosen is None:
         raise UserMistake(
-            f"{decision!r} is no decision",
+            f"{decision!r} is not a decision",
             fix=f"choose one of {', '.join(get_args(Decision))}",
             where="--decision",
         )
-    return ReleaseQuery(
-        tag=tag,
-        decision=chosen,
-        model=model,
-        base=base,
-        since=parse_since(since, now=datetime.now(UTC)) if since else None,
-        search=search,
-        collected=collected,
-        limit=limit + 1 if limit else None,
+    start = parse_since(since, now=datetime.now(UTC)) if since else None
+    return filters.model_copy(
+        update={"decision": chosen, "since": start, "limit": limit + 1 if limit else None}
     )
 
 

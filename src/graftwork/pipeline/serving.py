@@ -95,7 +95,7 @@ def serve_here(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve until a signal comes, or `stop` is set."""
-    from graftwork.serve.run import run, serve
+    from graftwork.serve.run import ServedProject, run, serve
 
     with open_store(work).lease() as held:
         job = engine_job(work, held)
@@ -104,12 +104,14 @@ def serve_here(
             serve(
                 settings,
                 engine_job=job,
-                sink=sink,
-                resolve_alias=work.releases.aliases,
+                project=ServedProject(
+                    resolve_aliases=work.releases.aliases,
+                    find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
+                    captures=sink,
+                    feedback=sink,
+                ),
                 on_ready=on_ready,
                 stop=stop,
-                find_adapter=_AdapterFinder(work, held, job.template_fingerprint),
-                feedback=sink,
             )
         )
 
@@ -126,7 +128,7 @@ def serve_in_background(work: Workplace, settings: ServeSettings) -> Iterator[st
         ready.set()
 
     async def main() -> None:
-        from graftwork.serve.run import serve
+        from graftwork.serve.run import ServedProject, serve
 
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
@@ -134,8 +136,7 @@ def serve_in_background(work: Workplace, settings: ServeSettings) -> Iterator[st
             await serve(
                 settings,
                 engine_job=engine_job(work, held),
-                sink=StoreSink(work),
-                resolve_alias=work.releases.aliases,
+                project=ServedProject(resolve_aliases=work.releases.aliases, captures=StoreSink(work)),
                 on_ready=answer,
                 stop=stop,
             )

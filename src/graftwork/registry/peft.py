@@ -161,7 +161,7 @@ def import_peft_folder(
         "README.md": _card(ground, named_base=named_base, method=str(config["peft_type"])),
         "verdict.json": verdict.to_json(),
     }
-    described = tuple(_describe_text(name, text) for name, text in texts.items())
+    described = tuple(describe_text(name, text) for name, text in texts.items())
     nameless = Release(
         id="",
         project=ground.project,
@@ -293,7 +293,7 @@ def _describe(path: Path) -> ReleaseFile:
     return ReleaseFile(path=path.name, sha256=file_digest(path), size=path.stat().st_size)
 
 
-def _describe_text(name: str, text: str) -> ReleaseFile:
+def describe_text(name: str, text: str) -> ReleaseFile:
     data = text.encode()
     return ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 

@@ -1,42 +1,32 @@
-"""From a trained and judged adapter to a release: checked, named by its content, written, indexed.
+"""Publish an evaluated adapter: check it, write its model card, name it by its content, store and index it.
 
-In: the adapter's folder and the records behind it. Out: the release, on disk and in the index.
-Repeated with the same content it changes nothing. Does not decide whether the release goes live.
+Publishing the same content again changes nothing. Does not decide whether the release goes live. The card is
+one of the files that the release id is made of: it contains neither the id nor the time, and its wording is
+part of the format.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from graftwork.model.base import loadable_name, note_on_weights
-from graftwork.records.dataset import Dataset
-from graftwork.records.plan import Plan
-from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.release import Release
 from graftwork.records.report import Metric, Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.registry.index import ReleaseIndex
-from graftwork.registry.manifest import Lineage, make_release
-from graftwork.registry.peft import inspect_adapter
+from graftwork.registry.manifest import Lineage, ReleaseContext, make_release
+from graftwork.registry.peft import describe_text, inspect_adapter
 from graftwork.registry.store import ReleaseStore
 
 
-def write_card(
-    lineage: Lineage,
-    *,
-    project: str,
-    base: str,
-    parent: str | None,
-    licence: str | None = None,
-    versions: Mapping[str, str] | None = None,
-) -> str:
+def write_card(lineage: Lineage, context: ReleaseContext) -> str:
     """README.md in the form that the Hugging Face Hub shows as a model card."""
+    base, licence = context.base, context.licence
     sections = (
         _front_matter(base, licence),
-        f"# {project}: a LoRA adapter on {base}",
+        f"# {context.project}: a LoRA adapter on {base}",
         "Made by Graftwork. `manifest.json` names every file with its hash, and the data, plan, run, "
         "report and verdict behind them.",
         "## May it be served?",
@@ -48,7 +38,7 @@ def write_card(
         "## What it was trained on",
         _data_lines(lineage),
         "## Where it comes from",
-        f"- parent release: {parent or 'none'}\n- run: {lineage.outcome.run_id}\n"
+        f"- parent release: {context.parent or 'none'}\n- run: {lineage.outcome.run_id}\n"
         f"- model: {lineage.dataset.model}\n"
         f"- adapter hash: `{lineage.outcome.adapter_hash}`\n"
         f"- template: `{lineage.dataset.template_fingerprint}`\n"
@@ -56,7 +46,7 @@ def write_card(
         "## How far the plan was off",
         _residual_lines(lineage.outcome),
         "## Licence and versions",
-        _licence_lines(base, licence, versions or {}),
+        _licence_lines(base, licence, context.versions),
         "## How to load it",
         _usage(base),
     )
@@ -64,7 +54,7 @@ def write_card(
 
 
 def _front_matter(base: str, licence: str | None) -> str:
-    # JSON strings are YAML strings: a colon in a model's name cannot break the header.
+    # JSON strings are YAML strings, so a colon in a model name cannot break the header.
     stated = f"license: {json.dumps(licence)}\n" if licence else ""
     named = json.dumps(loadable_name(base))
     return f"---\nbase_model: {named}\nlibrary_name: peft\n{stated}tags:\n- lora\n- graftwork\n---"
@@ -122,9 +112,9 @@ def _residual_lines(outcome: TrainOutcome) -> str:
     if not outcome.residuals:
         return "Not measured."
     rows = [
-        f"| {_cell(one.name)} | {one.planned.value:.4g} ({one.planned.low:.4g} to {one.planned.high:.4g}) "
-        f"| {one.actual:.4g} |"
-        for one in outcome.residuals
+        f"| {_cell(figure.name)} | {figure.planned.value:.4g} "
+        f"({figure.planned.low:.4g} to {figure.planned.high:.4g}) | {figure.actual:.4g} |"
+        for figure in outcome.residuals
     ]
     return "\n".join(("| figure | planned | came out |", "|---|---|---|", *rows))
 
@@ -149,7 +139,7 @@ def _data_lines(lineage: Lineage) -> str:
 
 
 def _usage(base: str) -> str:
-    # A name is written as a Python string, so that none can end the example early.
+    # The name is written as a Python string, so that it cannot end the example early.
     note, where = note_on_weights(base), repr(base)
     said = ""
     if note:
@@ -171,51 +161,25 @@ def _cell(text: str) -> str:
 
 
 def publish(
-    *,
-    folder: Path | ReleaseStore,
+    store: ReleaseStore,
     index: ReleaseIndex,
-    project: str,
-    base: str,
-    base_fingerprint: str,
-    template_fingerprint: str,
+    *,
+    lineage: Lineage,
+    context: ReleaseContext,
     adapter_folder: Path,
-    dataset: Dataset,
-    plan: Plan,
-    outcome: TrainOutcome,
-    report: Report,
-    verdict: Verdict,
-    parent: str | None,
-    created_at: str,
-    settings: Mapping[str, Any],
-    versions: Mapping[str, str],
-    licence: str | None = None,
     version: str | None = None,
 ) -> Release:
-    """Make the release in the store and enter it in the index; the store comes first.
-
-    `version` is given to it in the index; without one it gets the next by rule.
-    """
-    store = folder if isinstance(folder, ReleaseStore) else ReleaseStore.open(folder)
-    lineage = Lineage(dataset=dataset, plan=plan, outcome=outcome, report=report, verdict=verdict)
-    adapter_files = inspect_adapter(adapter_folder, expected_hash=outcome.adapter_hash)
-    card = write_card(lineage, project=project, base=base, parent=parent, licence=licence, versions=versions)
-    texts = _texts(lineage, card=card)
+    """Make the release in the store, then add it to the index, with `version` or the next one by rule."""
+    adapter_files = inspect_adapter(adapter_folder, expected_hash=lineage.outcome.adapter_hash)
+    texts = _texts(lineage, card=write_card(lineage, context))
     release = make_release(
         lineage,
-        project=project,
-        base=base,
-        base_fingerprint=base_fingerprint,
-        template_fingerprint=template_fingerprint,
-        parent=parent,
-        created_at=created_at,
-        files=(*adapter_files, *(_describe(name, text) for name, text in texts.items())),
-        settings=settings,
-        versions=versions,
-        licence=licence,
+        context,
+        files=(*adapter_files, *(describe_text(name, text) for name, text in texts.items())),
     )
     sources: dict[str, Path | bytes] = {file.path: adapter_folder / file.path for file in adapter_files}
     sources |= {name: text.encode() for name, text in texts.items()}
-    # Between the store and the index nobody may take the new folder for one that nobody wants.
+    # The lock covers both, so that garbage collection never sees the new folder without its index entry.
     with store.shared_lock():
         written = store.put(release, sources=sources)
         index.add(written, version=version)
@@ -233,11 +197,6 @@ def _texts(lineage: Lineage, *, card: str) -> dict[str, str]:
     }
 
 
-def _describe(name: str, text: str) -> ReleaseFile:
-    data = text.encode()
-    return ReleaseFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-
-
 _CARDS = ("README.md", "MODEL_CARD.md")
 _TEXTS = ("LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING")
 _KNOWN = (
@@ -248,16 +207,19 @@ _KNOWN = (
     ("gnu general public license", "gpl-3.0"),
     ("mozilla public license", "mpl-2.0"),
 )
-_LONGEST = 80
-_MUCH = 65536
+_MAX_NAME = 80
+_MAX_READ = 65536
 
 
 def find_licence(folder: Path) -> str | None:
-    """What the first file that states a licence says."""
+    """The licence of a base model as its card, its config or a licence file states it.
+
+    None where no file states one: it is never guessed from the name of the model.
+    """
     for find in (_from_cards, _from_config, _from_texts):
         found = find(folder)
         if found:
-            return found[:_LONGEST]
+            return found[:_MAX_NAME]
     return None
 
 
@@ -268,7 +230,7 @@ def _from_cards(folder: Path) -> str | None:
             re.findall(r"^(license(?:_name)?):[ \t]*(\S[^\n]*)$", head[1] if head else "", re.MULTILINE)
         )
         licence = _plain(stated.get("license", ""))
-        # "other" says that the name stands in the next key.
+        # "other" means that the next key has the name.
         named = _plain(stated.get("license_name", ""))
         if licence:
             return named if licence == "other" and named else licence
@@ -288,8 +250,8 @@ def _from_texts(folder: Path) -> str | None:
     for name in _TEXTS:
         text = _read(folder / name)
         beginning = " ".join(text[:2000].lower().split())
-        for words, licence in _KNOWN:
-            if words in beginning:
+        for phrase, licence in _KNOWN:
+            if phrase in beginning:
                 return licence
         first = next((line.strip() for line in text.splitlines() if line.strip()), "")
         if first:
@@ -304,6 +266,6 @@ def _plain(value: str) -> str:
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as handle:
-            return handle.read(_MUCH).decode("utf-8", "replace").replace("\r\n", "\n")
+            return handle.read(_MAX_READ).decode("utf-8", "replace").replace("\r\n", "\n")
     except OSError:
         return ""

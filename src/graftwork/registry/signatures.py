@@ -1,7 +1,7 @@
 """Minisign signatures of releases (https://jedisct1.github.io/minisign/), and the key a project trusts.
 
-A signature covers the manifest, and the manifest's hashes cover every file. Reads signatures of the file (`Ed`)
-and of its BLAKE2b hash (`ED`), and writes the second kind. Sigstore bundles are recognized, not verified.
+A signature covers the manifest, and the hashes in the manifest cover every file. Reads signatures of the file
+(`Ed`) and of its BLAKE2b hash (`ED`); writes the second kind. Sigstore bundles are recognized, not verified.
 """
 
 import base64
@@ -221,7 +221,7 @@ def require_signature(folder: Path, *, public_key: str) -> str:
         raise Damaged(
             f"the signature of release {folder.name[:12]} is not valid",
             why="the manifest or the signature was changed after signing",
-            fix="import or pull the release again from where it was signed: a valid signature replaces this one",
+            fix="import or pull the release again from where it was signed: that replaces this signature",
             where=str(path),
         )
     return found.trusted_comment
@@ -286,7 +286,7 @@ def _unsigned(folder: Path) -> AnswerIsNo:
     if (folder / SIGSTORE).is_file():
         return AnswerIsNo(
             f"release {folder.name[:12]} has a sigstore signature only",
-            why="`release.public_key` requires a minisign signature; sigstore bundles are stored but not verified",
+            why="`release.public_key` requires a minisign signature; sigstore bundles are not verified",
             fix="verify it with the sigstore command, then sign it: `graft release sign ID --key FILE`",
             where=str(folder / SIGSTORE),
         )

@@ -60,8 +60,7 @@ class ServedExchange:
     first_token_ms: float | None
     total_ms: float
     disconnected: bool = False
-    lot: ArmAssignment | None = None
-    """Who answers was drawn; None where it was not."""
+    assignment: ArmAssignment | None = None
 
 
 class CaptureWriter:
@@ -165,7 +164,7 @@ class CaptureWriter:
 def make_capture(exchange: ServedExchange) -> Capture:
     """The exchange with every text redacted: the request, the reply and the session's name."""
     redactor = Redactor()  # one an exchange: placeholders agree inside it, and nothing grows
-    lot = exchange.lot
+    assignment = exchange.assignment
     return Capture(
         id=exchange.id,
         at=datetime.fromtimestamp(exchange.at, UTC).isoformat(timespec="milliseconds"),
@@ -180,9 +179,9 @@ def make_capture(exchange: ServedExchange) -> Capture:
         first_token_ms=exchange.first_token_ms,
         total_ms=exchange.total_ms,
         disconnected=exchange.disconnected,
-        dealt=None if lot is None else lot.experiment,
-        arm=None if lot is None else lot.arm,
-        share=None if lot is None else lot.share,
+        dealt=None if assignment is None else assignment.experiment,
+        arm=None if assignment is None else assignment.arm,
+        share=None if assignment is None else assignment.share,
     )
 
 

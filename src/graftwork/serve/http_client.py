@@ -7,7 +7,6 @@ the engine learns that nobody waits any more. Knows nothing of TLS, redirects or
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
 from typing import cast
 
 from graftwork.serve.http_messages import Headers
@@ -106,17 +105,14 @@ class ClientReply:
             self.close()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives. Leaving early closes the connection."""
-        try:
-            while self._link is not None:
-                piece = await self._link.next_piece()
-                if piece is None:
-                    self._give_back()
-                    return
-                yield piece
-        finally:
-            self.close()
+    async def next_chunk(self) -> bytes | None:
+        """The next bytes of the body; None at its end."""
+        if self._link is None:
+            return None
+        piece = await self._link.next_piece()
+        if piece is None:
+            self._give_back()
+        return piece
 
     def _give_back(self) -> None:
         if self._link is not None:

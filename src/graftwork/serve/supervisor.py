@@ -1,10 +1,8 @@
-"""Keeps one engine process running: starts it, notices its end, starts it again.
+"""Runs one engine process: starts it, restarts it after a crash, and speaks the engine protocol with it.
 
-In: the engine's job. Out: a client for it while it is ready, and its state in words. The first
-start must succeed; after that a crash is an event: it is started again, each time a little later,
-and ready again as soon as it answers. One that lives and does not answer is frozen: it gets no more
-requests, and is killed and started again if it stays so. The engine cannot outlive us: it ends when
-its standard input does.
+The first start must succeed. After that a crash is an event: the engine is started again, each time a little
+later. An engine that lives but does not answer is frozen: it gets no more requests, and is killed and
+restarted if it stays frozen. It ends with this process, because it ends when its standard input does.
 """
 
 import asyncio
@@ -15,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
@@ -24,8 +22,11 @@ from graftwork.files.whole import write_whole
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
-from graftwork.serve.engine_protocol import EngineJob, LoadAdapter
-from graftwork.serve.http_client import Client
+from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, PieceData
+from graftwork.serve.http_client import Client, ClientReply
+from graftwork.serve.http_messages import ApiError
+from graftwork.serve.openai_api import ChatCall
+from graftwork.serve.routing import RETRY
 
 log = logging.getLogger(__name__)
 
@@ -34,26 +35,60 @@ LOG_FILE = "engine.log"
 _ASK_EVERY_SECONDS = 0.03
 _STEADY_SECONDS = 60.0
 _LOAD_SECONDS = 300.0
-"""How long loading one more adapter may take."""
+"""How long loading one adapter may take."""
 
-# What the engine says of itself keeps its kind, and with it the exit code.
-_SAID_AS: dict[str, type[GraftError]] = {
+# Errors that the engine reports keep their class, and with it the exit code.
+_REPORTED_AS: dict[str, type[GraftError]] = {
     k.__name__: k for k in (Busy, Damaged, EnvironmentLacks, UserMistake)
 }
 
-State = Literal["starting", "ready", "frozen", "down", "stopped"]
-
 
 class ProbeTimes(NamedTuple):
-    """When an engine that does not answer counts as frozen, and when it is killed."""
+    """Seconds of silence after which an engine counts as frozen, and after which it is killed."""
 
     every: float = 2.0
     frozen_after: float = 5.0
     killed_after: float = 20.0
 
 
+class EngineClient(Client):
+    """Speaks the engine protocol with one engine."""
+
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        reply = await self._generate(call, model)
+        piece: PieceData = orjson.loads(await reply.read())
+        return piece
+
+    async def stream(self, call: ChatCall, *, model: str) -> "JsonLineStream":
+        return JsonLineStream(await self._generate(call, model))
+
+    async def _generate(self, call: ChatCall, model: str) -> ClientReply:
+        reply = await self.send("POST", "/generate", body=call.encode_for_engine(model))
+        if reply.status != 200:
+            raise _explain_refusal(reply.status, await reply.read())
+        return reply
+
+
+class JsonLineStream:
+    """A ReplyStream over one JSON line per piece. Lines that arrive together stay together."""
+
+    def __init__(self, reply: ClientReply) -> None:
+        self._reply = reply
+        self._rest = b""
+
+    async def next_pieces(self) -> list[PieceData] | None:
+        while (chunk := await self._reply.next_chunk()) is not None:
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            if lines:
+                return [orjson.loads(line) for line in lines]
+        return None
+
+    def close(self) -> None:
+        self._reply.close()
+
+
 class EngineSupervisor:
-    """Use `start`, then `client` for as long as `state` is "ready", then `stop`."""
+    """A ServingEngine in a child process. Call `start`, use it while `state` is "ready", then call `stop`."""
 
     def __init__(
         self,
@@ -63,45 +98,52 @@ class EngineSupervisor:
         first_pause: float = 0.25,
         longest_pause: float = 30.0,
         probe: ProbeTimes = ProbeTimes(),  # noqa: B008
-        on_change: Callable[[State], None] = lambda _state: None,
+        on_change: Callable[[EngineState], None] = lambda _state: None,
     ) -> None:
         self._module = module
         self._folder = Path(job.folder)
         self._pauses = (first_pause, longest_pause)
         self._probe = probe
         self._on_change = on_change
-        # Not in the job's folder: a unix socket's path may hold about 100 characters only.
+        # Not in the folder of the job: the path of a unix socket is limited to about 100 characters.
         self._socket_folder = tempfile.TemporaryDirectory(prefix="graft-")
         socket = job.socket or str(Path(self._socket_folder.name) / "engine.sock")
         self.job = job.model_copy(update={"socket": socket})
-        self._client: Client | None = None
+        self.client: EngineClient | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
-        self.state: State = "starting"
+        self.state: EngineState = "starting"
         self.reason = "it is loading the model"
         self.restarts = 0
         self.models: list[str] = []
 
-    @property
-    def client(self) -> Client | None:
-        return self._client
-
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> EngineStatus:
         pid = self._process.pid if self._process is not None and self.state == "ready" else None
         return {"state": self.state, "reason": self.reason, "restarts": self.restarts, "pid": pid}
 
+    async def complete(self, call: ChatCall, *, model: str) -> PieceData:
+        return await self._require_client().complete(call, model=model)
+
+    async def stream(self, call: ChatCall, *, model: str) -> JsonLineStream:
+        return await self._require_client().stream(call, model=model)
+
+    def _require_client(self) -> EngineClient:
+        if self.client is None:
+            raise ConnectionError("the engine is not ready")
+        return self.client
+
     async def start(self) -> None:
-        """Start the engine and wait until it answers. Raises what it said if it ends before."""
+        """Start the engine and wait until it answers. If it ends before, raise the error that it reported."""
         await self._launch()
         await self._await_ready()
         self._watch = asyncio.get_running_loop().create_task(self._keep_running())
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Let the running engine, and every later one, hold this adapter too."""
-        if self._client is None:
+        """Load the adapter now, and after every restart."""
+        if self.client is None:
             raise WorkerFailed("the engine is not ready", why=self.reason, fix="wait for it")
         body = LoadAdapter(name=name, folder=folder).to_json().encode()
-        status, answer = await self._client.fetch("POST", "/adapters", body=body, seconds=_LOAD_SECONDS)
+        status, answer = await self.client.fetch("POST", "/adapters", body=body, seconds=_LOAD_SECONDS)
         if status != 200:
             message = orjson.loads(answer)["error"]["message"]
             raise WorkerFailed(f"the release {name} could not be loaded", why=message, where=folder)
@@ -109,7 +151,7 @@ class EngineSupervisor:
         self.job = self.job.model_copy(update={"adapters": {**self.job.adapters, name: folder}})
 
     async def stop(self, *, seconds: float = 10.0) -> None:
-        """End the engine: ask, wait, then kill. Leaves nothing behind."""
+        """Terminate the engine, and kill it if it does not end in time."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -117,8 +159,6 @@ class EngineSupervisor:
         if self._process is not None:
             await _end(self._process, seconds)
         self._socket_folder.cleanup()
-
-    # -- one life ------------------------------------------------------------------------------
 
     async def _launch(self) -> None:
         self._set_state("starting", "it is loading the model")
@@ -135,14 +175,14 @@ class EngineSupervisor:
                 stdout=output,
                 stderr=output,
                 env={**WORKER_ENVIRONMENT, **os.environ},
-                start_new_session=True,  # Ctrl-C is for us: we drain first, then end it
+                start_new_session=True,  # Ctrl-C goes to us: we drain first, then end the engine
             )
 
     async def _await_ready(self) -> None:
-        """Ask until it answers; raise as soon as it is known that it never will."""
+        """Poll until it answers; raise as soon as the process has ended."""
         process = self._process
         assert process is not None
-        client = Client(path=self.job.socket)
+        client = EngineClient(path=self.job.socket)
         while True:
             try:
                 status, body = await client.fetch("GET", "/state")
@@ -153,7 +193,7 @@ class EngineSupervisor:
                     raise self._explain_end(process.returncode) from None
             await asyncio.sleep(_ASK_EVERY_SECONDS)
         self.models = orjson.loads(body)["models"]
-        self._client = client
+        self.client = client
         self._set_state("ready", "")
 
     async def _keep_running(self) -> None:
@@ -177,11 +217,11 @@ class EngineSupervisor:
                 await self._launch()
                 await self._await_ready()
             except (GraftError, OSError) as error:
-                # It failed again, or no process could be made; the loop goes on, the state says why.
+                # It failed again, or no process could be started; the loop goes on.
                 log.warning("engine: %s", error)
 
     async def _kill_if_frozen(self, process: asyncio.subprocess.Process) -> None:
-        """Ask the engine for its state now and then; one that stays silent is killed."""
+        """Poll the engine; kill it if it stays silent."""
         clock = asyncio.get_running_loop().time
         probe = Client(path=self.job.socket, keep=0)
         answered = clock()
@@ -192,39 +232,39 @@ class EngineSupervisor:
             except OSError:
                 silent = clock() - answered
                 if silent >= self._probe.killed_after:
-                    log.warning("engine: it has not answered for %.0f s and is killed", silent)
+                    log.warning("engine: no answer for %.0f s, killing it", silent)
                     process.kill()
                     return
                 if silent >= self._probe.frozen_after and self.state == "ready":
-                    log.warning("engine: it has not answered for %.0f s", silent)
+                    log.warning("engine: no answer for %.0f s", silent)
                     self._set_state("frozen", f"it has not answered for {silent:.0f} s")
             else:
                 answered = clock()
                 if self.state == "frozen":
-                    self._client = Client(path=self.job.socket)
+                    self.client = EngineClient(path=self.job.socket)
                     self._set_state("ready", "")
 
-    def _set_state(self, state: State, reason: str) -> None:
+    def _set_state(self, state: EngineState, reason: str) -> None:
         self.state, self.reason = state, reason
-        if state != "ready" and self._client is not None:
-            self._client.close()
-            self._client = None
+        if state != "ready" and self.client is not None:
+            self.client.close()
+            self.client = None
         self._on_change(state)
 
     def _explain_end(self, code: int) -> GraftError:
-        """What the engine left behind, as an error: its own words where it had any."""
+        """The error that the engine reported, or else its last line of output."""
         log_file = self._folder / LOG_FILE
-        left = self._folder / ERROR_FILE
-        last = left.read_text() if left.exists() else _last_line(log_file)
+        error_file = self._folder / ERROR_FILE
+        last = error_file.read_text() if error_file.exists() else _last_line(log_file)
         try:
-            said = json.loads(last)
-            kind = _SAID_AS.get(said["error"], WorkerFailed)
-            where = said["where"] or str(log_file)
-            return kind(said["what"], why=said["why"], fix=said["fix"], where=where)
+            reported = json.loads(last)
+            kind = _REPORTED_AS.get(reported["error"], WorkerFailed)
+            where = reported["where"] or str(log_file)
+            return kind(reported["what"], why=reported["why"], fix=reported["fix"], where=where)
         except (ValueError, TypeError, KeyError):
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             what = f"the engine ended with {how}"
-            return WorkerFailed(what, why=last, fix="its log says more", where=str(log_file))
+            return WorkerFailed(what, why=last, fix="see its log", where=str(log_file))
 
 
 async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
@@ -233,7 +273,7 @@ async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
     try:
         await asyncio.wait_for(process.wait(), seconds)
     except TimeoutError:
-        log.warning("engine: it did not stop within %.0f s and is killed", seconds)
+        log.warning("engine: it did not stop within %.0f s, killing it", seconds)
         process.kill()
         await process.wait()
 
@@ -241,3 +281,12 @@ async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
 def _last_line(path: Path) -> str:
     lines = path.read_bytes()[-4000:].decode(errors="replace").strip().splitlines() if path.exists() else []
     return lines[-1] if lines else ""
+
+
+def _explain_refusal(status: int, body: bytes) -> ApiError:
+    try:
+        error = orjson.loads(body)["error"]
+        headers = RETRY if status in (429, 503) else ()
+        return ApiError(status, error["message"], param=error["param"], code=error["code"], headers=headers)
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return ApiError(502, f"the engine answered with status {status} and no reason", code="engine_error")

@@ -236,38 +236,16 @@ class ReleaseTable(ReleaseIndex):
         with self._database.read() as connection:
             return {row.name: row.release_id for row in connection.execute(query)}
 
-    def move_alias(
-        self,
-        alias: str,
-        to: str,
-        *,
-        expected_previous: str | None,
-        who: str,
-        when: str,
-        why: str,
-        forced: bool = False,
-        rollback: bool = False,
-        verdict_hash: str | None = None,
-    ) -> AliasMove:
-        require_alias(alias)
-        release_id = self.get(to).id
-        move = AliasMove(
-            alias=alias,
-            release_id=release_id,
-            previous=expected_previous,
-            who=who,
-            when=when,
-            why=why,
-            forced=forced,
-            rollback=rollback,
-            verdict_hash=verdict_hash,
-        )
+    def move_alias(self, move: AliasMove) -> AliasMove:
+        alias = require_alias(move.alias)
+        move = move.model_copy(update={"release_id": self.get(move.release_id).id})
+        release_id = move.release_id
         here = (aliases.c.project == self._project) & (aliases.c.name == alias)
         with self._database.write() as connection:
             # There is one writer at a time, so what is compared here is still so when it is changed.
             current = connection.scalar(select(aliases.c.release_id).where(here))
-            log = self._logs(connection, alias=alias).get(alias, ()) if rollback else ()
-            if current != expected_previous or (rollback and not matches_rollback(log, move)):
+            log = self._logs(connection, alias=alias).get(alias, ()) if move.rollback else ()
+            if current != move.previous or (move.rollback and not matches_rollback(log, move)):
                 raise alias_moved_error(move, current, where=self._database.name)
             collected = self._require(connection, release_id).collected_at
             if collected is not None:
@@ -277,7 +255,7 @@ class ReleaseTable(ReleaseIndex):
                 connection.execute(aliases.insert().values(**new))
             else:
                 connection.execute(aliases.update().where(here).values(release_id=release_id))
-            row = {**move.model_dump(exclude={"when"}), "moved_at": when, "project": self._project}
+            row = {**move.model_dump(exclude={"when"}), "moved_at": move.when, "project": self._project}
             connection.execute(alias_moves.insert().values(**row))
         return move
 

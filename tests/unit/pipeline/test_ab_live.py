@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release_ab import ab
 from graftwork.pipeline.ab_evidence import Exchange, LiveTest
@@ -26,7 +26,6 @@ from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import UserMistake
-from graftwork.registry.publish import publish
 from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
 from graftwork.store.captures import FeedbackStore
@@ -52,7 +51,7 @@ def work(tmp_path):
 def pair(work, tmp_path):
     """The ids of two releases."""
     return [
-        publish(
+        publish_parts(
             folder=open_store(work),
             index=work.releases,
             **parts(write_adapter(tmp_path / name, weights=name.encode())),

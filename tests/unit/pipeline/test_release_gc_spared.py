@@ -13,7 +13,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.pipeline.narrator import Silent
@@ -22,7 +22,6 @@ from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
 from graftwork.registry.locks import ManifestLocks
-from graftwork.registry.publish import publish
 
 
 @pytest.fixture
@@ -39,7 +38,7 @@ def work(tmp_path) -> Iterator[Workplace]:
 
 def make(work: Workplace, name: str) -> str:
     adapter = write_adapter(work.project.root / "runs" / name, weights=name.encode())
-    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+    return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
 def manifest(work: Workplace, release_id: str) -> Path:

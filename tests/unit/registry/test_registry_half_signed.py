@@ -4,14 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.records.release import Release
 from graftwork.registry.folder import release_files, verify_release
-from graftwork.registry.index import InMemoryReleaseIndex
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import read_archive, write_archive
 
@@ -28,7 +27,7 @@ def store(tmp_path: Path) -> ReleaseStore:
 @pytest.fixture
 def release(store, tmp_path) -> Release:
     adapter = write_adapter(tmp_path / "adapter")
-    return publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
+    return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 def before_each(monkeypatch, step: str, do) -> None:

@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.registry import locks
-from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.locks import ManifestLocks
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
 NOBODY = 65534
@@ -41,7 +40,7 @@ def store() -> Iterator[ReleaseStore]:
 def make(store, tmp_path):
     def make_one(name: str) -> str:
         adapter = write_adapter(tmp_path / name, weights=name.encode())
-        return publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter)).id
+        return publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter)).id
 
     return make_one
 

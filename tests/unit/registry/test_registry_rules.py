@@ -20,18 +20,18 @@ def entry(name: str, *, day: int = 1, **more) -> ReleaseEntry:
 
 
 def kept(*entries: ReleaseEntry, **rules) -> dict[str, str]:
-    given_rules = {"needed": (), "leased": (), "keep_last": 0, "young_since": "2027"}
+    given_rules = {"reachable": (), "leased": (), "keep_last": 0, "young_since": "2027"}
     return select_retained(entries, **{**given_rules, **rules})
 
 
 def test_what_nobody_needs_goes_and_everything_that_stays_says_why():
     entries = (entry("new", day=9), entry("pinned", tags=("keep",)), entry("old"), entry("older"))
     assert kept(*entries, keep_last=1) == {
-        "new": "it is among the 1 newest of main",
+        "new": "it is one of the 1 newest of main",
         "pinned": "it is tagged keep",
     }
     assert set(kept(*entries, young_since="2026-01-05")) == {"new", "pinned"}
-    assert set(kept(*entries, needed={"old"}, leased={"older"})) == {"pinned", "old", "older"}
+    assert set(kept(*entries, reachable={"old"}, leased={"older"})) == {"pinned", "old", "older"}
 
 
 def test_each_model_keeps_newest_of_its_own():

@@ -7,15 +7,14 @@ import shutil
 import subprocess
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, Damaged, GraftError, UserMistake
 from graftwork.registry import signatures
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.manifest import SINCE_FORMAT_2
-from graftwork.registry.publish import publish
 from graftwork.registry.signatures import (
     SecretKey,
     create_key_pair,
@@ -152,7 +151,7 @@ def signed(tmp_path):
     pair = create_key_pair(tmp_path / "keys")
     store = ReleaseStore.open(tmp_path / "releases", public_key=pair.text)
     adapter = write_adapter(tmp_path / "adapter")
-    release = publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
+    release = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
     return store, release, load_secret_key(pair.secret)
 
 
@@ -256,7 +255,7 @@ def test_the_signature_of_a_release_of_format_1_survives_the_way_out_and_in(tmp_
     pair = create_key_pair(tmp_path / "keys")
     store = ReleaseStore.open(tmp_path / "here", public_key=pair.text)
     adapter = write_adapter(tmp_path / "adapter")
-    made = publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
+    made = publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
     # As the first version wrote it: without the later fields, and named without them.
     fields = json.loads((store.folder(made.id) / "manifest.json").read_bytes())
     old = {key: value for key, value in fields.items() if key not in {"id", "created_at", *SINCE_FORMAT_2}}

@@ -10,17 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry import blobs, locks
 from graftwork.registry.folder import release_folder, verify_release
-from graftwork.registry.index import InMemoryReleaseIndex
 from graftwork.registry.manifest import SINCE_FORMAT_2, content_id
 from graftwork.registry.names import require_alias, require_name
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 
 
@@ -38,7 +37,7 @@ def store(tmp_path: Path) -> ReleaseStore:
 def make(tmp_path, store, index):
     def make_one(name: str, weights: bytes = b"1234", **changes) -> Release:
         adapter = write_adapter(tmp_path / "runs" / name, weights=weights)
-        return publish(folder=store, index=index, **{**parts(adapter), "parent": None, **changes})
+        return publish_parts(folder=store, index=index, **{**parts(adapter), "parent": None, **changes})
 
     return make_one
 

@@ -7,12 +7,11 @@ import signal
 import tarfile
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.records.errors import GraftError
 from graftwork.registry.folder import MANIFEST, MINISIGN
-from graftwork.registry.index import InMemoryReleaseIndex
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import read_archive, write_archive
 
@@ -21,7 +20,7 @@ def made(folder, *, weights=b"\x01\x02\x03\x04"):
     store = ReleaseStore.open(folder / "store")
     adapter = write_adapter(folder / "adapter", weights=weights)
     index = InMemoryReleaseIndex(project=PROJECT)
-    return store, publish(folder=store, index=index, **parts(adapter))
+    return store, publish_parts(folder=store, index=index, **parts(adapter))
 
 
 def take(path, store):

@@ -4,13 +4,13 @@ import hashlib
 import json
 
 import pytest
+from in_memory_index import InMemoryReleaseIndex
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_adapter
 
 from graftwork.files.digest import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.verdict import Verdict
-from graftwork.registry.aliases import promote
-from graftwork.registry.index import InMemoryReleaseIndex
+from graftwork.registry.aliases import Change, promote
 from graftwork.registry.peft import AdapterTarget, import_peft_folder
 from graftwork.registry.store import ReleaseStore
 
@@ -37,7 +37,7 @@ def test_it_becomes_a_release_without_a_verdict_to_deploy(folder, tmp_path):
     index = InMemoryReleaseIndex(project=PROJECT)
     index.add(release)
     with pytest.raises(AnswerIsNo, match="not cleared"):
-        promote(index, release, alias="champion", who="me", when=WHEN)
+        promote(index, release, alias="champion", change=Change("me", WHEN))
 
 
 def test_the_same_folder_is_the_same_release_whenever_it_is_imported(folder):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.cli import narrate
@@ -22,7 +22,6 @@ from graftwork.pipeline.release_transfer import (
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.registry.publish import publish
 from graftwork.registry.transfer import ssh
 
 MIB = 2**20
@@ -58,7 +57,7 @@ def work(tmp_path, monkeypatch):
 @pytest.fixture
 def release(work, tmp_path) -> str:
     adapter = write_adapter(tmp_path / "adapter", weights=bytes(WEIGHTS))
-    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+    return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
 @pytest.fixture

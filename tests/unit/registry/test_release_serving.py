@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outcome, parts, plan, write_adapter
+from registry_samples import (
+    BASE_PRINT,
+    PROJECT,
+    TEMPLATE_PRINT,
+    dataset,
+    outcome,
+    parts,
+    plan,
+    publish_parts,
+    write_adapter,
+)
 
 from graftwork.model.base import Base
 from graftwork.pipeline import serving
@@ -16,8 +26,7 @@ from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry import locks
-from graftwork.registry.publish import publish
-from graftwork.serve.run import FIRST_PAUSE, LONGEST_PAUSE, AliasBook
+from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
 
 OTHER = "o" * 64
 
@@ -56,7 +65,7 @@ def make(work, tmp_path):
             "plan": plan().model_copy(update={"base_fingerprint": base}),
             "outcome": outcome(adapter),
         }
-        made = publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **changes})
+        made = publish_parts(folder=open_store(work), index=work.releases, **{**parts(adapter), **changes})
         promote_release(work, made.id)
         return made.id
 
@@ -113,9 +122,9 @@ class Clock:
 def book(work):
     """The aliases as a running endpoint follows them."""
     with open_store(work).lease() as held:
-        yield AliasBook(
+        yield AliasWatcher(
             Engine(),
-            resolve_alias=work.releases.aliases,
+            resolve_aliases=work.releases.aliases,
             find_adapter=serving._AdapterFinder(work, held, TEMPLATE_PRINT),
             clock=Clock(),
         )

@@ -7,13 +7,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from registry_samples import PROJECT, parts, write_adapter
+from in_memory_index import InMemoryReleaseIndex
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.folder import release_files
-from graftwork.registry.index import InMemoryReleaseIndex
-from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.trackers import QUIET, push_to_mlflow, push_to_trackio
 
@@ -24,7 +23,7 @@ ADDRESS = "http://joe:pass-word@127.0.0.1:5000"
 def made(tmp_path):
     store = ReleaseStore.open(tmp_path / "store")
     adapter = write_adapter(tmp_path / "adapter")
-    return store, publish(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
+    return store, publish_parts(folder=store, index=InMemoryReleaseIndex(project=PROJECT), **parts(adapter))
 
 
 class MlflowClient:

@@ -132,13 +132,13 @@ def test_an_answer_that_is_still_being_given_has_no_feedback_yet(run):
     async def main():
         book = Book()
         async with open_house(book, feedback=book) as house:
-            house.standin.gate.clear()
+            house.stub.gate.clear()
             async with AsyncOpenAI(base_url=f"{house.url}/v1", api_key="key", timeout=DEADLINE) as client:
                 stream = await client.chat.completions.create(model="base", messages=HELLO, stream=True)
                 chunk = await anext(aiter(stream))
                 status, told = await post(house, {"capture": chunk.id, "score": 1})
                 assert (status, told["error"]["code"]) == (409, "still_answering")
-                house.standin.gate.set()
+                house.stub.gate.set()
                 async for _ in stream:
                     pass
             assert (await post(house, {"capture": chunk.id, "score": 1}))[0] == 200

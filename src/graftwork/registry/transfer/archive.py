@@ -97,7 +97,7 @@ class UnpackedArchive(NamedTuple):
     signatures: dict[str, bytes]
 
     def put_into(self, store: ReleaseStore, *, tell: ProgressCallback = no_progress) -> ReceivedRelease:
-        """Into the store, the manifest last. Hold `store.shared_lock()` around this and the entry in the index."""
+        """Store the release. Hold `store.shared_lock()` around this and the index entry."""
         new = not store.has(self.release.id)
         put = store.put(self.release, sources=self.sources, signatures=self.signatures, tell=tell)
         return ReceivedRelease(put, new)
