@@ -1,4 +1,4 @@
-"""Two releases behind one alias: the arm is fixed for a session, has its share, and depends on nothing else."""
+"""Two releases behind one alias: the arm is fixed for a session, has its share, and depends only on it."""
 
 import asyncio
 import itertools
