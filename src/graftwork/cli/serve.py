@@ -41,7 +41,7 @@ def serve(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.serving import say_split, serve_here
+    from graftwork.pipeline.serving import describe_experiment, serve_here
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
 
@@ -56,7 +56,7 @@ def serve(
     with open_workplace(opened, NullReporter()) as work:
 
         def ready(url: str) -> None:
-            dealt = say_split(work, settings)
+            dealt = describe_experiment(work, settings)
             if json:
                 told = {"url": url, "aliases": work.releases.aliases()}
                 print_json(told if dealt is None else {**told, "split": dealt})
