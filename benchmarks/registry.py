@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
@@ -133,7 +133,7 @@ def run_command(root: Path, words: list[str]) -> float:
 def measure_peer(folder: Path, ids: list[str], work: Workplace) -> dict[str, float]:
     """One JSON file a release; the aliases in one more."""
     for one in ids:
-        write_whole(folder / f"{one}.json", work.releases.get(one).to_json(), durable=False)
+        write_atomic(folder / f"{one}.json", work.releases.get(one).to_json(), durable=False)
 
     def read(one: str) -> object:
         return json.loads((folder / f"{one}.json").read_bytes())
@@ -141,7 +141,7 @@ def measure_peer(folder: Path, ids: list[str], work: Workplace) -> dict[str, flo
     return {
         "list all": median_ms(lambda _n: [json.loads(p.read_bytes()) for p in folder.glob("*.json")]),
         "show": median_ms(lambda n: read(ids[n])),
-        "promote": median_ms(lambda n: write_whole(folder / "aliases", json.dumps({"champion": ids[n]}))),
+        "promote": median_ms(lambda n: write_atomic(folder / "aliases", json.dumps({"champion": ids[n]}))),
     }
 
 

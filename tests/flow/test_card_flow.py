@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train.log import read_steps
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import yaml
 
 from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.gate_all import gate_all
 from graftwork.pipeline.gate_rules import RULES
 from graftwork.pipeline.gate_session import judge_session

@@ -2,7 +2,7 @@
 
 import json
 
-from graftwork.files.dataset_folder import iterate_rows
+from graftwork.files.dataset import iterate_rows
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_lineage import trace_release
 from graftwork.pipeline.release_store import open_store

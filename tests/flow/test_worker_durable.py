@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.steps.train import make_job
 from graftwork.pipeline.workplace import open_workplace
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.project.folder import open_project
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.records.run import TrainOutcome

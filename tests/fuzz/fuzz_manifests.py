@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from archive_corpus import Good, name_by_content
 from registry_samples import PROJECT, dataset, parts, write_adapter
 
-from graftwork.files.dataset_folder import hash_manifest
-from graftwork.files.dataset_folder import read_manifest as read_dataset
-from graftwork.files.digest import folder_digest
+from graftwork.files.dataset import hash_manifest
+from graftwork.files.dataset import read_manifest as read_dataset
+from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
 from graftwork.registry.adapter import inspect_adapter

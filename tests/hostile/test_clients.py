@@ -21,7 +21,7 @@ from graftwork.evaluate.subjects import remote
 from graftwork.evaluate.subjects.endpoint import EndpointClient, Settings, TryAgain
 from graftwork.evaluate.subjects.remote import ask_endpoint
 from graftwork.process.alert import post
-from graftwork.process.retry import Retries, may_pass, retry_after
+from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob

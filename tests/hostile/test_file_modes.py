@@ -17,17 +17,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 from store_samples import capture
 
-from graftwork.files.journal import Journal
-from graftwork.files.private import close_to_others, make_folder
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files.disk import Journal
+from graftwork.files.disk import close_to_others, make_folder
+from graftwork.files.disk import atomic_folder, write_atomic
 from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.process import lock
-from graftwork.process.detach import start_detached
+from graftwork.process import worker
+from graftwork.process.worker import start_detached
 from graftwork.project.folder import open_project
 from graftwork.registry.publish import publish
 from graftwork.store.database import open_database
@@ -77,15 +77,15 @@ def write_state(work: Workplace) -> str:
         held.add(release)
         assert open_to_others(work.project.releases) == []
     collect_garbage(work)
-    with lock.hold(work.project.state / "pipeline"):
+    with worker.hold(work.project.state / "pipeline"):
         Journal(work.project.state / "events" / "log.jsonl").append({"a": 1})
-        write_whole(work.project.state / "a" / "b" / "c.json", "{}")
+        write_atomic(work.project.state / "a" / "b" / "c.json", "{}")
     start_detached(
         [sys.executable, "-c", "print(1)"],
         log=work.project.state / "logs" / "x.log",
         folder=work.project.root,
     ).wait()
-    with folder_made_whole(work.project.datasets / "one") as folder:
+    with atomic_folder(work.project.datasets / "one") as folder:
         # As a library would, that knows nothing of this.
         (folder / "deep").mkdir()
         (folder / "deep" / "rows.parquet").write_bytes(b"PAR1")
@@ -111,7 +111,7 @@ def test_whatever_makes_the_state_first_makes_it_private(tmp_path, first):
     state = tmp_path / "open" / ".graft"
     state.parent.mkdir(0o755)
     if first == "lock":
-        with lock.hold(state / "pipeline"):
+        with worker.hold(state / "pipeline"):
             pass
     elif first == "database":
         open_database(state / "state.db").close()
@@ -120,7 +120,7 @@ def test_whatever_makes_the_state_first_makes_it_private(tmp_path, first):
     elif first == "journal":
         Journal(state / "runs" / "steps.jsonl").append(1)
     else:
-        write_whole(state / "runs" / "job.json", "{}")
+        write_atomic(state / "runs" / "job.json", "{}")
     assert open_to_others(state) == []
     assert mode(state.parent) == 0o755
 
@@ -181,8 +181,8 @@ def test_what_belongs_to_somebody_else_does_not_stop_the_opening(tmp_path):
 
 
 def test_what_is_written_for_the_user_has_the_modes_that_the_umask_gives(root):
-    write_whole(root / "report.html", "<p>")
-    with folder_made_whole(root / "export") as folder:
+    write_atomic(root / "report.html", "<p>")
+    with atomic_folder(root / "export") as folder:
         (folder / "file").write_text("x")
     make_folder(root / "more")
     assert [mode(root / name) for name in ("report.html", "export", "export/file", "more")] == [

@@ -48,7 +48,7 @@ def audit(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.audit_page import make_audit_page
 
     if files:
@@ -57,7 +57,7 @@ def audit(
         found, page = _audit_project(project)
         page = html or page
     if page:
-        write_whole(page, make_audit_page(found), durable=False)
+        write_atomic(page, make_audit_page(found), durable=False)
     if json:
         print_json(found)
     else:
@@ -104,12 +104,12 @@ def _sifting_folder(project: "Project") -> "Iterator[Path]":
     """The project's own, whose blocks need not be sifted again; beside a run that holds it, a passing one."""
     import tempfile
 
-    from graftwork.process import lock
+    from graftwork.process import worker
     from graftwork.records.errors import Busy
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock.hold(project.state / "pipeline"))
+            stack.enter_context(worker.hold(project.state / "pipeline"))
             folder = project.sifted
         except Busy:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))
@@ -172,7 +172,7 @@ def captures(
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.pipeline.captures import CaptureExport, Feedback
     from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
@@ -192,7 +192,7 @@ def captures(
     )
     with open_workplace(opened, NullReporter()) as work:
         export = CaptureExport(work, settings, feedback=chosen)
-        write_whole(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
+        write_atomic(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:
         print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
         return

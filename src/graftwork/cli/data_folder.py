@@ -78,7 +78,7 @@ def show(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.dataset import show_rows as print_rows
     from graftwork.data.show_tokens import show_rows
-    from graftwork.files.dataset_folder import read_manifest
+    from graftwork.files.dataset import read_manifest
 
     chosen = _to_split(split)
     folder, root = _find(dataset, project)
@@ -156,7 +156,7 @@ def export(
 
 def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder that the names of its logs are relative to."""
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
     from graftwork.project.folder import find_project, open_project
     from graftwork.project.load import PROJECT_FILE
 
@@ -172,7 +172,7 @@ def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
 
 def _find_latest(project: Path | None) -> Path:
     """The one that the step `prepare` last made."""
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
     from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.project.folder import open_project
@@ -192,7 +192,7 @@ def _find_latest(project: Path | None) -> Path:
 
 
 def _find_by_hash(datasets: Path, name: str) -> Path:
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
     from graftwork.records.errors import UserMistake
 
     named = [one for one in sorted(datasets.glob("*")) if one.name.startswith(name)] if name else []
@@ -223,7 +223,7 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
 def _open_decoder(folder: Path, root: Path) -> "Decoder":
     """The tokenizer of the base that the dataset was rendered for."""
     from graftwork.data.show_tokens import TokenizerDecoder
-    from graftwork.files.dataset_folder import read_manifest
+    from graftwork.files.dataset import read_manifest
     from graftwork.model.base import find_base
     from graftwork.records.errors import EnvironmentLacks
 

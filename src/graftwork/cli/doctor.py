@@ -36,7 +36,7 @@ def doctor(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import quote, table
     from graftwork.pipeline.doctor.examine import examine
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import find_project, open_project
     from graftwork.records.errors import UserMistake
 

@@ -54,7 +54,7 @@ def evaluate(
     from graftwork.cli.show import show
     from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
 
     asked = Asked(

@@ -130,7 +130,7 @@ def _show_session(project: Path | None, model: str | None, *, update: bool, as_j
 def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
     from graftwork.cli.narrate import RichNarrator
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
 
     found = open_project(project)
@@ -145,11 +145,11 @@ def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
     if junit is None:
         return
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.junit import write_junit
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(junit, write_junit(verdicts))
+    write_atomic(junit, write_junit(verdicts))
 
 
 def _print(verdict: "Verdict") -> None:

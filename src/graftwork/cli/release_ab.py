@@ -52,7 +52,7 @@ def ab(
     from graftwork.pipeline.ab import compare_replayed
     from graftwork.pipeline.ab_live import compare_live, watch_live
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
     from graftwork.records.errors import UserMistake
 

@@ -74,7 +74,7 @@ def look_ahead(project: Path | None) -> "Preflight":
     from graftwork.cli.narrate import RichNarrator
     from graftwork.pipeline.pipeline import dry_run
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
 
     opened = open_project(project)

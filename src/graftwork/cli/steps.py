@@ -24,7 +24,7 @@ def run_upto(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.pipeline.pipeline import run_pipeline
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
 
     opened = open_project(project)

@@ -14,7 +14,7 @@ def run_all(*, project: Path | None, as_json: bool) -> None:
     from graftwork.cli.show import show
     from graftwork.pipeline.train_all import train_all
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
 
     opened = open_project(project)

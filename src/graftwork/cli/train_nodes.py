@@ -33,7 +33,7 @@ def run_on_machines(
     from graftwork.pipeline.machines import answer_calls, asked_of, tell_machines
     from graftwork.pipeline.pipeline import run_pipeline
     from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
     from graftwork.project.folder import open_project
 
     opened = open_project(project)

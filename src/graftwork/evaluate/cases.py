@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.grading.fields import AnswerFields, read_answer
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Row
@@ -120,7 +120,7 @@ def clusters_of(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def write_cases(path: Path, *, cases: Sequence[Case]) -> None:
-    write_whole(path, "".join(case.model_dump_json() + "\n" for case in cases))
+    write_atomic(path, "".join(case.model_dump_json() + "\n" for case in cases))
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

@@ -14,7 +14,7 @@ from graftwork.evaluate.ask import Timing, stopped, time_in_turn
 from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
 from graftwork.evaluate.subjects.engines import settle
 from graftwork.evaluate.worker import GENERATION_FILE
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint
@@ -76,7 +76,7 @@ def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case]
             "timed_group": group,
         }
     )
-    write_whole(path, made.to_json())
+    write_atomic(path, made.to_json())
 
 
 def group_of(jobs: Sequence[EvalJob], *, cases: Sequence[Case], requests: int) -> str:

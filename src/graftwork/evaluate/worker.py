@@ -13,8 +13,8 @@ from graftwork.evaluate.ask import Asker, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
 from graftwork.evaluate.subjects.book import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook
 from graftwork.evaluate.subjects.engines import is_vllm, settle
-from graftwork.files.digest import file_digest, folder_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest, folder_digest
+from graftwork.files.disk import write_atomic
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint
@@ -48,7 +48,7 @@ def evaluate(job: EvalJob) -> None:
             generation = _ask_endpoint(job, cases, heart)
         else:
             generation = _ask_model(job, cases, heart)
-        write_whole(folder / GENERATION_FILE, generation.to_json())
+        write_atomic(folder / GENERATION_FILE, generation.to_json())
         heart.beat("done", len(cases), len(cases), subject=job.subject)
 
 
@@ -73,7 +73,7 @@ def drop_answers_of_another_job(job: EvalJob) -> None:
         return
     for name in (GENERATION_FILE, ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
         (folder / name).unlink(missing_ok=True)
-    write_whole(marker, identity)
+    write_atomic(marker, identity)
 
 
 def identify(job: EvalJob) -> str:

@@ -11,9 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from graftwork.files.private import append_to, make_folder
-from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.files.disk import append_to, make_folder
+from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
+from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.job import Job, Place
 
 PLACE = Place(name="local", kind="local")

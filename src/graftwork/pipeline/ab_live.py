@@ -17,7 +17,7 @@ from graftwork.pipeline.ab_evidence import Exchange, LiveTest, survives_silence
 from graftwork.pipeline.ab_result import ABResult, ArmFacts, choose_metric, find_pair, note_trial, tell
 from graftwork.pipeline.evaluate_context import open_grading
 from graftwork.pipeline.workplace import Workplace
-from graftwork.process.stopping import how_it_ended
+from graftwork.process.worker import how_it_ended
 from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from graftwork.evaluate.statistics import Interval
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE, UserMistake
@@ -102,7 +102,7 @@ def note_trial(
     tried: list[str] = json.loads(path.read_bytes())["metrics"] if path.is_file() else []
     if metric not in tried:
         tried.append(metric)
-        write_whole(path, json.dumps({"releases": [first.id, second.id], "metrics": tried}))
+        write_atomic(path, json.dumps({"releases": [first.id, second.id], "metrics": tried}))
     if len(tried) == 1:
         return ()
     return (

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal
+from graftwork.files.disk import write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.reporter import ModelReporter, Reporter
 from graftwork.pipeline.steps.train import watch_over
 from graftwork.pipeline.supervise import JOB_FILE, run_job
 from graftwork.pipeline.vigil import Vigil
 from graftwork.pipeline.workplace import Workplace, now
-from graftwork.process import clock, lock
+from graftwork.process import clock, worker
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.base import fingerprint
@@ -44,12 +44,12 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
     many = f"{len(jobs)} run" + ("s" if len(jobs) > 1 else "")
     for job in jobs:
         # Whoever looks into a run's folder finds there what a run of its own would have been told.
-        write_whole(Path(job.folder) / JOB_FILE, job.to_json())
+        write_atomic(Path(job.folder) / JOB_FILE, job.to_json())
     work.reporter.started("train", f"train {many} in one process")
     for group in groups:
         together = ", ".join(names[jobs[at].run_id] for at in group)
         work.reporter.info(f"side by side: {together}")
-    with lock.hold(work.project.state / "pipeline"), ExitStack() as stack:
+    with worker.hold(work.project.state / "pipeline"), ExitStack() as stack:
         round_ = _Round(work, batch, names, stack)
         verify_base(work.base)
         try:
@@ -137,7 +137,7 @@ class _Round:
         """The process itself gave up: what it was at, and what it did not come to, has failed with it."""
         for job in self._batch.jobs:
             if not is_settled(job):
-                write_whole(Path(job.folder) / ERROR_FILE, json.dumps(reason.as_json()))
+                write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(reason.as_json()))
 
     def _has_begun(self, job: TrainJob) -> bool:
         if job.run_id in self._entered:

@@ -69,7 +69,7 @@ def _held_out_questions(work: Workplace) -> set[str]:
     folder = Path(Prepared.model_validate(entry.output).folder)
     if not folder.is_dir():
         return set()
-    from graftwork.files.dataset_folder import iterate_rows
+    from graftwork.files.dataset import iterate_rows
 
     return {
         _question_of([message.model_dump() for message in row.messages])

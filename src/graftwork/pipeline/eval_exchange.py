@@ -21,7 +21,7 @@ from graftwork.evaluate.score import score, sessions_of
 from graftwork.evaluate.slices import slice_report
 from graftwork.evaluate.subjects.book import read_answers
 from graftwork.evaluate.wear import wear_of
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.grading import GradeContext
 from graftwork.pipeline.evaluate_run import Evaluated
 from graftwork.pipeline.evaluation_page import page_name
@@ -66,7 +66,7 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
         answers=imported.answers,
         notes=(imported.why, *imported.notes),
     )
-    write_whole(path, render_evaluation(page))
+    write_atomic(path, render_evaluation(page))
     evaluation = ImportedEvaluation(
         report=imported.report,
         same_cases=imported.same_cases,
@@ -75,7 +75,7 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
         page=str(path),
     )
     kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
-    write_whole(kept, evaluation.to_json())
+    write_atomic(kept, evaluation.to_json())
     return evaluation
 
 
@@ -135,7 +135,7 @@ def _write(export: Export, *, form: Format, out: Path) -> list[str]:
         }
     for path, text in content.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_atomic(path, text)
     return [str(path) for path in content]
 
 

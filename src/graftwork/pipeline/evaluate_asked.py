@@ -11,7 +11,7 @@ from pathlib import Path
 from graftwork.evaluate.cases import draw_cases, hash_cases
 from graftwork.evaluate.subjects.case_file import read_case_file
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subjects
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.evaluate_context import open_grading
 from graftwork.pipeline.evaluate_log import remark_on_log
 from graftwork.pipeline.evaluate_run import (
@@ -99,7 +99,7 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
         ),
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
-    write_whole(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
+    write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
     return put_page(work, evaluated, beside=True)
 
 

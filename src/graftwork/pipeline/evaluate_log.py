@@ -11,7 +11,7 @@ from pathlib import Path
 
 from graftwork.evaluate.subjects.log import LOG
 from graftwork.evaluate.wording import name_of
-from graftwork.files.dataset_folder import iterate_drops
+from graftwork.files.dataset import iterate_drops
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.records.report import SubjectReport
 

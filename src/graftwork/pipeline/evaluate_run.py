@@ -18,8 +18,8 @@ from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
 from graftwork.evaluate.timing import group_of, is_timed
 from graftwork.evaluate.wear import wear_of
 from graftwork.evaluate.worker import GENERATION_FILE
-from graftwork.files.private import make_folder
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import make_folder
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.evaluate_context import Grading
 from graftwork.pipeline.evaluate_subjects import Subject
 from graftwork.pipeline.supervise import run_job
@@ -102,9 +102,9 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
     if subject.job is None:
         answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
         lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
-        write_whole(subject.folder / ANSWERS_FILE, "".join(lines))
+        write_atomic(subject.folder / ANSWERS_FILE, "".join(lines))
         generation = generation_of_log(cases, latency_cases=work.settings.evaluate.latency_cases)
-        write_whole(subject.folder / GENERATION_FILE, generation.to_json())
+        write_atomic(subject.folder / GENERATION_FILE, generation.to_json())
         return
     run_job(
         name=f"the evaluation of {subject.name}",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.pipeline.release_store import open_store, own_alias
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.workplace import Workplace

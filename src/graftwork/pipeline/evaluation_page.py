@@ -9,7 +9,7 @@ from pathlib import Path
 
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.subjects.book import read_answers
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.evaluate_run import Evaluated
 from graftwork.pipeline.workplace import Workplace
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
@@ -26,7 +26,7 @@ def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> 
         cases=read_cases(Path(evaluated.cases_file)),
         answers={name: tuple(read_answers(Path(folder))) for name, folder in evaluated.folders.items()},
     )
-    write_whole(path, render_evaluation(page))
+    write_atomic(path, render_evaluation(page))
     return evaluated.model_copy(update={"page": str(path)})
 
 

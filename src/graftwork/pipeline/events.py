@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.fleet.local import LOG_FILE
 from graftwork.process.alert import ALERTS_FILE
-from graftwork.process.vitals import VITALS_FILE
+from graftwork.process.heartbeat import VITALS_FILE
 from graftwork.records.base import Record
 from graftwork.train.files import LOOKS, SAVED, STEPS, WORDS
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.dataset_folder import read_rows
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import atomic_folder, write_atomic
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
@@ -27,7 +27,7 @@ def export(job: ExportJob) -> None:
 
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
     use_threads(job.threads)
-    with Heart(Path(job.folder)) as heart, folder_made_whole(to) as folder:
+    with Heart(Path(job.folder)) as heart, atomic_folder(to) as folder:
         rows, dtype = _rows(job), dtype_of(base)
         heart.beat("merging", 0, 1)
         changed = merge_into(base, adapter, folder)
@@ -44,7 +44,7 @@ def export(job: ExportJob) -> None:
                 _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
             )
         found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
-        write_whole(Path(job.folder) / MERGED_FILE, found.to_json())
+        write_atomic(Path(job.folder) / MERGED_FILE, found.to_json())
 
 
 def dtype_of(base: Path) -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from graftwork.files.digest import file_digest, folder_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files.disk import file_digest, folder_digest
+from graftwork.files.disk import make_folder
+from graftwork.files.disk import atomic_folder, write_atomic
 from graftwork.model.base import Base, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
 from graftwork.pipeline.export_process import MERGED_FILE
@@ -49,7 +49,7 @@ def export_run(
     else:
         exported = _merged(source, to, _merge(work, source, to))
     verify_base(source.base)
-    write_whole(to / WORD_FILE, exported.to_json())
+    write_atomic(to / WORD_FILE, exported.to_json())
     return exported
 
 
@@ -106,7 +106,7 @@ def _require_whole(outcome: TrainOutcome) -> None:
 
 def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
     adapter = Path(source.outcome.adapter_folder)
-    with folder_made_whole(to) as folder:
+    with atomic_folder(to) as folder:
         # The bytes, not the modes: the run's are for its owner alone.
         for path in adapter.iterdir():
             shutil.copyfile(path, folder / path.name)
@@ -150,7 +150,7 @@ def _to_gguf(work: Workplace, source: _Source, to: Path) -> ExportedAdapter:
     scratch = work.project.state / "exports"
     make_folder(scratch)
     name = f"{work.settings.project}-{source.outcome.run_id}.gguf"
-    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, folder_made_whole(to) as folder:
+    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
         merged = _merge(work, source, Path(temporary) / "model")
         convert(Path(temporary) / "model", folder / name, converter=converter)
         said = read_back(folder / name, Path(temporary) / "model")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graftwork.files.dataset_folder import MANIFEST, read_manifest
+from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from graftwork.evaluate.gate.course import GoodRun, compare_plans
-from graftwork.files.digest import file_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest
+from graftwork.files.disk import make_folder
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report
@@ -23,7 +23,7 @@ from graftwork.registry.adapter import WEIGHTS
 
 def keep_report(work: Workplace, adapter_hash: str, report: Report) -> None:
     path = _place(work, adapter_hash)
-    write_whole(path, report.to_json())
+    write_atomic(path, report.to_json())
 
 
 def find_report(work: Workplace, adapter_hash: str) -> Report | None:
@@ -42,7 +42,7 @@ def keep_verdict(work: Workplace, adapter_folder: Path, verdict: Verdict) -> Non
         return
     path = _verdict_place(work, file_digest(weights))
     make_folder(path.parent)
-    write_whole(path, verdict.to_json())
+    write_atomic(path, verdict.to_json())
 
 
 def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from graftwork.evaluate.gate import Judged, decide
 from graftwork.evaluate.gate.changes import describe_change
 from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.records.verdict import Verdict
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graftwork.data.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.probe import probe_device
 from graftwork.model.template import Template
@@ -47,7 +47,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
     if not logs and any(folder.glob(USUAL_LOGS)):
         logs = [str(folder / USUAL_LOGS)]
     if not logs:
-        write_whole(path, write_starter(name=name, logs=USUAL_LOGS))
+        write_atomic(path, write_starter(name=name, logs=USUAL_LOGS))
         load_settings(path)
         return Started(file=str(path))
     rows, found = _read(logs)
@@ -60,7 +60,7 @@ def start_project(folder: Path, logs: Sequence[str], *, base: str) -> Started:
         device=probe_device(),
         base=base,
     )
-    write_whole(path, text)
+    write_atomic(path, text)
     load_settings(path)
     return Started(file=str(path), proposal=proposal)
 

@@ -8,7 +8,7 @@ so that all models can be planned before the first is trained.
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import fingerprint

@@ -169,7 +169,7 @@ class _Rows(NamedTuple):
 
 def _prepared(project: "Project", model: str) -> _Rows | None:
     """Rows of the newest dataset of this model that lies there, if any does."""
-    from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
+    from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
 
     found = []
     for manifest in project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ():

@@ -12,12 +12,12 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS
 from graftwork.pipeline.workplace import Workplace
-from graftwork.process.stopping import how_it_ended
+from graftwork.process.worker import how_it_ended
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
@@ -62,7 +62,7 @@ class Launch:
     def _write(self, *, over: bool) -> None:
         if self.asked is not None:
             call = self.asked.model_copy(update={"id": uuid.uuid4().hex, "over": over})
-            write_whole(self.file, call.to_json())
+            write_atomic(self.file, call.to_json())
 
 
 def launch_of(work: Workplace, folder: Path) -> Launch:

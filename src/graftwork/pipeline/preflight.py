@@ -11,7 +11,7 @@ from pathlib import Path
 from graftwork.evaluate.cases import choose_cases
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
-from graftwork.files.dataset_folder import iterate_rows
+from graftwork.files.dataset import iterate_rows
 from graftwork.grading import GradeContext, require_gradable
 from graftwork.pipeline.doctor.check import Check
 from graftwork.pipeline.doctor.machine import look_at_disk

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.dataset import Dataset, InputFile
@@ -126,7 +126,7 @@ def _draw_file(
 
 def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]:
     """For each file and split the lines that rows were made of."""
-    from graftwork.files.dataset_scan import scan_columns
+    from graftwork.files.dataset import scan_columns
 
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for columns in scan_columns(folder, dataset, columns=("file", "line")):

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.steps.plan import kind_of_run
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.process.alert import Alarm
@@ -54,7 +54,7 @@ def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm)
         return None
     changed, said, word = smaller
     alarm.tell("out_of_memory", f"out of memory: going on with {word}", why=why)
-    write_whole(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
+    write_atomic(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
     return changed
 
 

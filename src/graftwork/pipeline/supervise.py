@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.restarts import Restarts
 from graftwork.process import clock
-from graftwork.process.exhausted import killed_for_memory
+from graftwork.process.memory import killed_for_memory
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.memory import kernel_kills
-from graftwork.process.stopping import how_it_ended
+from graftwork.process.worker import how_it_ended
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records import errors
 from graftwork.records.base import Record
@@ -94,12 +94,12 @@ def run_job(
         environment=dict(environment or {}),
     )
     restarts = Restarts(most=max_restarts)
-    write_whole(folder / JOB_FILE, job.to_json())
+    write_atomic(folder / JOB_FILE, job.to_json())
     try:
         while (code := watcher.attempt(order, on_start)) != errors.EXIT_DONE:
             smaller = _job_that_fits(watcher.exhaustion(code), on_out_of_memory)
             if smaller is not None:
-                write_whole(folder / JOB_FILE, smaller.to_json())
+                write_atomic(folder / JOB_FILE, smaller.to_json())
                 continue
             _raise_what_it_said(code, folder, name)
             pause = restarts.after_crash(code, done=watcher.furthest)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
-from graftwork.process.vitals import VITALS_FILE
+from graftwork.files.disk import Journal
+from graftwork.files.disk import write_atomic
+from graftwork.process.heartbeat import VITALS_FILE
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
@@ -22,7 +22,7 @@ def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path
     from graftwork.report.training import make_training_page
 
     page = make_training_page(plan, outcome, read_journal(folder), read_vitals(folder))
-    write_whole(folder / PAGE, page)
+    write_atomic(folder / PAGE, page)
     return folder / PAGE
 
 

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.files.private import STATE_FOLDER, close_to_others, is_private
+from graftwork.files.disk import STATE_FOLDER, close_to_others, is_private
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.settings import ProjectSettings
 

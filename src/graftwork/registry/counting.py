@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from graftwork.files.private import create_file
+from graftwork.files.disk import create_file
 
 Listener = Callable[[str, int, int], None]
 """Is told the phase, the bytes that are done, and all there are."""

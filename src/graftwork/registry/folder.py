@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.adapter import learned_files, require_safetensors

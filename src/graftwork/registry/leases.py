@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from graftwork.files.private import file_mode, make_folder
-from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.files.disk import file_mode, make_folder
+from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.registry.beside import MANIFEST
 from graftwork.registry.guard import CANNOT_WRITE, HELD, adding
 from graftwork.registry.names import require_name
@@ -42,7 +42,7 @@ class Lease:
         with adding(self._root):
             if self._file is not None:
                 self._ids |= wanted
-                write_whole(self._file, json.dumps(sorted(self._ids)))
+                write_atomic(self._file, json.dumps(sorted(self._ids)))
             else:
                 self._ids |= {one for one in wanted if self._lock(self._root / one / MANIFEST)}
 

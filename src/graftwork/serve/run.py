@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.records.errors import Busy, GraftError, UserMistake
 from graftwork.serve.capture import CaptureWriter
 from graftwork.serve.gateway import Gateway

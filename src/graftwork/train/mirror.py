@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from graftwork.files.whole import folder_made_whole
+from graftwork.files.disk import atomic_folder
 from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.text.unsaid import leave_login_unsaid
@@ -117,7 +117,7 @@ class Mirror:
         """Copy one here; it gets its name only if every byte is as its manifest says."""
         make_folder(folder)
         try:
-            with folder_made_whole(folder / step_name(step)) as temporary:
+            with atomic_folder(folder / step_name(step)) as temporary:
                 self._download(step, temporary)
         except Damaged as damage:
             self._distrusted.add(step)

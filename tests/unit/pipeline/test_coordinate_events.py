@@ -2,7 +2,7 @@
 
 import json
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.events import Events
 
 

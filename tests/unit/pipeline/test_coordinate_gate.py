@@ -10,7 +10,7 @@ import yaml
 from graftwork.evaluate.gate import Judged, decide
 from graftwork.evaluate.measure import measure
 from graftwork.evaluate.score import compare, make_rate
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.gate_champion import look_for_champion, surroundings_of, with_champion
 from graftwork.pipeline.gate_reports import find_better_run, find_report, keep_report
 from graftwork.pipeline.gate_rules import RULES, note_rules, with_changes

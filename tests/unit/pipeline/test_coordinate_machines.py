@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
 from graftwork.pipeline import machines
 from graftwork.pipeline.machines import CALL_FILE, Call, _answer
@@ -36,7 +36,7 @@ def answer(tmp_path, monkeypatch):
     job_file, file = tmp_path / "job.json", tmp_path / CALL_FILE
     job_file.write_text("{}")
     call = Call(id="1", job_file=str(job_file), processes=1, nodes=2)
-    write_whole(file, call.to_json())
+    write_atomic(file, call.to_json())
 
     def answer_with(code: str) -> int:
         def start(_):
@@ -44,7 +44,7 @@ def answer(tmp_path, monkeypatch):
                 [sys.executable, "-c", code, str(file), str(POLL)], stdout=subprocess.PIPE
             )
             assert child.stdout.readline() == b"here\n"
-            write_whole(file, call.model_copy(update={"id": "2", "over": True}).to_json())
+            write_atomic(file, call.model_copy(update={"id": "2", "over": True}).to_json())
             return child
 
         monkeypatch.setattr(local, "start", start)

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.process.alert import Alarm, post, run_command
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Alert

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.records.release import Release
 from graftwork.registry.exchange.archive import read_archive, write_archive

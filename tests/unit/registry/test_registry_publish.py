@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from registry_samples import PROJECT, parts, verdict, write_adapter
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.errors import Damaged, GraftError, UserMistake
 from graftwork.registry.folder import release_folder, verify_release
 from graftwork.registry.memory import ReleasesInMemory

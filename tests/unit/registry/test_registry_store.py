@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry import blobs, guard

@@ -6,7 +6,7 @@ import json
 import pytest
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_adapter
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.verdict import Verdict
 from graftwork.registry.exchange.peft import Ground, take_peft_folder

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.exchange.mlflow import QUIET, push_to_mlflow
 from graftwork.registry.exchange.trackio import push_to_trackio

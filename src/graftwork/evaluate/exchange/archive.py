@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from graftwork.evaluate.exchange.foreign import MOST_BYTES, too_large
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import Damaged
 
 ZSTD = 93

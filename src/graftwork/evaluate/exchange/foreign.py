@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Message

@@ -27,7 +27,7 @@ from graftwork.evaluate.exchange.foreign import (
     too_large,
     whole_number,
 )
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.interaction import Message
 
 TOOL = "lm-eval"

@@ -10,7 +10,7 @@ from pathlib import Path
 from graftwork.evaluate.judge.client import Said
 from graftwork.evaluate.judge.settings import JudgeSettings
 from graftwork.evaluate.judge.wording import Chat
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.records.base import fingerprint
 
 REPLIES_FILE = "judge_replies.jsonl"

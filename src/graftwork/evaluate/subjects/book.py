@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.evaluate.subjects.kept import KeptAnswers, key_of, repeats_of
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal
+from graftwork.files.disk import write_atomic
 from graftwork.records.report import Answer, Case, EvalJob
 
 ANSWERS_FILE = "answers.jsonl"
@@ -59,7 +59,7 @@ class AnswerBook:
             planned = cut_missing(
                 lengths, self._there, size=self._job.batch_size, repeats=repeats_of(self._job)
             )
-            write_whole(path, json.dumps(planned))
+            write_atomic(path, json.dumps(planned))
         return [Batch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
 
     def open_batches(self, planned: Iterable[Batch]) -> list[Batch]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.grading import CannotGrade, Check, GradeContext, read_case_checks
 from graftwork.grading.own import require_named
 from graftwork.records.base import fingerprint

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from graftwork.evaluate.cases import insert_example
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.report import Answer, Case, EvalJob
 
@@ -43,7 +43,7 @@ class KeptAnswers:
         body = answer.model_dump(mode="json")
         content = json.dumps({"key": key, "hash": fingerprint(body), "answer": body}, ensure_ascii=False)
         # Not waited for: what a power cut takes is found to be torn, and asked again.
-        write_whole(self._path(key), content, durable=False)
+        write_atomic(self._path(key), content, durable=False)
 
     def forget(self, keys: Sequence[str]) -> None:
         if self._folder is not None:

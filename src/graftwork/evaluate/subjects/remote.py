@@ -19,7 +19,7 @@ from graftwork.evaluate.subjects.book import AnswerBook, read_answers
 from graftwork.evaluate.subjects.endpoint import EndpointClient, EndpointReply, Settings, TryAgain
 from graftwork.evaluate.subjects.kept import repeats_of
 from graftwork.evaluate.wording import plural
-from graftwork.process.retry import FIRST_PAUSE, Retries
+from graftwork.process.http_client import FIRST_PAUSE, Retries
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob
 

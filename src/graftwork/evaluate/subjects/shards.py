@@ -17,9 +17,9 @@ from pathlib import Path
 from graftwork.evaluate.ask import Progress, stopped
 from graftwork.evaluate.subjects.book import AnswerBook, Batch
 from graftwork.evaluate.subjects.engines import is_vllm
-from graftwork.process import lock
+from graftwork.process import worker
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records import errors
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
@@ -76,18 +76,18 @@ def ask_in_shards(
 def _wait_for_orphans(shards: Sequence[EvalJob], stop_asked: Callable[[], bool]) -> None:
     """Processes whose parent was killed stop at their next batch; until then they hold their folders."""
     pause, until = threading.Event(), time.monotonic() + PATIENCE_SECONDS
-    while any(lock.holder_of(Path(shard.folder)) is not None for shard in shards):
+    while any(worker.holder_of(Path(shard.folder)) is not None for shard in shards):
         if stop_asked() or time.monotonic() >= until:
             return
         pause.wait(POLL_SECONDS)
 
 
 def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
-    from graftwork.files.private import append_to
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import append_to
+    from graftwork.files.disk import write_atomic
 
     folder = Path(shard.folder)
-    write_whole(folder / "job.json", shard.to_json())
+    write_atomic(folder / "job.json", shard.to_json())
     with append_to(folder / LOG_FILE) as log:
         return subprocess.Popen(
             [sys.executable, "-m", "graftwork.evaluate.worker", str(folder / "job.json")],

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graftwork.data.settings import DataSettings
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.doctor.check import Check, decide
 from graftwork.pipeline.pipeline import run_pipeline

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.model.probe import describe_device
 from graftwork.pipeline.doctor.check import Check, decide
 from graftwork.process.memory import machine_memory

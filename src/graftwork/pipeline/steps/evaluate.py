@@ -14,7 +14,7 @@ from graftwork.evaluate.cases import (
 )
 from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
 from graftwork.evaluate.worker import GENERATION_FILE
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.grading.own import hash_own, is_own
 from graftwork.pipeline.evaluate_context import open_grading
 from graftwork.pipeline.evaluate_log import remark_on_log

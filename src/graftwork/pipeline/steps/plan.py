@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.files.dataset_folder import iterate_rows, read_rows
+from graftwork.files.dataset import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest
+from graftwork.files.disk import write_atomic
 from graftwork.pipeline.evaluation_page import put_page
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
@@ -45,7 +45,7 @@ def _do(work: Workplace, made: Made) -> Written:
         seconds=_seconds(work, made),
         evaluation_page=Path(put_page(work, made.get("evaluate", Evaluated)).page).name,
     )
-    write_whole(work.project.report, render_report(page))
+    write_atomic(work.project.report, render_report(page))
     return Written(path=str(work.project.report), sha256=file_digest(work.project.report))
 
 

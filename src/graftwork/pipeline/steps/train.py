@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graftwork.files.digest import folder_digest
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import folder_digest
+from graftwork.files.disk import Journal
+from graftwork.files.disk import write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate_rules import note_rules
 from graftwork.pipeline.lineage import run_id_of, start_of
@@ -24,7 +24,7 @@ from graftwork.pipeline.workplace import Workplace, now, tell_note_on_base
 from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
-from graftwork.process.judge import Patience
+from graftwork.process.health import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
@@ -150,7 +150,7 @@ def _train(work: Workplace, job: TrainJob) -> float:
     finally:
         launch.over()
         waited = before + time.perf_counter() - begun
-        write_whole(waited_file, repr(waited))
+        write_atomic(waited_file, repr(waited))
     return waited / 60
 
 

@@ -4,15 +4,15 @@ In: source as text. Out: how it ended. `docs/sandbox.md` says what each way guar
 the far side and imports nothing of ours.
 """
 
-from graftwork.process.sandbox.available import available, open_sandbox, why_not
-from graftwork.process.sandbox.batch import Job, run_jobs
-from graftwork.process.sandbox.limits import Limits
-from graftwork.process.sandbox.result import SandboxKind, SandboxResult
+from graftwork.process.sandbox.run import available, open_sandbox, why_not
+from graftwork.process.sandbox.run import CodeJob, run_jobs
+from graftwork.process.sandbox.settings import Limits
+from graftwork.process.sandbox.settings import SandboxKind, SandboxResult
 from graftwork.process.sandbox.run import Sandbox
 from graftwork.process.sandbox.settings import SandboxSettings
 
 __all__ = [
-    "Job",
+    "CodeJob",
     "Limits",
     "Sandbox",
     "SandboxKind",

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import file_digest
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.verdict import Decision, Verdict

@@ -17,7 +17,6 @@ import struct
 import sys
 import types
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn

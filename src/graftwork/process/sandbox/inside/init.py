@@ -15,18 +15,13 @@ import os
 import select
 import sys
 
-from graftwork.process.sandbox.inside import kernel
+from graftwork.process.sandbox.inside import walls
 from graftwork.process.sandbox.inside.driver import run_code
-from graftwork.process.sandbox.inside.filter import install_filter
+from graftwork.process.sandbox.inside.walls import install_filter
 from graftwork.process.sandbox.inside.folder import remove_folder
-from graftwork.process.sandbox.inside.landlock import shut_files, write_rules
-from graftwork.process.sandbox.inside.limits import set_limits
-from graftwork.process.sandbox.inside.root import (
-    bound_folder,
-    build_root,
-    hide_host_name,
-    leave_namespaces,
-)
+from graftwork.process.sandbox.inside.walls import shut_files, write_rules
+from graftwork.process.sandbox.inside.walls import set_limits
+from graftwork.process.sandbox.inside.walls import bound_folder, build_root, hide_host_name, leave_namespaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,13 +49,13 @@ def _enter(box: dict[str, Any]) -> None:
         # that not even this process keeps.
         bound_folder(box["folder"], size=box["limits"]["disk_bytes"], files=box["limits"]["files"])
         hide_host_name()
-        kernel.drop_capabilities(but=kernel.CAPS_TO_CHANGE_USER if uid is not None else ())
+        walls.drop_capabilities(but=walls.CAPS_TO_CHANGE_USER if uid is not None else ())
         return
     if way in ("namespaces", "user_namespaces"):
         if way == "user_namespaces" and uid is not None:
             _become(uid)
-            kernel.set_dumpable(True)
-        kernel.die_with_parent(box["parent"])
+            walls.set_dumpable(True)
+        walls.die_with_parent(box["parent"])
         leave_namespaces(user=way == "user_namespaces")
         _go_on_as_first_process(box)
         owner = uid if way == "namespaces" else None
@@ -74,9 +69,9 @@ def _enter(box: dict[str, Any]) -> None:
         hide_host_name()
     else:
         # No world of processes of its own: nothing ends by itself, so this process is asked to end it.
-        kernel.adopt_orphans()
+        walls.adopt_orphans()
         _signal.signal(_signal.SIGTERM, lambda *_: _end_everything(box))
-        kernel.die_with_parent(box["parent"], by=kernel.SIGTERM)
+        walls.die_with_parent(box["parent"], by=walls.SIGTERM)
         os.chdir(box["folder"])
 
 
@@ -92,7 +87,7 @@ def _go_on_as_first_process(box: dict[str, Any]) -> None:
         os._exit(0 if status == 0 else FAILED)
     os.close(kept)
     os.setsid()
-    kernel.die_with_parent()
+    walls.die_with_parent()
     # The one outside may have died before the tie was made: then the pipe has ended.
     if select.select([alive], [], [], 0)[0]:
         os._exit(FAILED)
@@ -144,19 +139,19 @@ def _be_the_code(box: dict[str, Any], tell: int) -> NoReturn:
 def _shut_in(box: dict[str, Any]) -> None:
     """What the code can no longer undo. The order matters: each step needs a right that a later one ends."""
     uid, way, limits = box["uid"], box["way"], box["limits"]
-    kernel.no_new_privileges()
+    walls.no_new_privileges()
     if way == "off":
-        kernel.die_with_parent()
+        walls.die_with_parent()
         set_limits(limits, processes=None)
         return
     rules, kept = _landlock_rules(box) if way == "landlock" else (None, None)
-    kernel.shut_capabilities()
+    walls.shut_capabilities()
     if uid is not None and way != "user_namespaces":
-        kernel.keep_capabilities()
+        walls.keep_capabilities()
         _become(uid)
-    kernel.drop_capabilities(but=() if kept is None else (kept,))
-    kernel.set_dumpable(False)
-    kernel.die_with_parent()
+    walls.drop_capabilities(but=() if kept is None else (kept,))
+    walls.set_dumpable(False)
+    walls.die_with_parent()
     if rules is not None:
         shut_files(rules)
     # Ours that are the same user in the same user namespace: the first process, and the one outside it.
@@ -171,7 +166,7 @@ def _landlock_rules(box: dict[str, Any]) -> tuple[int, int | None]:
     shown = [source for kind, source, _ in box["views"] if kind in ("folder", "file")]
     devices = [source for kind, source, _ in box["views"] if kind == "device"]
     rules = write_rules(readable=shown, devices=devices, writable=box["folder"])
-    return rules, None if all(map(_open_to_all, shown)) else kernel.CAP_DAC_READ_SEARCH
+    return rules, None if all(map(_open_to_all, shown)) else walls.CAP_DAC_READ_SEARCH
 
 
 def _open_to_all(path: str) -> bool:
@@ -231,7 +226,7 @@ def _end_all_of(uid: int) -> None:
         killer = os.fork()
         if killer == 0:
             os.setresuid(uid, uid, uid)
-            os.kill(-1, kernel.SIGKILL)
+            os.kill(-1, walls.SIGKILL)
             os._exit(0)
         if os.waitpid(killer, 0)[1] == 0:
             return
@@ -254,7 +249,7 @@ def _descendants(root: int) -> list[int]:
 
 def _kill(number: int) -> None:
     try:
-        os.kill(number, kernel.SIGKILL)
+        os.kill(number, walls.SIGKILL)
     except ProcessLookupError:
         return
 

@@ -12,12 +12,23 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic import ValidationError
 
-from graftwork.files.digest import require_digest
-from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.files.disk import require_digest
+from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import CaptureOrigin, Message, Origin
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from graftwork.files.disk import require_digest
+from graftwork.files.disk import explain_os_error
+from graftwork.records.dataset import Dataset, Row, Shard, Split
+from graftwork.records.errors import Damaged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +171,7 @@ def write_table(path: Path, table: "pa.Table", *, durable: bool = True) -> None:
 
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", compression_level=1, row_group_size=ROWS_AT_ONCE * 4)
-    write_whole(path, sink.getvalue().to_pybytes(), durable=durable)
+    write_atomic(path, sink.getvalue().to_pybytes(), durable=durable)
 
 
 def _iterate_shard(folder: Path, shard: Shard) -> Iterator[dict[str, Any]]:
@@ -197,3 +208,99 @@ def _encode_messages(messages: Iterable[Message]) -> str:
 
 def _damaged(path: Path, why: str) -> Damaged:
     return Damaged(f"{path.name} is damaged", why=why, fix="run `graft data prepare` again", where=str(path))
+
+
+BATCH = ROWS_AT_ONCE * 16
+
+
+class Columns(NamedTuple):
+    """Some columns of consecutive rows; `first` is the number of the first of them."""
+
+    split: Split
+    first: int
+    batch: "pa.RecordBatch"
+
+
+def scan_columns(
+    folder: Path, dataset: Dataset, *, columns: Sequence[str], splits: Collection[Split] | None = None
+) -> Iterator[Columns]:
+    """The named columns of all rows, split by split, in the order of the rows."""
+    for split, summary in dataset.splits.items():
+        if splits is not None and split not in splits:
+            continue
+        first = 0
+        for shard in summary.shards:
+            for batch in _scan_shard(folder, shard, columns=columns):
+                yield Columns(split, first, batch)
+                first += batch.num_rows
+
+
+def scan_drops(folder: Path, dataset: Dataset, *, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    """The named columns of the rows that were left out."""
+    if dataset.drops is not None:
+        yield from _scan_shard(folder, dataset.drops, columns=columns)
+
+
+def fetch_rows(
+    folder: Path, dataset: Dataset, *, places: Mapping[Split, Collection[int]]
+) -> dict[tuple[Split, int], Row]:
+    """The rows at these places. Only the parts of the shards that hold them are read."""
+    found: dict[tuple[Split, int], Row] = {}
+    for split, numbers in places.items():
+        first = 0
+        for shard in dataset.splits[split].shards if split in dataset.splits else ():
+            inside = sorted({number - first for number in numbers if first <= number < first + shard.rows})
+            for number, row in _fetch_from_shard(folder, shard, numbers=inside):
+                found[split, first + number] = row
+            first += shard.rows
+    return found
+
+
+def _scan_shard(folder: Path, shard: Shard, *, columns: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / shard.file
+    require_digest(path, shard.sha256)
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=BATCH, columns=list(columns))
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except pa.ArrowException as error:
+        raise _unreadable(path) from error
+
+
+def _fetch_from_shard(folder: Path, shard: Shard, *, numbers: Sequence[int]) -> Iterator[tuple[int, Row]]:
+    if not numbers:
+        return
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = folder / shard.file
+    require_digest(path, shard.sha256)
+    try:
+        with pq.ParquetFile(path) as file:
+            first = 0
+            for group in range(file.num_row_groups):
+                size = file.metadata.row_group(group).num_rows
+                inside = [number for number in numbers if first <= number < first + size]
+                if inside:
+                    wanted = pa.array([number - first for number in inside])
+                    values: list[dict[str, Any]] = file.read_row_group(group).take(wanted).to_pylist()
+                    for number, value in zip(inside, values, strict=True):
+                        yield number, row_from_values(value)
+                first += size
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except (pa.ArrowException, ValueError, KeyError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> Damaged:
+    return Damaged(
+        f"{path.name} is damaged",
+        why="it does not read as rows",
+        fix="run `graft data prepare` again",
+        where=str(path),
+    )

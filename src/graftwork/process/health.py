@@ -9,6 +9,8 @@ from graftwork.process.heartbeat import WAITING_FOR_DATA
 from graftwork.records.base import Record
 from graftwork.records.job import Beat, Health, Vitals
 
+from pathlib import Path
+
 SLOW_FACTOR = 3.0
 STUCK_FACTOR = 10.0
 BETWEEN_STEPS_SECONDS = 30.0
@@ -177,3 +179,13 @@ def _number(beat: Beat, name: str) -> float | None:
 def seconds(value: float) -> str:
     """Short times with their fraction, long ones without."""
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 100 else f"{value:.0f} s"
+
+
+def process_state(pid: int) -> str:
+    """The letter that Linux gives (R, S, D, T, Z); empty where the system does not tell."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The name before it stands in brackets and may hold anything.
+    return text.rpartition(")")[2].split()[0]
