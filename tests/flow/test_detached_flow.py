@@ -15,7 +15,7 @@ from graftwork.fleet import local
 from graftwork.pipeline import supervise
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.workplace import open_workplace
-from graftwork.process import worker
+from graftwork.process.worker import lock_holder
 from graftwork.project.folder import open_project
 from graftwork.records.run import TrainOutcome
 
@@ -59,7 +59,7 @@ def detached(small_project, change_settings):
 def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order(detached):
     folder, started = detached
     assert started["state"] == "started"
-    assert worker.holder_of(folder / ".graft" / "pipeline") == started["pid"]
+    assert lock_holder(folder / ".graft" / "pipeline") == started["pid"]
     follower = subprocess.Popen(
         [*GRAFT, "logs", "-f", "--json", "-C", str(folder)], stdout=subprocess.PIPE, text=True
     )
@@ -102,12 +102,12 @@ def test_a_run_outlives_its_terminal_is_followed_to_its_end_and_stopped_in_order
 def test_a_run_is_killed_at_once_when_asked_so(detached):
     folder, started = detached
     run_folder = folder / ".graft" / "runs" / started["run"]
-    while worker.holder_of(run_folder) is None:
-        assert worker.holder_of(folder / ".graft" / "pipeline") is not None
+    while lock_holder(run_folder) is None:
+        assert lock_holder(folder / ".graft" / "pipeline") is not None
         pause()
     assert said(graft(folder, "stop", "--now", "--json"))["state"] == "killed"
-    assert worker.holder_of(run_folder) is None
-    assert worker.holder_of(folder / ".graft" / "pipeline") is None
+    assert lock_holder(run_folder) is None
+    assert lock_holder(folder / ".graft" / "pipeline") is None
     assert said(graft(folder, "status", "--json"))["runs"][0]["state"] == "stopped"
     follower = graft(folder, "logs", "-f")
     assert follower.returncode == 75

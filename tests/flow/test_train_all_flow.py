@@ -11,8 +11,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import Journal
+from graftwork.files.disk import Journal, file_digest
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
 from graftwork.pipeline.export_run import WORD_FILE, export_run

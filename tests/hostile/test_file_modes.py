@@ -17,17 +17,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 from store_samples import capture
 
-from graftwork.files.disk import Journal
-from graftwork.files.disk import close_to_others, make_folder
-from graftwork.files.disk import atomic_folder, write_atomic
+from graftwork.files.disk import Journal, atomic_folder, close_to_others, make_folder, write_atomic
 from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.process import worker
-from graftwork.process.worker import start_detached
+from graftwork.process.worker import hold_lock, start_detached
 from graftwork.project.folder import open_project
 from graftwork.registry.publish import publish
 from graftwork.store.database import open_database
@@ -77,7 +74,7 @@ def write_state(work: Workplace) -> str:
         held.add(release)
         assert open_to_others(work.project.releases) == []
     collect_garbage(work)
-    with worker.hold(work.project.state / "pipeline"):
+    with hold_lock(work.project.state / "pipeline"):
         Journal(work.project.state / "events" / "log.jsonl").append({"a": 1})
         write_atomic(work.project.state / "a" / "b" / "c.json", "{}")
     start_detached(
@@ -111,7 +108,7 @@ def test_whatever_makes_the_state_first_makes_it_private(tmp_path, first):
     state = tmp_path / "open" / ".graft"
     state.parent.mkdir(0o755)
     if first == "lock":
-        with worker.hold(state / "pipeline"):
+        with hold_lock(state / "pipeline"):
             pass
     elif first == "database":
         open_database(state / "state.db").close()

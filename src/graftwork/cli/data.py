@@ -104,12 +104,12 @@ def _sifting_folder(project: "Project") -> "Iterator[Path]":
     """The project's own, whose blocks need not be sifted again; beside a run that holds it, a passing one."""
     import tempfile
 
-    from graftwork.process import worker
+    from graftwork.process.worker import hold_lock
     from graftwork.records.errors import Busy
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(worker.hold(project.state / "pipeline"))
+            stack.enter_context(hold_lock(project.state / "pipeline"))
             folder = project.sifted
         except Busy:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))

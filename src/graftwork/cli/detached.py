@@ -16,12 +16,12 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
     """Start `graft VERB` in the background; say which run it is and how to follow it."""
     from graftwork.cli.steps import run_upto
     from graftwork.pipeline.lineage import run_id_of
-    from graftwork.process import worker, worker
+    from graftwork.process.worker import lock_holder, start_detached
     from graftwork.project.folder import open_project
     from graftwork.records.plan import Plan
 
     opened = open_project(project)
-    holder = worker.holder_of(opened.state / "pipeline")
+    holder = lock_holder(opened.state / "pipeline")
     if holder is not None:
         _say(as_json, state="already running", run=_current_run(opened), pid=holder, log=None)
         return
@@ -29,7 +29,7 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
     log = opened.state / "logs" / f"{run_id}.log"
     words = [sys.executable, "-m", "graftwork.cli.main", verb, "-C", str(opened.root)]
     words += ["--model", model] if model else []
-    child = worker.start_detached(words, log=log, folder=opened.root)
+    child = start_detached(words, log=log, folder=opened.root)
     if _took_hold(child, opened) or child.returncode == 0:
         state = "started" if child.returncode is None else "nothing left to do"
         _say(as_json, state=state, run=run_id, pid=child.pid, log=log)
@@ -39,11 +39,11 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
 
 def _took_hold(child: "subprocess.Popen[bytes]", project: "Project") -> bool:
     """Wait until it works, or has ended."""
-    from graftwork.process import worker
+    from graftwork.process.worker import lock_holder
 
     pause = threading.Event()
     while child.poll() is None:
-        if worker.holder_of(project.state / "pipeline") == child.pid:
+        if lock_holder(project.state / "pipeline") == child.pid:
             return True
         pause.wait(POLL_SECONDS)
     return False

@@ -18,9 +18,14 @@ import numpy as np
 from graftwork.data.pack import pack
 from graftwork.data.render import ShardMade
 from graftwork.files.dataset import DROPS, MANIFEST, hash_manifest, list_files, read_manifest, write_table
-from graftwork.files.disk import file_digest, require_digest
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import explain_os_error, atomic_folder, write_atomic
+from graftwork.files.disk import (
+    atomic_folder,
+    explain_os_error,
+    file_digest,
+    make_folder,
+    require_digest,
+    write_atomic,
+)
 from graftwork.records.dataset import SPLITS, Dataset, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError
 

@@ -21,9 +21,7 @@ from graftwork.data.sift import SiftTask, digest_file, is_sifted, name_sifted, s
 from graftwork.data.sight import BlockNow, Keys, arrange
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.find import find_sources
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.pool import work_in_order
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import UserMistake

@@ -19,8 +19,7 @@ from graftwork.data.ports import Rendered, Renderer
 from graftwork.data.prompts import give_system_prompt
 from graftwork.data.settings import DataSettings
 from graftwork.files.dataset import encode_captures, row_schema, write_table
-from graftwork.files.disk import file_digest, require_digest
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, require_digest, write_atomic
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message

@@ -23,8 +23,7 @@ from graftwork.data.rules.look import judgement, look
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.data.sources.blocks import Block
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script

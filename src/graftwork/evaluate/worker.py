@@ -13,8 +13,7 @@ from graftwork.evaluate.ask import Asker, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
 from graftwork.evaluate.subjects.book import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook
 from graftwork.evaluate.subjects.engines import is_vllm, settle
-from graftwork.files.disk import file_digest, folder_digest
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, folder_digest, write_atomic
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint

@@ -5,27 +5,18 @@ be the ones that were prepared. Shared by the stage that writes it and those tha
 pyarrow only when rows are touched.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 from pydantic import ValidationError
 
-from graftwork.files.disk import require_digest
-from graftwork.files.disk import explain_os_error, write_atomic
+from graftwork.files.disk import explain_os_error, require_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import Dataset, Drop, Row, Shard, Split
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import CaptureOrigin, Message, Origin
-
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-from graftwork.files.disk import require_digest
-from graftwork.files.disk import explain_os_error
-from graftwork.records.dataset import Dataset, Row, Shard, Split
-from graftwork.records.errors import Damaged
 
 if TYPE_CHECKING:
     import pyarrow as pa

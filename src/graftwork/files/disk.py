@@ -5,30 +5,19 @@ The state folder of a project is private by its name, and with it all that is ma
 elsewhere, such as reports and exports, get the modes that the user's umask gives them.
 """
 
-import os
-import stat
-from pathlib import Path
-from typing import IO
-
 import errno
+import hashlib
+import json
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from typing import IO, Any
 
-import hashlib
-from pathlib import Path
-
-from graftwork.records.errors import Damaged
-
-import json
-import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 
 STATE_FOLDER = ".graft"
 """Where a project keeps its captures, datasets, runs and releases."""

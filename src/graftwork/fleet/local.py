@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from graftwork.files.disk import append_to, make_folder
-from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.process.worker import PARENT_VARIABLE
+from graftwork.process.worker import PARENT_VARIABLE, WORKER_ENVIRONMENT, compiled_cache
 from graftwork.records.job import Job, Place
 
 PLACE = Place(name="local", kind="local")

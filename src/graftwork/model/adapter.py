@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from graftwork.files.disk import explain_os_error, atomic_folder, write_atomic
+from graftwork.files.disk import atomic_folder, explain_os_error, write_atomic
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, require_names, to_peft
 from graftwork.model.full_weights import act, holds_full_weights, load_full
 from graftwork.model.lora import LoraLinear

@@ -11,9 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import atomic_folder, write_atomic
-from graftwork.process import worker
+from graftwork.files.disk import atomic_folder, file_digest, write_atomic
+from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
@@ -126,7 +125,7 @@ def verify_base(base: Base) -> None:
 def _embedded() -> Base:
     folder = models_folder() / EMBEDDED
     if not is_ready(EMBEDDED):
-        with worker.hold(models_folder() / f".{EMBEDDED}.lock"):
+        with hold_lock(models_folder() / f".{EMBEDDED}.lock"):
             if not (folder / "config.json").exists():
                 _convert_in_child(folder)
             return _describe(EMBEDDED, folder)

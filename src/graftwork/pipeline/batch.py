@@ -10,17 +10,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.reporter import ModelReporter, Reporter
 from graftwork.pipeline.steps.train import watch_over
 from graftwork.pipeline.supervise import JOB_FILE, run_job
 from graftwork.pipeline.vigil import Vigil
 from graftwork.pipeline.workplace import Workplace, now
-from graftwork.process import clock, worker
+from graftwork.process import clock
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.worker import ERROR_FILE
+from graftwork.process.worker import ERROR_FILE, hold_lock
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.job import AlertKind
@@ -49,7 +48,7 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
     for group in groups:
         together = ", ".join(names[jobs[at].run_id] for at in group)
         work.reporter.info(f"side by side: {together}")
-    with worker.hold(work.project.state / "pipeline"), ExitStack() as stack:
+    with hold_lock(work.project.state / "pipeline"), ExitStack() as stack:
         round_ = _Round(work, batch, names, stack)
         verify_base(work.base)
         try:

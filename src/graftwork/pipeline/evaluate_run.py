@@ -18,8 +18,7 @@ from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
 from graftwork.evaluate.timing import group_of, is_timed
 from graftwork.evaluate.wear import wear_of
 from graftwork.evaluate.worker import GENERATION_FILE
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import make_folder, write_atomic
 from graftwork.pipeline.evaluate_context import Grading
 from graftwork.pipeline.evaluate_subjects import Subject
 from graftwork.pipeline.supervise import run_job

@@ -10,9 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from graftwork.files.disk import file_digest, folder_digest
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import atomic_folder, write_atomic
+from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
 from graftwork.model.base import Base, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
 from graftwork.pipeline.export_process import MERGED_FILE

@@ -10,9 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from graftwork.evaluate.gate.course import GoodRun, compare_plans
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report

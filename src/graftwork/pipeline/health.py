@@ -11,11 +11,11 @@ from pathlib import Path
 from graftwork.pipeline.freshness import StepState, examine_steps, expect_seconds
 from graftwork.pipeline.pipeline import plan_whole_run
 from graftwork.pipeline.workplace import Workplace
-from graftwork.process import clock, worker
+from graftwork.process import clock
+from graftwork.process.health import Judgement, Patience, judge, process_state
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.http_client import HttpClient, NoAnswer
-from graftwork.process.health import Judgement, Patience, judge
-from graftwork.process.health import process_state
+from graftwork.process.worker import lock_holder
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
 from graftwork.records.job import Beat, Health, Vitals
@@ -89,7 +89,7 @@ def standing(work: Workplace) -> Standing:
         aliases=work.releases.aliases(),
         releases=len(work.releases.list()),
         captures=work.captures.count(),
-        working=worker.holder_of(work.project.state / "pipeline") is not None,
+        working=lock_holder(work.project.state / "pipeline") is not None,
     )
 
 
@@ -100,7 +100,7 @@ def expected_step_seconds(plan: Plan) -> float:
 
 def judge_run(folder: Path, *, expected: float, patience: Patience) -> tuple[Judgement, Beat | None]:
     """How the worker in `folder` is now, by its heartbeat, its lock and its process."""
-    beat, holder = read_beat(folder), worker.holder_of(folder)
+    beat, holder = read_beat(folder), lock_holder(folder)
     judgement = judge(
         beat,
         alive=holder is not None,

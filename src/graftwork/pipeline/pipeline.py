@@ -16,7 +16,7 @@ from graftwork.pipeline.step import Inputs, Made, Step
 from graftwork.pipeline.steps import audit, evaluate, gate, plan, prepare, release, report, train, try_out
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.plan.stages import MEASURED, estimate_stage
-from graftwork.process import worker
+from graftwork.process.worker import hold_lock
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.plan import RunPlan
@@ -48,7 +48,7 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
         goal = "train" if "train" in wanted else "plan"
         run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
     made, identities = Made({}), dict[str, str]()
-    with worker.hold(work.project.state / "pipeline"):
+    with hold_lock(work.project.state / "pipeline"):
         for step in STEPS:
             if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
                 continue
@@ -83,7 +83,7 @@ def plan_whole_run(work: Workplace, *, made: Made | None = None) -> RunPlan:
 def dry_run(work: Workplace) -> Preflight:
     """Everything that can be known before training: the dataset, the plan, and what the checks find."""
     made, identities = Made({}), dict[str, str]()
-    with worker.hold(work.project.state / "pipeline"):
+    with hold_lock(work.project.state / "pipeline"):
         for step in (audit.STEP, prepare.STEP, plan.STEP):
             made.outputs[step.name] = output = _bring_up_to_date(step, work, made, identities, allowed=True)
             identities[step.name] = step.identity(output)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.pipeline.workplace import Workplace, now
-from graftwork.process import worker
+from graftwork.process.worker import lock_holder
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.store.runs import RunEntry
 
@@ -45,8 +45,8 @@ def find_run(work: Workplace, asked: str | None = None) -> RunEntry | None:
 def at_work(work: Workplace, run: RunEntry | None) -> AtWork:
     """Who works on the project, and on this run of it, now."""
     return AtWork(
-        supervisor=worker.holder_of(work.project.state / "pipeline"),
-        worker=worker.holder_of(Path(run.folder)) if run is not None else None,
+        supervisor=lock_holder(work.project.state / "pipeline"),
+        worker=lock_holder(Path(run.folder)) if run is not None else None,
     )
 
 

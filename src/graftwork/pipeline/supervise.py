@@ -19,11 +19,9 @@ from graftwork.fleet import local
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.restarts import Restarts
 from graftwork.process import clock
-from graftwork.process.memory import killed_for_memory
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.memory import kernel_kills
-from graftwork.process.worker import how_it_ended
-from graftwork.process.worker import ERROR_FILE
+from graftwork.process.memory import kernel_kills, killed_for_memory
+from graftwork.process.worker import ERROR_FILE, how_it_ended
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.errors import (

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.process.heartbeat import VITALS_FILE
 from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan

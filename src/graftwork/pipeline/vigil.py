@@ -8,9 +8,8 @@ from pathlib import Path
 
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
+from graftwork.process.health import Patience, judge, process_state
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.health import Patience, judge
-from graftwork.process.health import process_state
 from graftwork.records.job import AlertKind, Health
 
 LOOK_SECONDS = 2.0

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
 from graftwork.pipeline.reporter import Reporter
 from graftwork.project.folder import Project

@@ -20,8 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from graftwork.files.disk import Journal
-from graftwork.process.http_client import HttpClient, NoAnswer
-from graftwork.process.http_client import may_pass
+from graftwork.process.http_client import HttpClient, NoAnswer, may_pass
 from graftwork.records.errors import UserMistake
 from graftwork.records.job import Alert, AlertKind
 

@@ -4,12 +4,12 @@ In: the last heartbeat with its vitals and its age, whether the process lives an
 what the plan expected. Out: a Judgement. The caller brings the clock and the processes.
 """
 
+from pathlib import Path
+
 from graftwork.process.devices import busiest
 from graftwork.process.heartbeat import WAITING_FOR_DATA
 from graftwork.records.base import Record
 from graftwork.records.job import Beat, Health, Vitals
-
-from pathlib import Path
 
 SLOW_FACTOR = 3.0
 STUCK_FACTOR = 10.0

@@ -7,30 +7,22 @@ what is being done inside a step, and with `vitals` the thread takes those of th
 
 import os
 import resource
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
-
-from graftwork.files.disk import Journal
-from graftwork.process import clock as steady_clock
-from graftwork.process import memory
-from graftwork.process.devices import Probe, find_probe
-from graftwork.process.pool import count_cores
-from graftwork.records.errors import GraftError
-from graftwork.records.job import Vitals
-
-import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from graftwork.files.disk import write_atomic
-from graftwork.process import clock
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.process import clock, memory
+from graftwork.process import clock as steady_clock
+from graftwork.process.devices import Probe, find_probe
+from graftwork.process.pool import count_cores
 from graftwork.records.errors import GraftError
-from graftwork.records.job import Beat
+from graftwork.records.job import Beat, Vitals
 
 VITALS_FILE = "vitals.jsonl"
 SAMPLE_SECONDS = 5.0

@@ -12,14 +12,11 @@ import io
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
-
-import time
-from collections.abc import Callable
 from random import Random
+from typing import Any
 
 LONGEST_ANSWER = 4 * 2**20
 _PIECE = 64 * 2**10

@@ -6,12 +6,10 @@ versions; elsewhere only the high-water mark is known.
 
 import re
 import resource
+import signal
 import sys
 from pathlib import Path
 
-import re
-import signal
-import sys
 from graftwork.records.errors import OutOfMemory
 from graftwork.records.job import Vitals
 

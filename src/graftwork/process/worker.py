@@ -4,55 +4,42 @@ In: the job as a file. Out: an exit code of the design and, for an expected fail
 in the job's folder, so that the parent can say what happened without parsing a traceback.
 """
 
-import fcntl
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-from graftwork.files.disk import file_mode, make_folder
-from graftwork.records.errors import Busy
-
 import ctypes
-import os
-import signal
-import sys
-import threading
-
+import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-from graftwork.files.disk import PRIVATE_UMASK, is_private
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import (
+    PRIVATE_UMASK,
+    append_to,
+    explain_os_error,
+    file_mode,
+    is_private,
+    make_folder,
+    write_atomic,
+)
 from graftwork.process.memory import explain_exhaustion, is_exhaustion
 from graftwork.records.base import Record
-from graftwork.records.errors import EXIT_DONE, EXIT_INTERRUPTED, EnvironmentLacks, GraftError, pip_install
-
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-
-from graftwork.records.errors import Interrupted, StoppedInOrder
-
-from pathlib import Path
-
-import os
-import subprocess
-from pathlib import Path
-
-from graftwork.files.disk import append_to, make_folder
-from graftwork.files.disk import explain_os_error
+from graftwork.records.errors import (
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    Busy,
+    EnvironmentLacks,
+    GraftError,
+    Interrupted,
+    StoppedInOrder,
+    pip_install,
+)
 
 LOCK_FILE = "lock"
 _ASKED_SECONDS, _PAUSE_SECONDS = 10.0, 0.001
@@ -178,7 +165,7 @@ def run_worker(
     signal.signal(signal.SIGTERM, _ask_to_stop)
     stop_with_parent()
     try:
-        with hold(folder) if first else nullcontext():
+        with hold_lock(folder) if first else nullcontext():
             if first:
                 (folder / ERROR_FILE).unlink(missing_ok=True)
             try:

@@ -9,8 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.disk import file_digest, folder_digest
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, file_digest, folder_digest
 from graftwork.records.errors import Damaged
 from graftwork.records.release import ReleaseFile
 

@@ -12,8 +12,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from graftwork.files.disk import create_file, read_only_mode
-from graftwork.files.disk import explain_os_error, sync_folder
+from graftwork.files.disk import create_file, explain_os_error, read_only_mode, sync_folder
 from graftwork.registry.blobs import PART
 
 MANIFEST = "manifest.json"

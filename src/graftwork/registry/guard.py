@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graftwork.files.disk import file_mode, make_folder
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, file_mode, make_folder
 from graftwork.records.errors import Busy
 
 LOCK = ".lock"

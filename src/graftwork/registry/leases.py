@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from graftwork.files.disk import file_mode, make_folder
-from graftwork.files.disk import explain_os_error, write_atomic
+from graftwork.files.disk import explain_os_error, file_mode, make_folder, write_atomic
 from graftwork.registry.beside import MANIFEST
 from graftwork.registry.guard import CANNOT_WRITE, HELD, adding
 from graftwork.registry.names import require_name

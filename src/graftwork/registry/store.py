@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from graftwork.files.disk import read_only_mode
-from graftwork.files.disk import explain_os_error, atomic_folder, sync_folder, write_atomic
+from graftwork.files.disk import atomic_folder, explain_os_error, read_only_mode, sync_folder, write_atomic
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import guard

@@ -19,10 +19,8 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from graftwork.files.disk import append_to
-from graftwork.files.disk import write_atomic
-from graftwork.process.worker import WORKER_ENVIRONMENT
-from graftwork.process.worker import ERROR_FILE
+from graftwork.files.disk import append_to, write_atomic
+from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
 from graftwork.serve.client import Client
 from graftwork.serve.jobs import EngineJob

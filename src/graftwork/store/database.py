@@ -19,8 +19,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.store.explain import explain_driver_error, is_busy, leave_values_unsaid
 from graftwork.store.migrations import migrate

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.files import disk
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import atomic_folder, sync_folder, write_atomic
+from graftwork.files.disk import atomic_folder, file_digest, sync_folder, write_atomic
 from graftwork.records.errors import Damaged
 from graftwork.train.keep import Saved, is_score, steps_to_keep
 

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainStep
 from graftwork.train.files import LOOKS, STEPS, TRACKED

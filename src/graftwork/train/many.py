@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
-from graftwork.process import clock, worker
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.process import clock
 from graftwork.process.memory import explain_exhaustion, is_exhaustion
-from graftwork.process.worker import ERROR_FILE, stop_asked
+from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
@@ -86,7 +85,7 @@ def _train_one(
 ) -> None:
     """The run to its end, or its reason in its folder."""
     try:
-        with worker.hold(Path(job.folder)):
+        with hold_lock(Path(job.folder)):
             _require_start(job)
             _require_patience(job, begun=begun)
             train(job, load, crew)

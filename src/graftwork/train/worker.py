@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.files.dataset import read_rows
-from graftwork.files.disk import folder_digest
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from graftwork.files import disk
-from graftwork.files.disk import Journal
-from graftwork.files.disk import atomic_folder, write_atomic
+from graftwork.files.disk import Journal, atomic_folder, write_atomic
 from graftwork.records.errors import EnvironmentLacks
 
 

@@ -198,7 +198,10 @@ def test_any_text_gives_some_code(text):
 def test_answers_that_are_told_ahead_are_run_once(context):
     runner = RememberingRunner(context.sandbox)
     answers = [(CASE, RIGHT), (CASE, WRONG), (CASE, RIGHT), (make_case(reference="Paris"), "Paris")]
-    assert jobs_for(*answers[0], metrics=(CODE_PASSES, CODE_COMPILES)) == [CodeJob(RIGHT, TESTS), CodeJob(RIGHT)]
+    assert jobs_for(*answers[0], metrics=(CODE_PASSES, CODE_COMPILES)) == [
+        CodeJob(RIGHT, TESTS),
+        CodeJob(RIGHT),
+    ]
     assert runner.run_ahead(answers, metrics=(CODE_PASSES, CODE_COMPILES), at_once=2) == 4
     assert runner.run_ahead(answers, metrics=(CODE_PASSES, CODE_COMPILES)) == 0
     remembering = GradeContext(sandbox=runner)

@@ -16,10 +16,9 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.restarts import LONGEST_PAUSE_SECONDS, Restarts
 from graftwork.pipeline.supervise import run_job
 from graftwork.pipeline.vigil import Vigil
-from graftwork.process import worker
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
-from graftwork.process.worker import stoppable
+from graftwork.process.worker import lock_holder, stoppable
 from graftwork.records.base import Record
 from graftwork.records.errors import OutOfMemory, StoppedInOrder, UserMistake, WorkerFailed
 
@@ -202,7 +201,7 @@ def test_a_frozen_worker_raises_one_alert_and_another_when_it_goes_on(job):
     def wake():
         told = alerts(job.folder)
         if told == ["stalled"]:
-            os.kill(worker.holder_of(job.folder), signal.SIGCONT)
+            os.kill(lock_holder(job.folder), signal.SIGCONT)
         if "recovered" in told:
             (job.folder / "leave").touch()
 
@@ -230,7 +229,7 @@ def test_whoever_asks_the_supervisor_to_stop_gets_a_worker_that_stopped_in_order
         job("wait", on_poll=ask)
     assert caught.value.exit_code == 75
     assert json.loads((job.folder / "error.json").read_text())["error"] == "StoppedInOrder"
-    assert worker.holder_of(job.folder) is None
+    assert lock_holder(job.folder) is None
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -275,7 +274,7 @@ def test_a_worker_that_does_not_stop_and_saves_nothing_is_ended(job, ask_to_stop
     with pytest.raises(StoppedInOrder), stoppable():
         job(what, on_poll=ask_to_stop)
     assert not (job.folder / "error.json").exists()
-    assert worker.holder_of(job.folder) is None
+    assert lock_holder(job.folder) is None
 
 
 def test_progress_is_seen_where_the_runs_at_work_say_it(job):

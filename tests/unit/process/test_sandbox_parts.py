@@ -14,12 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sandbox_ways import MIB, NAME_ITSELF, nobody_is_named
 
-from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, run, open_sandbox
+from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, SandboxSettings, available, open_sandbox
+from graftwork.process.sandbox.command import choose_uid, list_views, scrubbed_environment
 from graftwork.process.sandbox.inside import walls as call_filter
-from graftwork.process.sandbox.command import choose_uid, scrubbed_environment
-from graftwork.process.sandbox.monitor import Talk, follow, frame
-from graftwork.process.sandbox.command import list_views
-from graftwork.process.sandbox.monitor import memory_of_tree
+from graftwork.process.sandbox.monitor import Talk, follow, frame, memory_of_tree
 from graftwork.records.errors import EnvironmentLacks
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
@@ -152,12 +150,12 @@ def test_whatever_the_far_side_sends_nobody_is_kept_waiting(sent):
 def test_where_no_way_works_the_code_is_refused_with_the_reasons(monkeypatch):
     module = sys.modules["graftwork.process.sandbox.run"]
     monkeypatch.setattr(module, "why_not", lambda kind: f"no {kind} today")
-    run.cache_clear()
+    available.cache_clear()
     try:
         with pytest.raises(EnvironmentLacks) as refused:
             open_sandbox(SandboxSettings())
     finally:
-        run.cache_clear()
+        available.cache_clear()
     assert "no bubblewrap today" in refused.value.why
     assert "no landlock today" in refused.value.why
     assert "mode: off" in refused.value.fix
@@ -199,7 +197,7 @@ def test_a_box_that_cannot_be_made_runs_nothing(tmp_path, monkeypatch):
 
 def _some_way() -> SandboxKind:
     try:
-        return run()
+        return available()
     except EnvironmentLacks as lacking:
         pytest.skip(f"no way to shut code in works here: {lacking.why}")
 

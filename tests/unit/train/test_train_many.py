@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.train import many

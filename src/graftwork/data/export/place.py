@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from graftwork.data.export.record import EXPORT_FILE, Export
-from graftwork.files.disk import explain_os_error, atomic_folder, sync_folder
+from graftwork.files.disk import atomic_folder, explain_os_error, sync_folder
 from graftwork.records.errors import UserMistake
 
 

@@ -14,8 +14,7 @@ from graftwork.data.export.place import put_in_place, require_place
 from graftwork.data.export.record import EXPORT_FILE, Export, ExportedFile, ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.files.dataset import iterate_rows, read_manifest
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.dataset import SPLITS, Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from graftwork.evaluate.judge.settings import JudgeSettings
 from graftwork.evaluate.judge.wording import Chat
 from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, tell, writable
-from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
-from graftwork.process.http_client import Retries, may_pass, retry_after
+from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer, Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks
 
 LONGEST_REPLY = 4 * 1024 * 1024

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.evaluate.subjects.kept import KeptAnswers, key_of, repeats_of
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.report import Answer, Case, EvalJob
 
 ANSWERS_FILE = "answers.jsonl"

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, tell, writable
-from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
-from graftwork.process.http_client import may_pass, retry_after
+from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint

@@ -17,10 +17,8 @@ from pathlib import Path
 from graftwork.evaluate.ask import Progress, stopped
 from graftwork.evaluate.subjects.book import AnswerBook, Batch
 from graftwork.evaluate.subjects.engines import is_vllm
-from graftwork.process import worker
 from graftwork.process.heartbeat import read_beat
-from graftwork.process.worker import PARENT_VARIABLE
-from graftwork.process.worker import ERROR_FILE
+from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder
 from graftwork.records import errors
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.report import EvalJob
@@ -76,15 +74,14 @@ def ask_in_shards(
 def _wait_for_orphans(shards: Sequence[EvalJob], stop_asked: Callable[[], bool]) -> None:
     """Processes whose parent was killed stop at their next batch; until then they hold their folders."""
     pause, until = threading.Event(), time.monotonic() + PATIENCE_SECONDS
-    while any(worker.holder_of(Path(shard.folder)) is not None for shard in shards):
+    while any(lock_holder(Path(shard.folder)) is not None for shard in shards):
         if stop_asked() or time.monotonic() >= until:
             return
         pause.wait(POLL_SECONDS)
 
 
 def _start(shard: EvalJob) -> "subprocess.Popen[bytes]":
-    from graftwork.files.disk import append_to
-    from graftwork.files.disk import write_atomic
+    from graftwork.files.disk import append_to, write_atomic
 
     folder = Path(shard.folder)
     write_atomic(folder / "job.json", shard.to_json())

@@ -2,8 +2,7 @@
 
 from graftwork.data.read import find_files
 from graftwork.data.sources.blocks import STANDARD_INPUT
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import UserMistake
 

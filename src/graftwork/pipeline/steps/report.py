@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.pipeline.evaluation_page import put_page
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated

@@ -5,9 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graftwork.files.disk import folder_digest
-from graftwork.files.disk import Journal
-from graftwork.files.disk import write_atomic
+from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate_rules import note_rules
 from graftwork.pipeline.lineage import run_id_of, start_of

@@ -4,12 +4,8 @@ In: source as text. Out: how it ended. `docs/sandbox.md` says what each way guar
 the far side and imports nothing of ours.
 """
 
-from graftwork.process.sandbox.run import available, open_sandbox, why_not
-from graftwork.process.sandbox.run import CodeJob, run_jobs
-from graftwork.process.sandbox.settings import Limits
-from graftwork.process.sandbox.settings import SandboxKind, SandboxResult
-from graftwork.process.sandbox.run import Sandbox
-from graftwork.process.sandbox.settings import SandboxSettings
+from graftwork.process.sandbox.run import CodeJob, Sandbox, available, open_sandbox, run_jobs, why_not
+from graftwork.process.sandbox.settings import Limits, SandboxKind, SandboxResult, SandboxSettings
 
 __all__ = [
     "CodeJob",

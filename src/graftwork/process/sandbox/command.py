@@ -5,24 +5,18 @@ read-only, `device`, `link`, and `empty` for a folder whose content is withheld 
 installed beside the interpreter).
 """
 
-import sys
-import sysconfig
-from functools import lru_cache
-from pathlib import Path
-from typing import NamedTuple
-
-import shutil
-from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
-
 import marshal
 import os
 import secrets
+import shutil
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
-from graftwork.process.sandbox.settings import Limits
-from graftwork.process.sandbox.settings import SandboxKind
+
+from graftwork.process.sandbox.settings import Limits, SandboxKind
 
 FOLDER = "/box"
 """The code's own folder: its working directory, its home and its temporary folder."""

@@ -4,20 +4,18 @@ In: the number of a process. Out: bytes. Processes forked from one another share
 once where that would change the answer. Linux; elsewhere, and where a process has just ended, 0.
 """
 
-import re
-from pathlib import Path
-
 import os
+import re
 import selectors
 import socket
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from graftwork.process.sandbox.inside.folder import measure_deleted, measure_folder
-from graftwork.process.sandbox.settings import Limits
-from graftwork.process.sandbox.settings import Reason
+from graftwork.process.sandbox.settings import Limits, Reason
 
 _PAGE = 4096
 _PROC = Path("/proc")

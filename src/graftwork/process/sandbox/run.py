@@ -8,43 +8,29 @@ import logging
 import marshal
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from graftwork.process.sandbox.inside.folder import remove_folder
-from graftwork.process.sandbox.settings import Limits
-from graftwork.process.sandbox.command import Pipes, command_for, scrubbed_environment, uid_of
-from graftwork.process.sandbox.settings import Reason, SandboxKind, SandboxResult
-from graftwork.process.sandbox.monitor import Talk, follow, frame
-from graftwork.process.sandbox.command import FOLDER
-from graftwork.records.errors import EnvironmentLacks, UserMistake
-
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from typing import NamedTuple
-
 from graftwork.process.pool import count_cores
-from graftwork.process.sandbox.settings import SandboxResult
-
-import os
-import shutil
-import sys
-from functools import lru_cache
-
-from graftwork.process.sandbox.settings import Limits
-from graftwork.process.sandbox.settings import SandboxKind
-from graftwork.process.sandbox.settings import SandboxSettings
-from graftwork.records.errors import EnvironmentLacks
+from graftwork.process.sandbox.command import FOLDER, Pipes, command_for, scrubbed_environment, uid_of
+from graftwork.process.sandbox.inside.folder import remove_folder
+from graftwork.process.sandbox.monitor import Talk, follow, frame
+from graftwork.process.sandbox.settings import Limits, Reason, SandboxKind, SandboxResult, SandboxSettings
+from graftwork.records.errors import EnvironmentLacks, UserMistake
 
 log = logging.getLogger(__name__)
 
@@ -306,7 +292,9 @@ class CodeJob(NamedTuple):
     tests: str | None = None
 
 
-def run_jobs(jobs: Iterable[CodeJob], *, sandbox: Sandbox, at_once: int | None = None) -> Iterator[SandboxResult]:
+def run_jobs(
+    jobs: Iterable[CodeJob], *, sandbox: Sandbox, at_once: int | None = None
+) -> Iterator[SandboxResult]:
     """At most `at_once` boxes live at any moment; as many as there are cores without it."""
     count = max(1, at_once or count_cores())
     waiting = iter(jobs)

@@ -1,16 +1,9 @@
 """What graft.yaml says about running generated code, checked when it is read."""
 
-from pydantic import Field
-
-from graftwork.records.base import Record
-
-from typing import Literal
-
-from pydantic import Field
-from graftwork.records.base import Record
-
 from enum import StrEnum
 from typing import Literal
+
+from pydantic import Field
 
 from graftwork.records.base import Record
 

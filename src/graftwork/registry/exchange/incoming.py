@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graftwork.files.disk import make_folder
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.registry import guard
 from graftwork.registry.blobs import PART
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.files.disk import file_digest
-from graftwork.files.disk import explain_os_error
+from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.verdict import Decision, Verdict

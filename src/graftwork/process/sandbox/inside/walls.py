@@ -1,31 +1,21 @@
-"""The system calls that Python does not offer, by ctypes. Linux only.
+"""Isolation by the kernel: namespaces and a root of its own, a system call filter, Landlock, resource limits.
 
-In: plain values. Out: nothing, or OSError with the name of the call. Does not know what they are for.
+In: plain values. Out: nothing, or OSError with the name of the call. Linux only; the system calls that
+Python does not offer are made through ctypes. Loaded for every run, so it imports little.
 """
+
+# pathlib takes longer to load than everything else here together.
+# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH120, PTH211
 
 from __future__ import annotations
 
 import ctypes
-import os
-
-import ctypes
 import errno
 import os
-import struct
-
-# pathlib takes longer to load than everything else here together.
-# ruff: noqa: PTH112
-
-import ctypes
-import os
-import struct
-
 import resource
+import struct
 
-# pathlib takes longer to load than everything else here together.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH120, PTH211
-
-import os
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
@@ -313,9 +303,6 @@ def _allow(rules: int, path: str, rights: int) -> None:
         check(libc.syscall(_ADD, rules, _PATH_BENEATH, rule, 0), f"landlock {path}")
     finally:
         os.close(opened)
-
-
-TYPE_CHECKING = False
 
 
 def set_limits(limits: dict[str, Any], *, processes: int | None) -> None:
