@@ -23,10 +23,10 @@ NOISE = 0.02
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
     from graftwork.cli.steps import run_upto
-    from graftwork.pipeline.steps.prepare import Prepared
+    from graftwork.pipeline.steps.data import PreparedData
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"
-    return Path(run_upto("prepare", project=example).get("prepare", Prepared).folder)
+    return Path(run_upto("prepare", project=example).get("prepare", PreparedData).folder)
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):

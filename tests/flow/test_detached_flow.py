@@ -13,10 +13,10 @@ import pytest
 
 from graftwork.fleet import local
 from graftwork.pipeline import supervise
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.workplace import open_workplace
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import lock_holder
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.run import TrainOutcome
 
 GRAFT = [sys.executable, "-m", "graftwork.cli.main"]
@@ -141,7 +141,7 @@ class Greedy(engine.Batch):
         super().__init__(rows, **options)
 
 engine.Batch = Greedy
-runpy.run_module("graftwork.pipeline.training_process", run_name="__main__")
+runpy.run_module("graftwork.pipeline.training_worker", run_name="__main__")
 """
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
         "start",
         lambda order: start(order.model_copy(update={"module": "greedy_worker"})),
     )
-    with open_workplace(open_project(small_project), listener) as work:
+    with use_project(open_project(small_project), listener) as work:
         outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
         (run,) = work.runs.list()
     folder = Path(run.folder)

@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from graftwork.pipeline.captures import CaptureExport
-from graftwork.pipeline.freshness import examine_steps
-from graftwork.pipeline.pipeline import STEPS, run_pipeline
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.steps.try_out import TryOut
-from graftwork.pipeline.workplace import open_workplace
+from graftwork.pipeline.status import examine_steps
+from graftwork.pipeline.steps.release import TryOut
+from graftwork.pipeline.table import STEPS, run_pipeline
 from graftwork.process.worker import lock_holder
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Interrupted
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
@@ -30,7 +30,7 @@ ALL = [step.name for step in STEPS]
 
 @contextmanager
 def opened(folder, listener):
-    with open_workplace(open_project(folder), listener) as work:
+    with use_project(open_project(folder), listener) as work:
         yield work
 
 
@@ -47,7 +47,7 @@ def graft(folder, *arguments, **options):
 
 def run_outputs(folder: Path) -> dict:
     """What the last `graft run` made, without doing anything again."""
-    with open_workplace(open_project(folder), NullReporter()) as work:
+    with use_project(open_project(folder), NullReporter()) as work:
         return {name: entry.output for name in ALL if (entry := work.ledger.get(name)) is not None}
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from graftwork.files.disk import Journal
 from graftwork.pipeline import supervise
-from graftwork.pipeline.health import judge_run
-from graftwork.pipeline.run_parts import between_steps
-from graftwork.pipeline.vigil import Vigil
+from graftwork.pipeline.runs import between_steps
+from graftwork.pipeline.status import judge_run
+from graftwork.pipeline.supervise import StallWatcher
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
@@ -57,7 +57,7 @@ def watched(tmp_path):
     alarm = Alarm(tmp_path, run="r")
     told = []
     alarm.tell = lambda kind, *_what, **_more: told.append(kind)
-    return Vigil(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
+    return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
 
 
 def look(vigil, clocks, seconds=10.0):

@@ -15,7 +15,7 @@ from graftwork.records.errors import EXIT_ANSWER_IS_NO
 if TYPE_CHECKING:
     from graftwork.data.rules.note import Sight
     from graftwork.data.settings import CaptureSettings
-    from graftwork.project.folder import Project
+    from graftwork.project.load import Project
     from graftwork.records.audit import Audit
 
 app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_help=True)
@@ -73,11 +73,11 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
 
     from graftwork.cli.narrate import RichNarrator
     from graftwork.data.audit import audit as audit_logs
-    from graftwork.pipeline.pace import tell_pace
+    from graftwork.pipeline.reporter import progress_listener
 
     sight = _see_files(files, project)
     with RichNarrator() as narrator, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(narrator))
+        return audit_logs(sight, folder=Path(folder), on_progress=progress_listener(narrator))
 
 
 def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
@@ -87,15 +87,15 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.data.rules.note import Sight
     from graftwork.data.settings import DataSettings
-    from graftwork.pipeline.sight import see_what_is_there
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.pipeline.steps.data import audit_context_here
+    from graftwork.project.load import find_project, open_project
 
     root = project or find_project()
     if root is None:
         return Sight(settings=DataSettings(logs=files))
     opened = open_project(root)
     print_line(stderr, f"[dim]with the data settings of {quote(opened.file)}[/]", soft_wrap=True)
-    sight = see_what_is_there(opened)
+    sight = audit_context_here(opened)
     return replace(sight, settings=sight.settings.model_copy(update={"logs": files}))
 
 
@@ -119,17 +119,17 @@ def _sifting_folder(project: "Project") -> "Iterator[Path]":
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.cli.narrate import RichNarrator
     from graftwork.data.audit import audit as audit_logs
-    from graftwork.pipeline.pace import tell_pace
-    from graftwork.pipeline.sight import see_what_is_there
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.reporter import progress_listener
+    from graftwork.pipeline.steps.data import audit_context_here
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with RichNarrator() as narrator, _sifting_folder(opened) as folder:
         found = audit_logs(
-            see_what_is_there(opened),
+            audit_context_here(opened),
             folder=folder,
             root=opened.root,
-            on_progress=tell_pace(narrator),
+            on_progress=progress_listener(narrator),
         )
     return found, opened.audit_page
 
@@ -174,9 +174,9 @@ def captures(
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
     from graftwork.pipeline.captures import CaptureExport, Feedback
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     if feedback is not None and feedback not in get_args(Feedback):
@@ -190,7 +190,7 @@ def captures(
         until=until,
         sessions=session,
     )
-    with open_workplace(opened, NullReporter()) as work:
+    with use_project(opened, NullReporter()) as work:
         export = CaptureExport(work, settings, feedback=chosen)
         write_atomic(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:

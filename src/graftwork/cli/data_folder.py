@@ -157,8 +157,7 @@ def export(
 def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder that the names of its logs are relative to."""
     from graftwork.files.dataset import MANIFEST
-    from graftwork.project.folder import find_project, open_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.project.load import PROJECT_FILE, find_project, open_project
 
     root = (project or find_project() or Path()).absolute()
     if name is not None and (Path(name) / MANIFEST).is_file():
@@ -173,12 +172,12 @@ def _find(name: str | None, project: Path | None) -> tuple[Path, Path]:
 def _find_latest(project: Path | None) -> Path:
     """The one that the step `prepare` last made."""
     from graftwork.files.dataset import MANIFEST
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         entry = work.ledger.get("prepare")
     # The folder alone is wanted: to read the whole output would load all that preparing needs.
     folder = Path(entry.output["folder"]) if entry is not None else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.load import Project
 
 POLL_SECONDS = 0.2
 
@@ -17,7 +17,7 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
     from graftwork.cli.steps import run_upto
     from graftwork.pipeline.lineage import run_id_of
     from graftwork.process.worker import lock_holder, start_detached
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
     from graftwork.records.plan import Plan
 
     opened = open_project(project)
@@ -62,11 +62,11 @@ def _failed_at_once(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "Project") -> str | None:
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import find_run
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.runs import find_run
 
-    with open_workplace(project, NullReporter()) as work:
+    with use_project(project, NullReporter()) as work:
         run = find_run(work)
     return run.id if run is not None and run.state == "running" else None
 

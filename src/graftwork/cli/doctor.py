@@ -37,7 +37,7 @@ def doctor(
     from graftwork.cli.show.tables import quote, table
     from graftwork.pipeline.doctor.examine import examine
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
     from graftwork.records.errors import UserMistake
 
     has_project = project is not None or find_project() is not None

@@ -38,13 +38,13 @@ def export_results(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.eval_exchange import export_evaluation
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with (
         RichNarrator(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        use_project(opened, narrator, model=model) as work,
     ):
         exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())
     if json:

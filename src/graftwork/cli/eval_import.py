@@ -26,13 +26,13 @@ def import_results(files: Files, project: Folder = None, model: Model = None, js
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.evaluation import show_imported
     from graftwork.pipeline.eval_exchange import import_evaluation
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with (
         RichNarrator(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        use_project(opened, narrator, model=model) as work,
     ):
         imported = import_evaluation(work, [path.absolute() for path in files])
     if json:

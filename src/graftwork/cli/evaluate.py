@@ -53,9 +53,9 @@ def evaluate(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
     from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.open_project import use_project
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     asked = Asked(
         subjects=tuple(subject or ()),
@@ -68,7 +68,7 @@ def evaluate(
     with (
         stoppable(),
         RichNarrator(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        use_project(opened, narrator, model=model) as work,
     ):
         evaluated = evaluate_asked(work, asked)
     if json:

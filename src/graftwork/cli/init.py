@@ -8,7 +8,7 @@ import typer
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.init import Started
+    from graftwork.project.init import Started
     from graftwork.project.propose import Proposal
 
 
@@ -39,7 +39,7 @@ def init(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.init import start_project
+    from graftwork.project.init import start_project
 
     folder, named = _which(logs or [], project)
     started = start_project(folder, named, base=base)

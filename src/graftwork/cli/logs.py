@@ -11,8 +11,8 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.events import Event
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.pipeline.runs import Event
     from graftwork.store.runs import RunEntry
 
 Run = Annotated[str | None, typer.Option("--run", help="Id of the run, or its beginning.")]
@@ -38,14 +38,13 @@ def logs(
     """
     from pathlib import Path
 
-    from graftwork.pipeline.events import Events
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import find_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.runs import Events, find_run
+    from graftwork.project.load import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         if meant is None:
             raise UserMistake("there is no run yet", fix="`graft train` begins one")
@@ -63,8 +62,8 @@ def logs(
             _say_end(work.runs.get(meant.id) or meant, as_json=json)
 
 
-def _has_ended(work: "Workplace", run: "RunEntry") -> bool:
-    from graftwork.pipeline.running import at_work
+def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
+    from graftwork.pipeline.runs import at_work
 
     # In this order: a run that ends says so before it lets go of its lock.
     busy = at_work(work, run)

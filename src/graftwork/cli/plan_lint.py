@@ -53,8 +53,7 @@ def lint(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.lint import Given, lint_file
-    from graftwork.project.folder import find_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.project.load import PROJECT_FILE, find_project
 
     path = file or (find_project() or Path()) / PROJECT_FILE
     done = lint_file(

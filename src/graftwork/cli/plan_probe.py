@@ -9,7 +9,7 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.load import Project
     from graftwork.records.fit import ProbeFacts, ProbeJob
 
 Shape = Annotated[
@@ -63,7 +63,7 @@ def probe(
 
 def _open(project: Path | None) -> "Project | None":
     """The project where there is one: a machine can be probed before there is any."""
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     return open_project(project) if project is not None or find_project() is not None else None
 

@@ -19,12 +19,12 @@ def residuals(
 
     Example:  graft plan residuals --json | jq '.biases[] | select(.figure == "minutes").off'
     """
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.past_residuals import past_residuals
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         found = past_residuals(work, runs=runs)
     if json:
         from graftwork.cli.output import print_json

@@ -51,9 +51,9 @@ def ab(
     from graftwork.cli.show.ab import show_ab
     from graftwork.pipeline.ab import compare_replayed
     from graftwork.pipeline.ab_live import compare_live, watch_live
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.open_project import use_project
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
     from graftwork.records.errors import UserMistake
 
     if traffic != "captures":
@@ -70,7 +70,7 @@ def ab(
     with (
         stoppable(),
         RichNarrator(tables=False) as narrator,
-        open_workplace(open_project(project), narrator, model=model) as work,
+        use_project(open_project(project), narrator, model=model) as work,
     ):
         if cases is not None:
             found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)

@@ -28,11 +28,11 @@ def gc(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_garbage
     from graftwork.cli.show.tables import print_line
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.release_gc import collect_garbage
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with RichNarrator(tables=False) as narrator, open_workplace(open_project(project), narrator) as work:
+    with RichNarrator(tables=False) as narrator, use_project(open_project(project), narrator) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     if json:
         print_json(found)

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
 
 Name = Annotated[
     str, typer.Argument(help="An alias, a version (1.4.0, tagger@1.4.0), an id, or the beginning of one.")
@@ -25,24 +25,24 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log
 
 
 @contextmanager
-def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
+def opened(project: "Path | None", model: str | None = None) -> "Iterator[OpenProject]":
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter(), model=model) as work:
+    with use_project(open_project(project), NullReporter(), model=model) as work:
         yield work
 
 
 @contextmanager
-def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
+def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[OpenProject]":
     """For what takes a while: how far it is, on standard error."""
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     with (
         RichNarrator(tables=False) as narrator,
-        open_workplace(open_project(project), narrator, model=model) as work,
+        use_project(open_project(project), narrator, model=model) as work,
     ):
         yield work

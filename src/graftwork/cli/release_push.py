@@ -10,7 +10,7 @@ from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
     from graftwork.pipeline.exchange import Imported
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
 
 ToUrl = Annotated[
     str | None,
@@ -104,7 +104,7 @@ def pull(
 
 
 def _send(
-    work: "Workplace", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
+    work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done, for machines and for people."""
     from graftwork.pipeline import exchange_push
@@ -127,7 +127,7 @@ def _send(
 
 
 def _track(
-    work: "Workplace", name: str, *, mlflow: str | None, trackio: str | None
+    work: "OpenProject", name: str, *, mlflow: str | None, trackio: str | None
 ) -> tuple[dict[str, Any], str]:
     from graftwork.pipeline import exchange_push
 
@@ -141,7 +141,7 @@ def _track(
     return told, f"{run.artifact} in trackio project {trackio}, run {run.run}"
 
 
-def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "Imported":
+def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "Imported":
     from graftwork.pipeline import exchange_push
     from graftwork.records.errors import UserMistake
 

@@ -23,8 +23,8 @@ def sign(
     Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.open_project import timestamp
     from graftwork.pipeline.release_store import open_store
-    from graftwork.pipeline.workplace import now
     from graftwork.registry.promote import find_release
     from graftwork.registry.signature import load_secret_key, sign_manifest
 
@@ -32,7 +32,7 @@ def sign(
     with opened(project) as work:
         release = find_release(work.releases, name)
         store = open_store(work)
-        comment = f"release:{release.id} time:{now()}"
+        comment = f"release:{release.id} time:{timestamp()}"
         path = store.sign(release.id, sign_manifest(store.folder(release.id), key=secret, comment=comment))
     if json:
         print_json({"id": release.id, "signature": str(path)})

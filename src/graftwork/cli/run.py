@@ -72,13 +72,13 @@ def _tell_plan(project: Folder) -> None:
 def look_ahead(project: Path | None) -> "Preflight":
     """Audit, prepare and plan; then everything that can be checked before training."""
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.pipeline.pipeline import dry_run
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.table import dry_run
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
-    with stoppable(), RichNarrator(tables=False) as narrator, open_workplace(opened, narrator) as work:
+    with stoppable(), RichNarrator(tables=False) as narrator, use_project(opened, narrator) as work:
         return dry_run(work)
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.pipeline.health import EndpointStanding, Next, RunStanding, Standing
+    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
 
 COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
 
@@ -24,12 +24,12 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.evaluate.wording import plural
-    from graftwork.pipeline.health import standing
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.status import standing
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         found = standing(work)
     if json:
         print_json(found)

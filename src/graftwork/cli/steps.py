@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.step import Made
+    from graftwork.pipeline.step import StepOutputs
     from graftwork.records.plan import RunPlan
 
 Folder = Annotated[
@@ -19,19 +19,19 @@ Model = Annotated[
 
 def run_upto(
     step: str | None, *, project: Path | None, model: str | None = None, tables: bool = False
-) -> "Made":
+) -> "StepOutputs":
     """Bring the project up to date as far as `step`, telling on standard error how it goes."""
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.table import run_pipeline
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with (
         stoppable(),
         RichNarrator(tables=tables) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        use_project(opened, narrator, model=model) as work,
     ):
         return run_pipeline(work, upto=step)
 
@@ -50,10 +50,10 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str |
 
 def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
     """How long the whole run is expected to take. Nothing is done."""
-    from graftwork.pipeline.pipeline import plan_whole_run
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.table import plan_whole_run
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter(), model=model) as work:
+    with use_project(open_project(project), NullReporter(), model=model) as work:
         return plan_whole_run(work)

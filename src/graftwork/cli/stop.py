@@ -19,13 +19,13 @@ def stop(project: Folder = None, run: Run = None, now: Now = False, json: Json =
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import ask_to_stop, at_work, end_at_once, find_run
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
     from graftwork.process.heartbeat import read_beat
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         busy = at_work(work, meant)
         idle = not busy or (run is not None and meant is not None and meant.state != "running")

@@ -12,13 +12,13 @@ def run_all(*, project: Path | None, as_json: bool) -> None:
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.train_all import train_all
-    from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
-    with stoppable(), RichNarrator(tables=False) as narrator, open_workplace(opened, narrator) as work:
+    with stoppable(), RichNarrator(tables=False) as narrator, use_project(opened, narrator) as work:
         trained = train_all(work)
     if as_json:
         print_json(trained)

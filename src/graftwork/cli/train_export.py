@@ -44,11 +44,11 @@ def export(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
     from graftwork.pipeline.export_run import export_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
-    with RichNarrator(tables=False) as narrator, open_workplace(opened, narrator, model=model) as work:
+    with RichNarrator(tables=False) as narrator, use_project(opened, narrator, model=model) as work:
         exported = export_run(work, run=run, to=to.absolute(), format=format.value)
     if json:
         print_json(exported)

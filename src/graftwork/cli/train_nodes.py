@@ -30,11 +30,11 @@ def run_on_machines(
     from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show import show
-    from graftwork.pipeline.machines import answer_calls, asked_of, tell_machines
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.multi_node import answer_calls, asked_of, tell_machines
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.table import run_pipeline
     from graftwork.process.worker import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     opened = replace(opened, settings=asked_of(opened.settings, nodes=nodes, main_address=main_address))
@@ -53,7 +53,7 @@ def run_on_machines(
             settings = opened.settings.of_model(model or opened.settings.main_model)
             answer_calls(opened, settings.train, rank=rank, reporter=narrator)
             return
-        with open_workplace(opened, narrator, model=model) as work:
+        with use_project(opened, narrator, model=model) as work:
             outcome = run_pipeline(work, upto="train").outputs["train"]
     if as_json:
         print_json(outcome)

@@ -19,15 +19,15 @@ from graftwork.pipeline.ab_result import ABResult, choose_metric, find_pair, not
 from graftwork.pipeline.evaluate_context import Grading, open_grading
 from graftwork.pipeline.evaluate_run import ask_subject, settle_engine
 from graftwork.pipeline.evaluate_subjects import Asking, Subject, resolve_subject
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.release import Release
 from graftwork.records.report import Case
 
 
 def compare_replayed(
-    work: Workplace, a: str, b: str, *, cases_file: Path, metric: str | None = None
+    work: OpenProject, a: str, b: str, *, cases_file: Path, metric: str | None = None
 ) -> ABResult:
     """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
     first, second = find_pair(work, a, b)
@@ -63,7 +63,7 @@ def compare_replayed(
     )
 
 
-def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
+def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
     """Both releases, proven byte by byte, to be asked with the same engine. How fast is not the question."""
     asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subjects = []
@@ -75,7 +75,7 @@ def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Ca
 
 
 def _ask(
-    work: Workplace, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
+    work: OpenProject, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
 ) -> dict[str, float | None]:
     """What the release answers, graded. Kept answers are not asked for again."""
     ask_subject(work, subject, cases)
@@ -91,6 +91,6 @@ def _ask(
     return {case: average(values) if values else None for case, values in grades.items()}
 
 
-def grade_context(work: Workplace, grading: Grading) -> GradeContext:
+def grade_context(work: OpenProject, grading: Grading) -> GradeContext:
     checks = {check.name: check for check in work.settings.evaluate.checks}
     return replace(grading.context(), checks=checks)

@@ -16,7 +16,7 @@ from graftwork.pipeline.ab_arms import ArmTally, check_shares, check_voices
 from graftwork.pipeline.ab_evidence import Exchange, LiveTest, survives_silence
 from graftwork.pipeline.ab_result import ABResult, ArmFacts, choose_metric, find_pair, note_trial, tell
 from graftwork.pipeline.evaluate_context import open_grading
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.worker import how_it_ended
 from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
@@ -34,7 +34,7 @@ Side = Literal["A", "B"]
 
 
 def compare_live(
-    work: Workplace, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
+    work: OpenProject, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
 ) -> ABResult:
     """What is known now. Look as often as you like: it reads from the beginning."""
     pair = find_pair(work, a, b)
@@ -43,7 +43,7 @@ def compare_live(
 
 
 def watch_live(
-    work: Workplace,
+    work: OpenProject,
     a: str,
     b: str,
     *,
@@ -80,7 +80,7 @@ class LiveLook:
     """One experiment, or the traffic that nobody dealt, looked at as often as one likes."""
 
     def __init__(
-        self, work: Workplace, pair: tuple[Release, Release], *, metric: str, experiment: str | None
+        self, work: OpenProject, pair: tuple[Release, Release], *, metric: str, experiment: str | None
     ) -> None:
         self.experiment = experiment
         self._work, self._pair, self._metric = work, pair, metric
@@ -185,7 +185,7 @@ class LiveLook:
         return remarks
 
 
-def find_experiment(work: Workplace, pair: tuple[Release, Release], asked: str | None) -> str | None:
+def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
     known = [one.experiment for one in work.captures.experiments() if is_between(one.experiment, *ids)]
@@ -219,7 +219,7 @@ def as_case(capture: Capture) -> Case:
     )
 
 
-def _choose_live_metric(work: Workplace, metric: str | None) -> str:
+def _choose_live_metric(work: OpenProject, metric: str | None) -> str:
     return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
 
 
@@ -228,7 +228,7 @@ def _unit_of(capture: Capture) -> str:
     return f"capture {capture.id}" if capture.session is None else f"session {capture.session}"
 
 
-def _count_experiments(work: Workplace, pair: tuple[Release, Release]) -> int:
+def _count_experiments(work: OpenProject, pair: tuple[Release, Release]) -> int:
     return sum(is_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments())
 
 
@@ -236,7 +236,7 @@ def _call(experiment: str | None) -> str:
     return "traffic that nobody dealt by lot" if experiment is None else f"experiment {experiment}"
 
 
-def _tell_progress(work: Workplace, found: ABResult) -> None:
+def _tell_progress(work: OpenProject, found: ABResult) -> None:
     """No time left: nobody knows how clear the answers to come will be."""
     enough = 1 / (1 - found.confidence)
     state = (

@@ -10,7 +10,7 @@ from typing import Literal
 
 from graftwork.evaluate.statistics import Interval
 from graftwork.files.disk import write_atomic
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE, UserMistake
 from graftwork.records.release import Release
@@ -68,7 +68,7 @@ class ABResult(Record):
         return EXIT_DONE if self.winner is not None else EXIT_NOT_ENOUGH_EVIDENCE
 
 
-def choose_metric(work: Workplace, metric: str | None, *, also: tuple[str, ...] = ()) -> str:
+def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...] = ()) -> str:
     """The one asked for, the gate's primary one, or the first that is graded."""
     graded = work.settings.evaluate.graded
     primary = work.settings.gate.primary_rule
@@ -84,7 +84,7 @@ def choose_metric(work: Workplace, metric: str | None, *, also: tuple[str, ...] 
     return chosen
 
 
-def find_pair(work: Workplace, a: str, b: str) -> tuple[Release, Release]:
+def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
     first, second = find_release(work.releases, a), find_release(work.releases, b)
     if first.id == second.id:
         raise UserMistake(
@@ -94,7 +94,7 @@ def find_pair(work: Workplace, a: str, b: str) -> tuple[Release, Release]:
 
 
 def note_trial(
-    work: Workplace, first: Release, second: Release, *, metric: str, traffic: str
+    work: OpenProject, first: Release, second: Release, *, metric: str, traffic: str
 ) -> tuple[str, ...]:
     """Write down, before looking, by what this pair is tested."""
     name = fingerprint([sorted((first.id, second.id)), traffic])[:16]

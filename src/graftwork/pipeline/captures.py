@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from graftwork.data.captures import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.interaction import Capture, CaptureOrigin
 from graftwork.text.normalise import words
 
@@ -25,7 +25,7 @@ HELD_OUT = "it asks a held-out question of the dataset"
 class CaptureExport:
     """Iterate over it once; then `written` and `left_out` hold the counts."""
 
-    def __init__(self, work: Workplace, settings: CaptureSettings, *, feedback: Feedback) -> None:
+    def __init__(self, work: OpenProject, settings: CaptureSettings, *, feedback: Feedback) -> None:
         self._work = work
         self._settings = settings
         self._feedback = feedback
@@ -61,12 +61,12 @@ class CaptureExport:
         return None
 
 
-def _held_out_questions(work: Workplace) -> set[str]:
+def _held_out_questions(work: OpenProject) -> set[str]:
     """What the test and validation rows of the project's dataset ask; nothing where there is none."""
     entry = work.ledger.get("prepare")
     if entry is None:
         return set()
-    folder = Path(Prepared.model_validate(entry.output).folder)
+    folder = Path(PreparedData.model_validate(entry.output).folder)
     if not folder.is_dir():
         return set()
     from graftwork.files.dataset import iterate_rows

@@ -25,7 +25,7 @@ from graftwork.files.disk import write_atomic
 from graftwork.grading import GradeContext
 from graftwork.pipeline.evaluate_run import Evaluated
 from graftwork.pipeline.evaluation_page import page_name
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case, Report, SubjectReport
@@ -50,7 +50,7 @@ class Exported(Record):
     subjects: tuple[str, ...]
 
 
-def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluation:
+def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvaluation:
     """Read, compare, keep and draw. The first file is the baseline, the second the candidate."""
     runs = [read_foreign(path) for path in files]
     last = last_evaluation(work)
@@ -79,7 +79,9 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
     return evaluation
 
 
-def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Sequence[str] = ()) -> Exported:
+def export_evaluation(
+    work: OpenProject, *, form: Format, out: Path, subjects: Sequence[str] = ()
+) -> Exported:
     """The project's last evaluation: one log, or one folder of results, for each subject."""
     last = last_evaluation(work)
     if last is None:
@@ -98,7 +100,7 @@ def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Seq
             fix="name one of these, or none for all",
             where="--subject",
         )
-    cases, when = read_cases(Path(last.cases_file)), now()
+    cases, when = read_cases(Path(last.cases_file)), timestamp()
     written: list[str] = []
     for name in subjects or known:
         export = Export(
@@ -114,7 +116,7 @@ def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Seq
     return Exported(format=form, files=tuple(written), subjects=tuple(subjects or known))
 
 
-def last_evaluation(work: Workplace) -> Evaluated | None:
+def last_evaluation(work: OpenProject) -> Evaluated | None:
     """What the gate would decide on; None before the first one."""
     step = "evaluate" if work.model == work.settings.main_model else f"evaluate@{work.model}"
     entry = work.ledger.get(step)
@@ -139,7 +141,7 @@ def _write(export: Export, *, form: Format, out: Path) -> list[str]:
     return [str(path) for path in content]
 
 
-def _grade_by_our_metrics(work: Workplace, imported: Imported, own: Sequence[Case]) -> Imported:
+def _grade_by_our_metrics(work: OpenProject, imported: Imported, own: Sequence[Case]) -> Imported:
     """Our metrics beside theirs: the questions are the same, so the grades can be compared."""
     # No judge: to read a file asks nobody anything.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
@@ -170,12 +172,12 @@ def _grade_by_our_metrics(work: Workplace, imported: Imported, own: Sequence[Cas
     return imported.model_copy(update={"report": report})
 
 
-def _log_look(work: Workplace, imported: Imported) -> Imported:
+def _log_look(work: OpenProject, imported: Imported) -> Imported:
     """Whoever measured it: another candidate was looked at on this project's cases."""
     report = imported.report
     said = imported.answers[report.candidate.subject]
     subject = f"imported:{fingerprint([answer.text for answer in said])}"
-    looks = work.looks.log(report.cases_hash, subject=subject, when=now())
+    looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
     report = report.model_copy(update={"looks": looks})
     wear = wear_of(
         report,

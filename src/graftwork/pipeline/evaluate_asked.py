@@ -24,8 +24,9 @@ from graftwork.pipeline.evaluate_run import (
 )
 from graftwork.pipeline.evaluate_subjects import Asking, resolve_subject
 from graftwork.pipeline.evaluation_page import put_page
-from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.step import Made
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import (
     ADAPTER,
     LOG,
@@ -37,8 +38,7 @@ from graftwork.pipeline.steps.evaluate import (
     put_cases,
     worked_example,
 )
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.table import run_pipeline
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
@@ -61,7 +61,7 @@ class Asked:
         return bool(self.subjects) or self.cases is not None or self.limit is not None
 
 
-def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
+def evaluate_asked(work: OpenProject, asked: Asked) -> Evaluated:
     if not asked.stands_beside:
         if asked.shards > 1 or asked.again:
             _ask_beforehand(work, asked)
@@ -72,7 +72,7 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
     given = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
     trained = not named or any(subject.name == ADAPTER for subject in named)
     made = run_pipeline(work, upto="train" if trained else "prepare")
-    prepared = made.get("prepare", Prepared)
+    prepared = made.get("prepare", PreparedData)
     cases = draw_cases(given or held_out(work, prepared), most=asked.limit)
     asking = _asking(work, prepared, cases, asked)
     outcome = made.get("train", TrainOutcome) if trained else None
@@ -103,10 +103,10 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
     return put_page(work, evaluated, beside=True)
 
 
-def _ask_beforehand(work: Workplace, asked: Asked) -> None:
+def _ask_beforehand(work: OpenProject, asked: Asked) -> None:
     """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
-    made: Made = run_pipeline(work, upto="train")
-    prepared = made.get("prepare", Prepared)
+    made: StepOutputs = run_pipeline(work, upto="train")
+    prepared = made.get("prepare", PreparedData)
     cases = held_out(work, prepared)
     lineup = line_up(
         work, asking=_asking(work, prepared, cases, asked), outcome=made.get("train", TrainOutcome)
@@ -119,12 +119,12 @@ def _ask_beforehand(work: Workplace, asked: Asked) -> None:
     ask_everybody(work, lineup, cases)
 
 
-def _asking(work: Workplace, prepared: Prepared, cases: tuple[Case, ...], asked: Asked) -> Asking:
+def _asking(work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: Asked) -> Asking:
     return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
 
 
 def _line_up(
-    work: Workplace, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
+    work: OpenProject, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
 ) -> Lineup:
     """The first is the baseline, the second the candidate; one alone is measured against the log."""
     if not named:

@@ -15,7 +15,7 @@ from graftwork.evaluate.judge.verdicts import add_judgement, first_answers, judg
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.grading import GradeContext
 from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.process.sandbox import open_sandbox
 from graftwork.records.report import Answer, Case, Report
 
@@ -27,7 +27,7 @@ CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS})
 class Grading:
     """One for a whole evaluation: what was run or asked for one subject is known for the next."""
 
-    work: Workplace
+    work: OpenProject
     judge: Judge | None
     sandbox: RememberingRunner | None
 
@@ -69,7 +69,7 @@ class Grading:
         self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
 
 
-def open_grading(work: Workplace, cases: Sequence[Case]) -> Grading:
+def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     settings = work.settings.evaluate
     judge = None
     if settings.judge is not None:

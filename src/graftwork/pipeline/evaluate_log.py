@@ -12,7 +12,7 @@ from pathlib import Path
 from graftwork.evaluate.subjects.log import LOG
 from graftwork.evaluate.wording import name_of
 from graftwork.files.dataset import iterate_drops
-from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.report import SubjectReport
 
 FILTER = "filter"
@@ -27,7 +27,7 @@ FAULTS = {
 }
 
 
-def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: Prepared | None) -> tuple[str, ...]:
+def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData | None) -> tuple[str, ...]:
     """`prepared` is None where the cases are not of the project's own log."""
     log = scored.get(LOG)
     if log is None:
@@ -37,7 +37,7 @@ def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: Prepared | N
     return tuple(sentence for sentence in (kept, ungraded) if sentence)
 
 
-def _say_kept(prepared: Prepared) -> str:
+def _say_kept(prepared: PreparedData) -> str:
     """Empty where no row was dropped for what its answer is."""
     dataset = prepared.dataset
     if not dataset.dropped.get(FILTER):

@@ -21,8 +21,8 @@ from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.files.disk import make_folder, write_atomic
 from graftwork.pipeline.evaluate_context import Grading
 from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.supervise import run_job
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Report, SubjectReport, TimingJob
 
@@ -96,7 +96,7 @@ def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
                 forget_answers(subject.job.model_copy(update={"precision": precision}), cases)
 
 
-def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> None:
+def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> None:
     """Bring the subject's answers into its folder. What is there already is not asked again."""
     if subject.job is None:
         answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
@@ -114,7 +114,7 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
     )
 
 
-def ask_everybody(work: Workplace, lineup: Lineup, cases: Sequence[Case]) -> None:
+def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> None:
     """Endpoints first: a wrong address or key shows at once, and not after the models have answered.
 
     Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
@@ -147,7 +147,7 @@ def _timed_later(subject: Subject) -> Subject:
     return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
 
 
-def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
+def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
     """Single requests of all subjects in turn, unless this very group was timed before."""
     jobs = tuple(subject.job for subject in subjects if subject.job is not None)
     requests = jobs[0].latency_cases
@@ -166,7 +166,7 @@ def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[
 
 
 def measure_subjects(
-    work: Workplace, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
+    work: OpenProject, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
 ) -> dict[str, SubjectReport]:
     """Ask everybody, then grade what they said: a judge that fails costs no answer."""
     ask_everybody(work, lineup, cases)
@@ -186,7 +186,7 @@ def measure_subjects(
 
 
 def report_on(
-    work: Workplace,
+    work: OpenProject,
     lineup: Lineup,
     *,
     cases: Sequence[Case],

@@ -11,13 +11,13 @@ from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.subjects.book import read_answers
 from graftwork.files.disk import write_atomic
 from graftwork.pipeline.evaluate_run import Evaluated
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
 PAGE = "evaluation"
 
 
-def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
+def put_page(work: OpenProject, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
     """`beside` is an evaluation that the gate does not decide on: its page does not replace the other."""
     path = work.project.root / f"{page_name(work, beside=beside)}.html"
     page = EvaluationPage(
@@ -30,7 +30,7 @@ def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> 
     return evaluated.model_copy(update={"page": str(path)})
 
 
-def page_name(work: Workplace, *, beside: bool = False) -> str:
+def page_name(work: OpenProject, *, beside: bool = False) -> str:
     """One page a model; the main one has the short name."""
     parts = [PAGE]
     if work.model != work.settings.main_model:

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from graftwork.model.base import copy_base, loadable_name
 from graftwork.pipeline.exchange_pace import tell_bytes
 from graftwork.pipeline.gate_reports import find_verdict
+from graftwork.pipeline.open_project import OpenProject, load_template, timestamp
 from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.sight import load_template
-from graftwork.pipeline.workplace import Workplace, now
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.exchange.archive import Exported, read_archive, write_archive
@@ -31,7 +30,7 @@ class Imported(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def export_release(work: Workplace, name: str, *, target: Path | None = None) -> Exported:
+def export_release(work: OpenProject, name: str, *, target: Path | None = None) -> Exported:
     """Write a release as an archive; by default beside the project's own files."""
     release = find_release(work.releases, name)
     path = target or work.project.root
@@ -40,7 +39,7 @@ def export_release(work: Workplace, name: str, *, target: Path | None = None) ->
     return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.reporter))
 
 
-def export_base(work: Workplace, name: str, *, target: Path) -> int:
+def export_base(work: OpenProject, name: str, *, target: Path) -> int:
     """Write the exact base weights of a release as a folder; the number of bytes comes back."""
     release = find_release(work.releases, name)
     if release.base_fingerprint != work.base.revision:
@@ -53,24 +52,24 @@ def export_base(work: Workplace, name: str, *, target: Path) -> int:
     return copy_base(work.base, target)
 
 
-def import_release(work: Workplace, path: Path) -> Imported:
+def import_release(work: OpenProject, path: Path) -> Imported:
     """Take in an archive of a release, or a PEFT folder."""
     return _import_folder(work, path) if path.is_dir() else _import_archive(work, path)
 
 
-def enter(work: Workplace, release: Release, *, new: bool, remarks: tuple[str, ...] = ()) -> Imported:
+def enter(work: OpenProject, release: Release, *, new: bool, remarks: tuple[str, ...] = ()) -> Imported:
     """Enter what lies in the store; hold the store's `adding()` around both."""
     work.releases.add(release)
     return Imported(release, work.releases.entry(release.id).version, new, remarks)
 
 
-def require_own_project(work: Workplace, release: Release, *, where: str) -> None:
+def require_own_project(work: OpenProject, release: Release, *, where: str) -> None:
     """Before anything is stored: the index takes releases of its own project only."""
     if release.project != work.settings.project:
         raise wrong_project(release, work.settings.project, where=where)
 
 
-def _import_archive(work: Workplace, path: Path) -> Imported:
+def _import_archive(work: OpenProject, path: Path) -> Imported:
     store, tell = open_store(work), tell_bytes(work.reporter)
     with store.adding(), read_archive(path, store=store, tell=tell) as unpacked:
         require_own_project(work, unpacked.release, where=str(path))
@@ -78,7 +77,7 @@ def _import_archive(work: Workplace, path: Path) -> Imported:
         return enter(work, arrived.release, new=arrived.new)
 
 
-def _import_folder(work: Workplace, folder: Path) -> Imported:
+def _import_folder(work: OpenProject, folder: Path) -> Imported:
     base, template = work.base, load_template(work)
     ground = Ground(
         project=work.settings.project,
@@ -93,7 +92,7 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
     taken = take_peft_folder(
         folder,
         ground=ground,
-        created_at=now(),
+        created_at=timestamp(),
         versions={},
         find_verdict=lambda weights: find_verdict(work, weights),
     )

@@ -6,8 +6,8 @@ is verified before it leaves and after it has arrived.
 
 from graftwork.pipeline.exchange import Imported, enter, require_own_project
 from graftwork.pipeline.exchange_pace import tell_bytes
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.registry.exchange.hub import Hub, OnHub
 from graftwork.registry.exchange.mlflow import InMlflow, push_to_mlflow
@@ -18,13 +18,13 @@ from graftwork.registry.places.place import Place
 from graftwork.registry.promote import find_release
 
 
-def push_to_url(work: Workplace, name: str, *, url: str | None) -> Pushed:
+def push_to_url(work: OpenProject, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
     place = Place(_address(work, url))
     return push_release(open_store(work), place, release.id, tell=tell_bytes(work.reporter))
 
 
-def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imported:
+def pull_from_url(work: OpenProject, id_or_prefix: str, *, url: str | None) -> Imported:
     """The id is looked up there: this project's index need not know it."""
     place, store = Place(_address(work, url)), open_store(work)
     release_id = place.find(id_or_prefix)
@@ -34,12 +34,12 @@ def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imp
         return enter(work, arrived.release, new=arrived.new)
 
 
-def push_to_hub(work: Workplace, name: str, *, repository: str) -> OnHub:
+def push_to_hub(work: OpenProject, name: str, *, repository: str) -> OnHub:
     release = find_release(work.releases, name)
     return Hub(repository).push(open_store(work), release.id, tell=tell_bytes(work.reporter))
 
 
-def pull_from_hub(work: Workplace, repository: str) -> Imported:
+def pull_from_hub(work: OpenProject, repository: str) -> Imported:
     """`OWNER/NAME`, or `OWNER/NAME@REVISION`."""
     name, _, revision = repository.partition("@")
     store = open_store(work)
@@ -53,7 +53,7 @@ def pull_from_hub(work: Workplace, repository: str) -> Imported:
         return enter(work, arrived.release, new=arrived.new)
 
 
-def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | None) -> Delivered:
+def push_to_machine(work: OpenProject, name: str, *, target: str, alias: str | None) -> Delivered:
     """The alias moves there only to what it points at here, where the verdict was asked, and logged."""
     release = find_release(work.releases, name)
     full = own_alias(work, alias, model=release.model) if alias is not None else None
@@ -73,19 +73,19 @@ def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | Non
     )
 
 
-def push_to_mlflow_registry(work: Workplace, name: str, *, registered: str) -> InMlflow:
+def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) -> InMlflow:
     """With the aliases that point at the release here."""
     release = find_release(work.releases, name)
     aliases = work.releases.entry(release.id).aliases
     return push_to_mlflow(open_store(work), release.id, name=registered, aliases=aliases)
 
 
-def push_to_trackio_project(work: Workplace, name: str, *, project: str) -> InTrackio:
+def push_to_trackio_project(work: OpenProject, name: str, *, project: str) -> InTrackio:
     release = find_release(work.releases, name)
     return push_to_trackio(open_store(work), release.id, project=project)
 
 
-def _address(work: Workplace, url: str | None) -> str:
+def _address(work: OpenProject, url: str | None) -> str:
     found = url or getattr(work.settings.release, "store", None)
     if not found:
         raise UserMistake(

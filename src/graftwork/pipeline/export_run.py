@@ -14,8 +14,8 @@ from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make
 from graftwork.model.base import Base, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
 from graftwork.pipeline.export_process import MERGED_FILE
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.supervise import JOB_FILE, run_job
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.release import ExportedAdapter, ExportFormat, ExportJob, MergeProof
@@ -33,7 +33,7 @@ class _Source(NamedTuple):
 
 
 def export_run(
-    work: Workplace, *, run: str | None, to: Path, format: ExportFormat = "merged"
+    work: OpenProject, *, run: str | None, to: Path, format: ExportFormat = "merged"
 ) -> ExportedAdapter:
     """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
     _require_free(to)
@@ -51,7 +51,7 @@ def export_run(
     return exported
 
 
-def _find(work: Workplace, run: str | None) -> _Source:
+def _find(work: OpenProject, run: str | None) -> _Source:
     entry = _entry(work, run)
     if entry is None or entry.outcome is None:
         raise UserMistake(
@@ -70,7 +70,7 @@ def _find(work: Workplace, run: str | None) -> _Source:
     return _Source(TrainOutcome.model_validate(entry.outcome), plan, base, Path(entry.folder))
 
 
-def _entry(work: Workplace, run: str | None) -> RunEntry | None:
+def _entry(work: OpenProject, run: str | None) -> RunEntry | None:
     if run is not None:
         found = [entry for entry in work.runs.list() if entry.id.startswith(run)]
         return found[0] if len(found) == 1 else None
@@ -113,7 +113,7 @@ def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
     return _exported(source, "adapter", to)
 
 
-def _merge(work: Workplace, source: _Source, to: Path) -> MergeProof:
+def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
     folder = work.project.state / "exports" / source.outcome.run_id
     job = ExportJob(
         folder=str(folder),
@@ -143,7 +143,7 @@ def _merged(source: _Source, to: Path, merged: MergeProof) -> ExportedAdapter:
     return _exported(source, "merged", to, merged=merged, words=_words(merged))
 
 
-def _to_gguf(work: Workplace, source: _Source, to: Path) -> ExportedAdapter:
+def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
     converter = find_converter(work.project.root)
     scratch = work.project.state / "exports"
     make_folder(scratch)

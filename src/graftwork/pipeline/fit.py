@@ -24,7 +24,7 @@ from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Opt
 from graftwork.records.hardware import Machine
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.load import Project
 
 DEFAULT_SEQ = 2048
 OWN_DATA = "data"
@@ -138,7 +138,7 @@ def _project(asked: Asked) -> "Project | None":
     if not leans:
         return None
     # The settings of all stages come with it: only who leans on a project waits for them.
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     if asked.project is None and find_project() is None:
         if asked.model is not None:

@@ -7,11 +7,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.evaluate.gate import Judged, decide_all
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.reporter import ModelReporter
-from graftwork.pipeline.step import Made
+from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.gate import finish, gather
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.table import run_pipeline
 from graftwork.records import errors
 from graftwork.records.base import Record
 from graftwork.records.verdict import Verdict
@@ -32,10 +32,10 @@ class GatedAll(Record):
         return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
 
 
-def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> GatedAll:
+def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> GatedAll:
     """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
-    works: dict[str, Workplace] = {}
-    made: dict[str, Made] = {}
+    works: dict[str, OpenProject] = {}
+    made: dict[str, StepOutputs] = {}
     judged: dict[str, Judged] = {}
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
@@ -50,7 +50,7 @@ def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> Gated
     return GatedAll(project=work.project.settings.project, verdicts=verdicts)
 
 
-def _remember(work: Workplace, verdict: Verdict) -> None:
+def _remember(work: OpenProject, verdict: Verdict) -> None:
     """In place of the verdict that did not know of the others: a release goes by this one."""
     entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
     last = work.ledger.get(entry)
@@ -60,6 +60,6 @@ def _remember(work: Workplace, verdict: Verdict) -> None:
         entry,
         fingerprint=last.fingerprint,
         output=verdict.model_dump(mode="json"),
-        finished_at=now(),
+        finished_at=timestamp(),
         seconds=last.seconds,
     )

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from graftwork.evaluate.gate import Surroundings
 from graftwork.evaluate.gate.sessions import asked_otherwise
 from graftwork.grading import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import Damaged
 from graftwork.records.release import Release
 from graftwork.records.report import Report
@@ -38,7 +38,7 @@ class Champion(NamedTuple):
     instead: str = ""
 
 
-def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
+def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
     """What is served now; where that is this very adapter, what it took the place of."""
     release_id = work.releases.aliases().get(own_alias(work))
     if release_id is None:
@@ -56,7 +56,7 @@ def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
     return Champion(known)
 
 
-def with_champion(work: Workplace, report: Report, champion: Release | None) -> Report:
+def with_champion(work: OpenProject, report: Report, champion: Release | None) -> Report:
     """The champion's own report stands in where it was not asked again on the same cases."""
     if report.champion is not None or champion is None:
         return report
@@ -78,7 +78,7 @@ def surroundings_of(champion: Champion) -> Surroundings:
     return Surroundings(champion=champion.release.id)
 
 
-def read_report(work: Workplace, release: Release) -> Report | None:
+def read_report(work: OpenProject, release: Release) -> Report | None:
     """The report that a release carries, its bytes checked; None where it has none."""
     promised = next((file.sha256 for file in release.files if file.path == REPORT), None)
     path = open_store(work).folder(release.id) / REPORT

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from graftwork.evaluate.gate.course import GoodRun, compare_plans
 from graftwork.files.disk import file_digest, make_folder, write_atomic
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.records.plan import Plan
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
@@ -19,12 +19,12 @@ from graftwork.records.verdict import Verdict
 from graftwork.registry.adapter import WEIGHTS
 
 
-def keep_report(work: Workplace, adapter_hash: str, report: Report) -> None:
+def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
     path = _place(work, adapter_hash)
     write_atomic(path, report.to_json())
 
 
-def find_report(work: Workplace, adapter_hash: str) -> Report | None:
+def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
     """None where the adapter was never judged here, or by a version that wrote otherwise."""
     path = _place(work, adapter_hash)
     try:
@@ -33,7 +33,7 @@ def find_report(work: Workplace, adapter_hash: str) -> Report | None:
         return None
 
 
-def keep_verdict(work: Workplace, adapter_folder: Path, verdict: Verdict) -> None:
+def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> None:
     """By the content of the weights, wherever they are copied to: a refusal must not be forgotten."""
     weights = adapter_folder / WEIGHTS
     if not weights.is_file():
@@ -43,7 +43,7 @@ def keep_verdict(work: Workplace, adapter_folder: Path, verdict: Verdict) -> Non
     write_atomic(path, verdict.to_json())
 
 
-def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:
+def find_verdict(work: OpenProject, weights_sha256: str) -> Verdict | None:
     """The last verdict about these weights: of a gate here, or of a release that holds them."""
     path = _verdict_place(work, weights_sha256)
     try:
@@ -62,11 +62,11 @@ def find_verdict(work: Workplace, weights_sha256: str) -> Verdict | None:
     return None
 
 
-def _verdict_place(work: Workplace, weights_sha256: str) -> Path:
+def _verdict_place(work: OpenProject, weights_sha256: str) -> Path:
     return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
 
 
-def find_better_run(work: Workplace, outcome: TrainOutcome, report: Report) -> GoodRun | None:
+def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) -> GoodRun | None:
     """The newest earlier run that was better at the primary metric, with what was changed since."""
     primary = work.settings.gate.primary_rule
     now, plan = work.runs.get(outcome.run_id), None
@@ -93,5 +93,5 @@ def _read_plan(given: dict[str, Any]) -> Plan | None:
         return None
 
 
-def _place(work: Workplace, adapter_hash: str) -> Path:
+def _place(work: OpenProject, adapter_hash: str) -> Path:
     return work.project.evaluations / "reports" / f"{adapter_hash[:32]}.json"

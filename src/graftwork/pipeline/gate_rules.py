@@ -12,7 +12,7 @@ from graftwork.evaluate.gate import Judged, decide
 from graftwork.evaluate.gate.changes import describe_change
 from graftwork.evaluate.gate_settings import GateSettings
 from graftwork.files.disk import Journal
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.records.verdict import Verdict
 
 RULES = "rules.jsonl"
@@ -28,14 +28,14 @@ class Noted(NamedTuple):
     settings: GateSettings | None
 
 
-def note_rules(work: Workplace, run_id: str, *, stage: Stage) -> Noted:
+def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
     """Note the rules as they stand, unless the last note says the same; the first one comes back."""
     journal = Journal(work.project.runs / run_id / RULES)
     kept, rules = journal.read(), work.settings.gate
     if not kept or kept[-1]["rules_hash"] != rules.rules_hash():
         note = {
             "rules_hash": rules.rules_hash(),
-            "when": now(),
+            "when": timestamp(),
             "stage": stage,
             "rules": rules.model_dump(mode="json"),
         }

@@ -10,10 +10,10 @@ from pathlib import Path
 from graftwork.evaluate.gate import next_start
 from graftwork.pipeline.gate_champion import comparable, read_report
 from graftwork.pipeline.gate_reports import find_report, keep_report
-from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.steps.evaluate import Evaluated
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.table import run_pipeline
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
@@ -22,7 +22,7 @@ from graftwork.records.verdict import NextStart
 MOST_RUNS = 10_000
 
 
-def judge_session(work: Workplace, *, may_do: Collection[str] | None = None) -> NextStart:
+def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
     """Bring the model up to date as far as its evaluation, then compare with where the session began."""
     made = run_pipeline(work, upto="evaluate", may_do=may_do)
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
@@ -41,7 +41,7 @@ def judge_session(work: Workplace, *, may_do: Collection[str] | None = None) -> 
     return _from(found, before, find_adapter(work, before) if before else "")
 
 
-def find_adapter(work: Workplace, adapter_hash: str) -> str:
+def find_adapter(work: OpenProject, adapter_hash: str) -> str:
     """The folder of an adapter that a run or a release holds; empty where neither does."""
     for run in work.runs.list(limit=MOST_RUNS):
         if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
@@ -57,7 +57,7 @@ def find_adapter(work: Workplace, adapter_hash: str) -> str:
     return str(folder) if work.settings.train.start_from and Path(folder).is_dir() else ""
 
 
-def _report_before(work: Workplace, report: Report, outcome: TrainOutcome) -> Report:
+def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> Report:
     if outcome.started_from is None:
         return report.model_copy(update={"candidate": report.baseline})
     known = [find_report(work, outcome.started_from)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.files.disk import folder_digest
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
@@ -34,11 +34,11 @@ def run_id_of(plan: Plan) -> str:
     return identity_of(plan)[:12]
 
 
-def starts_from_main(work: Workplace) -> bool:
+def starts_from_main(work: OpenProject) -> bool:
     return work.settings.train.start_from == FROM_MAIN
 
 
-def start_of(work: Workplace) -> Start | None:
+def start_of(work: OpenProject) -> Start | None:
     """The adapter that this model's training goes on from, if it was asked for."""
     asked = work.settings.train.start_from
     if asked is None:

@@ -26,7 +26,7 @@ from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.load import Project
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -144,8 +144,7 @@ def _length(entry: Any) -> int:
 
 def _read_project(path: Path, written: Written) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
-    from graftwork.project.folder import Project
-    from graftwork.project.load import load_settings
+    from graftwork.project.load import Project, load_settings
 
     whole = load_settings(path)
     project = Project(root=path.parent.absolute(), settings=whole)

@@ -20,7 +20,7 @@ from graftwork.model.probe_here import name_device
 from graftwork.model.shape import layer_parameters, read_shape
 from graftwork.plan.catalog.models import find_model
 from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.project.folder import Project
+from graftwork.project.load import Project
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
 from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob

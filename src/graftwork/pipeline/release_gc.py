@@ -8,8 +8,8 @@ does not know. Of that, what verifies is entered in the index, for an index can 
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.workplace import Workplace, now
 from graftwork.records.errors import GraftError
 from graftwork.records.release import Garbage, Release
 from graftwork.registry.keeping import choose_kept
@@ -21,7 +21,7 @@ HELD_LATE = "a server came to hold it while garbage was collected"
 
 
 def collect_garbage(
-    work: Workplace, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
+    work: OpenProject, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
 ) -> Garbage:
     """Take away what the project's rules, or the given ones, do not keep."""
     rules = work.settings.release
@@ -53,7 +53,7 @@ def collect_garbage(
         doomed = {one for one in stock.ids if one in known and one not in reasons}
         if not dry_run:
             # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
-            doomed = set(work.releases.collect(doomed, when=now()))
+            doomed = set(work.releases.collect(doomed, when=timestamp()))
         return set(stock.ids) - doomed
 
     def stays(there: frozenset[str]) -> None:
@@ -76,7 +76,7 @@ class _Unknown(NamedTuple):
     refused: list[str]
 
 
-def _find_unknown(work: Workplace, stock: Stock) -> _Unknown:
+def _find_unknown(work: OpenProject, stock: Stock) -> _Unknown:
     """The index is a new one, or a killed writer left a release; what is not whole was never let in.
 
     Every byte is read: one that counts among the newest may cost an older one its place.

@@ -7,7 +7,7 @@ can collect it as garbage.
 
 from typing import NamedTuple
 
-from graftwork.pipeline.workplace import Workplace, now, who
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import AliasMove, Release
 from graftwork.registry import promote as registry
@@ -24,13 +24,13 @@ class Promoted(NamedTuple):
     move: AliasMove | None
 
 
-def open_store(work: Workplace) -> ReleaseStore:
+def open_store(work: OpenProject) -> ReleaseStore:
     given = work.settings.release.public_key
     key = load_public_key(given, root=work.project.root) if given else None
     return ReleaseStore.open(work.project.releases, public_key=key)
 
 
-def own_alias(work: Workplace, alias: str | None = None, *, model: str | None = None) -> str:
+def own_alias(work: OpenProject, alias: str | None = None, *, model: str | None = None) -> str:
     """The full name of an alias of this model, by default the one that is worked on."""
     settings = work.settings
     chosen = model or work.model
@@ -40,7 +40,7 @@ def own_alias(work: Workplace, alias: str | None = None, *, model: str | None = 
 
 
 def promote_release(
-    work: Workplace, name: str, *, alias: str | None = None, reason: str = "", force: bool = False
+    work: OpenProject, name: str, *, alias: str | None = None, reason: str = "", force: bool = False
 ) -> Promoted:
     """Point an alias of the release's own model at it."""
     store = open_store(work)
@@ -53,8 +53,8 @@ def promote_release(
             work.releases,
             release,
             alias=full,
-            who=who(),
-            when=now(),
+            who=current_user(),
+            when=timestamp(),
             why=reason,
             force=force,
             require_verdict=work.settings.release.require_verdict,
@@ -62,17 +62,19 @@ def promote_release(
     return Promoted(release, full, move)
 
 
-def rollback_alias(work: Workplace, *, alias: str | None = None, reason: str = "") -> AliasMove:
+def rollback_alias(work: OpenProject, *, alias: str | None = None, reason: str = "") -> AliasMove:
     """Point an alias of the model that is worked on at the release before the present one."""
     full = own_alias(work, alias)
     store = open_store(work)
     with store.adding():
         way = registry.way_back(work.releases, alias=full)
         store.verify(way.target)
-        return registry.rollback(work.releases, alias=full, who=who(), when=now(), why=reason, way=way)
+        return registry.rollback(
+            work.releases, alias=full, who=current_user(), when=timestamp(), why=reason, way=way
+        )
 
 
-def _require_own(work: Workplace, release: Release, alias: str) -> None:
+def _require_own(work: OpenProject, release: Release, alias: str) -> None:
     """An alias named with its model takes releases of that model only."""
     model, slash, _ = alias.rpartition("/")
     settings = work.settings

@@ -8,15 +8,15 @@ import hashlib
 
 from pydantic import ValidationError
 
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.release import Release
 from graftwork.records.verdict import Verdict
 
 VERDICT = "verdict.json"
 
 
-def read_verdict(work: Workplace, release: Release) -> Verdict | None:
+def read_verdict(work: OpenProject, release: Release) -> Verdict | None:
     promised = next((file.sha256 for file in release.files if file.path == VERDICT), None)
     try:
         body = (open_store(work).folder(release.id) / VERDICT).read_bytes()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.disk import write_atomic
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.pipeline.workplace import Workplace, now
 from graftwork.process.alert import Alarm
 from graftwork.records.errors import OutOfMemory
 from graftwork.records.plan import Residual
@@ -40,7 +40,7 @@ def as_replanned(job: TrainJob) -> TrainJob:
     return with_checkpointing(smaller) if said.get(CHECKPOINTING) else smaller
 
 
-def replan(work: Workplace, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
+def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alarm) -> TrainJob | None:
     """Remember what was measured; half the rows at a time, or a card's limit a little lower."""
     _remember(work, job, exhausted)
     measured = exhausted.figures.get("peak_memory_gib")
@@ -108,7 +108,7 @@ def with_limit(job: TrainJob, limit_gib: float) -> TrainJob:
     return job.model_copy(update={"plan": job.plan.model_copy(update={"tuning": tuning})})
 
 
-def _remember(work: Workplace, job: TrainJob, exhausted: OutOfMemory) -> None:
+def _remember(work: OpenProject, job: TrainJob, exhausted: OutOfMemory) -> None:
     """Beside the plans of finished runs, so that the next plan can know better."""
     taken = exhausted.figures.get("peak_memory_gib")
     if taken is None:
@@ -117,5 +117,5 @@ def _remember(work: Workplace, job: TrainJob, exhausted: OutOfMemory) -> None:
     needed = taken + exhausted.figures.get("asked_gib", 0.0)
     found = Residual(name="peak_memory_gib", planned=job.plan.peak_memory_gib, actual=needed)
     work.residuals.add(
-        job.run_id, device=job.plan.device.name, base=kind_of_run(work), found=[found], when=now()
+        job.run_id, device=job.plan.device.name, base=kind_of_run(work), found=[found], when=timestamp()
     )

@@ -9,9 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.sight import load_template
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.records.release import Release
@@ -28,7 +27,7 @@ READY_SECONDS = 120.0
 class StoreSink:
     """Captures and feedback go into the project's store, which is how they become data again."""
 
-    def __init__(self, work: Workplace) -> None:
+    def __init__(self, work: OpenProject) -> None:
         self._captures = work.captures
         self._feedback = FeedbackStore(work.database, project=work.settings.project)
 
@@ -39,7 +38,7 @@ class StoreSink:
         return self._feedback.add(feedback)
 
 
-def say_split(work: Workplace, settings: ServeSettings) -> str | None:
+def say_split(work: OpenProject, settings: ServeSettings) -> str | None:
     """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
     deal = set_up_deal(settings.split, work.releases.aliases())
     if settings.split is None or deal is None:
@@ -53,7 +52,7 @@ def say_split(work: Workplace, settings: ServeSettings) -> str | None:
     )
 
 
-def engine_job(work: Workplace, held: Lease) -> EngineJob:
+def engine_job(work: OpenProject, held: Lease) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
     What aliases of other models point at is left out where it needs another base or template.
@@ -80,7 +79,7 @@ def engine_job(work: Workplace, held: Lease) -> EngineJob:
 
 
 def serve_here(
-    work: Workplace,
+    work: OpenProject,
     settings: ServeSettings,
     *,
     on_ready: Callable[[str], None],
@@ -107,7 +106,7 @@ def serve_here(
 
 
 @contextmanager
-def served_beside(work: Workplace, settings: ServeSettings) -> Iterator[str]:
+def served_beside(work: OpenProject, settings: ServeSettings) -> Iterator[str]:
     """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
     settings = settings.model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
@@ -160,7 +159,7 @@ class _AdapterFinder:
     error: a busy store is free again, and a damaged release can be mended, so the caller tries again later.
     """
 
-    def __init__(self, work: Workplace, held: Lease, template: str | None) -> None:
+    def __init__(self, work: OpenProject, held: Lease, template: str | None) -> None:
         self._work, self._held, self._template = work, held, template
         self._elsewhere: set[str] = set()
 
@@ -175,11 +174,11 @@ class _AdapterFinder:
         return str(open_store(self._work).get(release_id))
 
 
-def _is_on_same_ground(work: Workplace, release: Release, template: str | None) -> bool:
+def _is_on_same_ground(work: OpenProject, release: Release, template: str | None) -> bool:
     return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
-def _require_same_ground(work: Workplace, release: Release, template: str) -> None:
+def _require_same_ground(work: OpenProject, release: Release, template: str) -> None:
     """An adapter answers rightly only on the base and the template that it was trained with."""
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(

@@ -11,14 +11,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
 from graftwork.pipeline.reporter import Reporter
-from graftwork.pipeline.restarts import Restarts
 from graftwork.process import clock
+from graftwork.process.alert import Alarm
+from graftwork.process.health import Patience, judge, process_state
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.memory import kernel_kills, killed_for_memory
 from graftwork.process.worker import ERROR_FILE, how_it_ended
@@ -34,8 +36,34 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.job import AlertKind, Beat, Job
+from graftwork.records.job import AlertKind, Beat, Health, Job
 from graftwork.text.publish import publish_text
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+
+
+@dataclass
+class Restarts:
+    most: int
+    """How often in a row, without progress, a killed worker is started again."""
+    total: int = 0
+    in_a_row: int = 0
+    furthest: float = 0.0
+
+    def after_crash(self, code: int, *, done: float) -> float | None:
+        """`code` is negative for a signal; `done` is how far the worker came."""
+        if done > self.furthest:
+            self.furthest, self.in_a_row = done, 0
+        self.in_a_row += 1
+        # Who was killed is started again; a fault of the program would only come again, so once.
+        if self.in_a_row > (self.most if code < 0 else min(self.most, 1)):
+            return None
+        self.total += 1
+        # Longer each time: a machine in trouble needs air.
+        exponent = min(self.in_a_row - 1, 30)
+        return min(FIRST_PAUSE_SECONDS * 2.0**exponent, LONGEST_PAUSE_SECONDS)
+
 
 POLL_SECONDS = 0.25
 JOB_FILE = "job.json"
@@ -46,7 +74,7 @@ SAVING = "checkpoint"
 """What a heartbeat says is done while a checkpoint is not safe yet, here or at the mirror."""
 
 
-class Watching(Protocol):
+class RunWatcher(Protocol):
     """Who is told of what happens to the worker: a Vigil, over one run or over those of a batch."""
 
     @property
@@ -69,7 +97,7 @@ def run_job(
     reporter: Reporter,
     max_restarts: int = 3,
     on_poll: Callable[[], None] | None = None,
-    vigil: Watching | None = None,
+    vigil: RunWatcher | None = None,
     on_out_of_memory: Callable[[OutOfMemory], Record | None] | None = None,
     arguments: tuple[str, ...] = (),
     on_start: Callable[[], None] = lambda: None,
@@ -123,7 +151,7 @@ class _Watcher:
         folder: Path,
         reporter: Reporter,
         on_poll: Callable[[], None] | None,
-        vigil: Watching | None,
+        vigil: RunWatcher | None,
         at_work: Callable[[], Sequence[Path]],
     ) -> None:
         self._name, self._folder, self._reporter = name, folder, reporter
@@ -316,3 +344,63 @@ def _cause(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
+
+
+LOOK_SECONDS = 2.0
+
+
+class StallWatcher:
+    def __init__(
+        self,
+        folder: Path,
+        alarm: Alarm,
+        *,
+        expected_seconds: float,
+        patience: Patience,
+    ) -> None:
+        self.alarm = alarm
+        self.expected_seconds = expected_seconds
+        self._folder = folder
+        self._patience = patience
+        self._stalled_at: float | None = None
+        self._looked = float("-inf")
+
+    def look(self, pid: int) -> None:
+        """As often as wanted: it looks every other second, and tells each stall once."""
+        now = clock.steady()
+        if now - self._looked < min(LOOK_SECONDS, self._patience.silent_seconds / 4):
+            return
+        self._looked = now
+        beat = read_beat(self._folder)
+        found = judge(
+            beat,
+            alive=True,
+            age=clock.seconds_since(beat.moment) if beat is not None else 0.0,
+            expected_seconds=self.expected_seconds,
+            process_state=process_state(pid),
+            patience=self._patience,
+        )
+        self.see(found.health, found.reason)
+
+    def see(self, health: Health, reason: str) -> None:
+        """A stall begins when it is stuck, and ends only when it works again: slow is not well."""
+        if health == "stuck" and self._stalled_at is None:
+            self._stalled_at = clock.steady()
+            self.alarm.tell(
+                "stalled",
+                "the run is stuck",
+                why=reason,
+                fix="`graft status` says more; `graft stop` ends it",
+            )
+        elif health == "working" and self._stalled_at is not None:
+            still = clock.steady() - self._stalled_at
+            self._stalled_at = None
+            self.alarm.tell("recovered", f"the run goes on after {still:.0f} s", why=reason)
+
+    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
+        """Something happened to the run that somebody must know."""
+        self.alarm.tell(kind, what, why=why, fix=fix)
+
+    def ended(self) -> None:
+        """The worker is gone: what comes next is another one's stall."""
+        self._stalled_at = None

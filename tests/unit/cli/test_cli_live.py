@@ -11,7 +11,7 @@ from graftwork.cli.narrate import PLAIN_SECONDS, RichNarrator
 from graftwork.cli.show.course import BLOCKS, KEPT, Course, duration, sparkline, tell_detail
 from graftwork.cli.show.events import to_markup
 from graftwork.cli.show.tables import to_text
-from graftwork.pipeline.events import Event
+from graftwork.pipeline.runs import Event
 
 DETAIL = {
     "loss": 1.25,

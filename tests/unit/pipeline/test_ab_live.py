@@ -20,10 +20,10 @@ from graftwork.cli.release_ab import ab
 from graftwork.pipeline.ab_evidence import Exchange, LiveTest
 from graftwork.pipeline.ab_live import LiveLook, as_case, compare_live, watch_live
 from graftwork.pipeline.ab_result import find_pair
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.registry.publish import publish
@@ -44,7 +44,7 @@ def work(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 

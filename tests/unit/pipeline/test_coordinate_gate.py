@@ -14,10 +14,10 @@ from graftwork.files.disk import Journal
 from graftwork.pipeline.gate_champion import look_for_champion, surroundings_of, with_champion
 from graftwork.pipeline.gate_reports import find_better_run, find_report, keep_report
 from graftwork.pipeline.gate_rules import RULES, note_rules, with_changes
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.gate import name_changed_rules
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import DeviceFacts, Plan
@@ -38,7 +38,7 @@ def write_project(folder: Path, gate: dict) -> Path:
 
 
 def opened(folder):
-    return open_workplace(open_project(folder), NullReporter())
+    return use_project(open_project(folder), NullReporter())
 
 
 def subject(name, right, n=100):

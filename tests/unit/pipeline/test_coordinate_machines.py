@@ -7,8 +7,8 @@ import pytest
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
-from graftwork.pipeline import machines
-from graftwork.pipeline.machines import CALL_FILE, Call, _answer
+from graftwork.pipeline import multi_node
+from graftwork.pipeline.multi_node import CALL_FILE, Call, _answer
 from graftwork.train import leaving
 from graftwork.train.launch import Machines
 
@@ -32,7 +32,7 @@ POLL = 0.05
 @pytest.fixture
 def answer(tmp_path, monkeypatch):
     """What a part ends with whose process runs this code, after the first machine said that it is over."""
-    monkeypatch.setattr(machines, "POLL_SECONDS", POLL)
+    monkeypatch.setattr(multi_node, "POLL_SECONDS", POLL)
     job_file, file = tmp_path / "job.json", tmp_path / CALL_FILE
     job_file.write_text("{}")
     call = Call(id="1", job_file=str(job_file), processes=1, nodes=2)
@@ -60,9 +60,9 @@ def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
 def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
     """A store that does not answer is tried twice."""
     goodbye = leaving.DOOR_SECONDS + 2 * leaving.REACHED_WITHIN.total_seconds()
-    assert goodbye < machines.LEAVING_SECONDS
+    assert goodbye < multi_node.LEAVING_SECONDS
 
 
 def test_a_part_that_goes_on_without_the_first_machine_is_stopped(answer, monkeypatch):
-    monkeypatch.setattr(machines, "LEAVING_SECONDS", 0.01)
+    monkeypatch.setattr(multi_node, "LEAVING_SECONDS", 0.01)
     assert answer(GOES_ON) == -15

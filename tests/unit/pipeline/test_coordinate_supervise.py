@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from graftwork.files.disk import Journal
 from graftwork.pipeline import supervise
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.restarts import LONGEST_PAUSE_SECONDS, Restarts
-from graftwork.pipeline.supervise import run_job
-from graftwork.pipeline.vigil import Vigil
+from graftwork.pipeline.supervise import LONGEST_PAUSE_SECONDS, Restarts, StallWatcher, run_job
 from graftwork.process.alert import Alarm
 from graftwork.process.health import Patience
 from graftwork.process.worker import lock_holder, stoppable
@@ -131,7 +129,9 @@ def alerts(folder):
 
 
 def vigil_of(job, **patience):
-    return Vigil(job.folder, Alarm(job.folder, run="r"), expected_seconds=0.01, patience=Patience(**patience))
+    return StallWatcher(
+        job.folder, Alarm(job.folder, run="r"), expected_seconds=0.01, patience=Patience(**patience)
+    )
 
 
 def test_crashes_with_progress_between_them_do_not_use_up_the_restarts(job):
@@ -212,7 +212,7 @@ def test_a_frozen_worker_raises_one_alert_and_another_when_it_goes_on(job):
 
 
 def test_each_stall_is_told_once_however_often_it_is_looked_at(tmp_path):
-    vigil = Vigil(tmp_path, Alarm(tmp_path, run="r"), expected_seconds=1.0, patience=Patience())
+    vigil = StallWatcher(tmp_path, Alarm(tmp_path, run="r"), expected_seconds=1.0, patience=Patience())
     for health in ("working", "stuck", "stuck", "slow", "stuck", "working", "working", "stuck"):
         vigil.see(health, "because")
     assert alerts(tmp_path) == ["stalled", "recovered", "stalled"]

@@ -9,7 +9,7 @@ from graftwork.pipeline import ab, evaluate_run
 from graftwork.pipeline.evaluate_log import remark_on_log
 from graftwork.pipeline.evaluate_run import Lineup, ask_everybody
 from graftwork.pipeline.evaluate_subjects import Subject
-from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.dataset import Dataset, Drop, InputFile
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
@@ -90,7 +90,7 @@ def prepare(monkeypatch):
             redactions={},
             settings={},
         )
-        return Prepared(folder="nowhere", dataset=dataset, folders={}, portions=())
+        return PreparedData(folder="nowhere", dataset=dataset, folders={}, portions=())
 
     return prepared
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.project.load import load_settings
-from graftwork.project.partial import merge, part_of
-from graftwork.project.settings import ProjectSettings
+from graftwork.project.settings import ProjectSettings, merge, part_of
 from graftwork.records.errors import UserMistake
 from graftwork.train.settings import TrainSettings
 

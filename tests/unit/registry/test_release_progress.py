@@ -13,10 +13,10 @@ from graftwork.pipeline import exchange_pace
 from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.exchange_pace import tell_bytes
 from graftwork.pipeline.exchange_push import pull_from_url, push_to_machine, push_to_url
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.registry.exchange import ssh
 from graftwork.registry.publish import publish
 
@@ -46,7 +46,7 @@ def work(tmp_path, monkeypatch):
     root.mkdir()
     settings = {"project": PROJECT, "data": {"logs": ["l"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 
@@ -62,7 +62,7 @@ def other(work, tmp_path):
     root = tmp_path / "other"
     root.mkdir()
     (root / "graft.yaml").write_text((work.project.root / "graft.yaml").read_text())
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from graftwork.cli.show.tables import quote
-from graftwork.pipeline.events import Event
+from graftwork.pipeline.runs import Event
 
 COLOURS = {"alert": "red", "word": "yellow", "checkpoint": "green", "look": "cyan"}
 

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS
-from graftwork.pipeline.workplace import Workplace
 from graftwork.process.worker import how_it_ended
-from graftwork.project.folder import Project
+from graftwork.project.load import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
@@ -26,7 +26,7 @@ from graftwork.records.job import Job
 from graftwork.train.launch import DEFAULT_PORT, LAUNCHER, Machines, parse_address, torchrun_arguments
 from graftwork.train.settings import TrainSettings
 
-WORKER = "graftwork.pipeline.training_process"
+WORKER = "graftwork.pipeline.training_worker"
 CALL_FILE = "call.json"
 LEAVING_SECONDS = 15.0
 """For a part to end whose work is done; one that still works belongs to a run that is no more."""
@@ -65,7 +65,7 @@ class Launch:
             write_atomic(self.file, call.to_json())
 
 
-def launch_of(work: Workplace, folder: Path) -> Launch:
+def launch_of(work: OpenProject, folder: Path) -> Launch:
     """The worker itself, or torchrun around it where several processes share the work."""
     settings, job_file = work.settings.train, str(folder / JOB_FILE)
     nodes, file = settings.run.nodes, work.project.state / CALL_FILE

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
+from graftwork.model.template import Template
 from graftwork.pipeline.reporter import Reporter
-from graftwork.project.folder import Project
+from graftwork.project.load import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
@@ -23,7 +25,7 @@ from graftwork.store.steps import StepLedger
 
 
 @dataclass(frozen=True)
-class Workplace:
+class OpenProject:
     project: Project
     database: Database
     reporter: Reporter
@@ -73,7 +75,7 @@ class Workplace:
 
     @property
     def looks(self) -> Looks:
-        return Looks(self.database, who=who())
+        return Looks(self.database, who=current_user())
 
     @property
     def residuals(self) -> Residuals:
@@ -81,32 +83,37 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(project: Project, reporter: Reporter, *, model: str | None = None) -> Iterator[Workplace]:
+def use_project(project: Project, reporter: Reporter, *, model: str | None = None) -> Iterator[OpenProject]:
     try:
         make_folder(project.state)
     except OSError as error:
         raise explain_os_error(error, project.state) from error
     database = open_database(project.database_url)
     try:
-        yield Workplace(project=project, database=database, reporter=reporter, asked_model=model)
+        yield OpenProject(project=project, database=database, reporter=reporter, asked_model=model)
     finally:
         database.close()
 
 
-def tell_note_on_base(work: Workplace) -> None:
+def report_base_note(work: OpenProject) -> None:
     """Say once more, where it matters, that a base's weights are not what its name suggests."""
     note = note_on_weights(work.base.name)
     if note:
         work.reporter.info(note)
 
 
-def now() -> str:
+def timestamp() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def who() -> str:
+def current_user() -> str:
     """Who moves an alias or looks at a test set, for the log."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
         return "unknown"
+
+
+def load_template(work: OpenProject) -> Template:
+    """The base's template as this project uses it: rows, evaluation and serving alike."""
+    return Template.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")

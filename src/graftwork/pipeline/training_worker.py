@@ -1,9 +1,10 @@
-"""The training process with an examiner: `python -m graftwork.pipeline.training_process JOB_FILE`.
+"""The training process: `python -m graftwork.pipeline.training_worker JOB_FILE`.
 
-In: a TrainJob. Out: what the training worker leaves. Training and evaluation do not know each other;
-here the metrics of the one become the examiner of the other. Imports nothing that a worker lacks.
+In: a TrainJob, or a TrainBatch of several. Out: what the training worker leaves in each run's folder.
+Training and evaluation do not import each other: here the metrics become training's examiner.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,10 @@ from graftwork.grading.fields import AnswerFields
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case
-from graftwork.records.run import TrainJob
+from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.publish import hide_in_tracebacks
 from graftwork.train.launch import is_first
+from graftwork.train.many import train_many
 from graftwork.train.ports import Examiner
 from graftwork.train.worker import train
 
@@ -121,10 +123,24 @@ def make_examiner(job: TrainJob) -> Examiner | None:
     )
 
 
-def work(job: TrainJob) -> None:
+def train_job(job: TrainJob) -> None:
     train(job, examiner=make_examiner(job))
+
+
+def train_batch(batch: TrainBatch) -> None:
+    train_many(batch, _train_one)
+
+
+def _train_one(job: TrainJob, load: Callable[[TrainJob], Any], crew: Any) -> None:
+    train(job, load=load, examiner=make_examiner(job), crew=crew)
+
+
+def main() -> int:
+    if "jobs" in json.loads(Path(sys.argv[1]).read_bytes()):
+        return run_worker(TrainBatch, lambda batch: Path(batch.folder), train_batch)
+    return run_worker(TrainJob, lambda job: Path(job.folder), train_job, first=is_first())
 
 
 if __name__ == "__main__":
     hide_in_tracebacks()
-    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), work, first=is_first()))
+    sys.exit(main())

@@ -1,7 +1,7 @@
-"""The whole way from logs to a served adapter, on one page.
+"""The table of steps, from logs to a served adapter, and `run_pipeline`, which brings them up to date.
 
-`STEPS` is the pipeline. Each step stands in a file of its own under `steps/`; here is only their
-order, and the rule that nothing is done twice.
+In: an open project and how far to go. Out: the outputs of the steps. A step whose inputs have not changed
+is not done again. What a step does is in `steps/`.
 """
 
 import time
@@ -9,12 +9,18 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from graftwork.pipeline.lineage import starts_from_main
+from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.preflight import Preflight, look_ahead, require_ready
-from graftwork.pipeline.run_plan import plan_run, say_left
-from graftwork.pipeline.stage_times import gather_facts, record_stage, size_of_logs, time_spent
-from graftwork.pipeline.step import Inputs, Made, Step
-from graftwork.pipeline.steps import audit, evaluate, gate, plan, prepare, release, report, train, try_out
-from graftwork.pipeline.workplace import Workplace, now
+from graftwork.pipeline.run_plan import (
+    gather_facts,
+    plan_run,
+    record_stage,
+    say_left,
+    size_of_logs,
+    time_spent,
+)
+from graftwork.pipeline.step import PipelineStep, StepInputs, StepOutputs
+from graftwork.pipeline.steps import data, evaluate, gate, plan, release, report, train
 from graftwork.plan.stages import MEASURED, estimate_stage
 from graftwork.process.worker import hold_lock
 from graftwork.records.base import Figure, Record
@@ -22,22 +28,26 @@ from graftwork.records.errors import GraftError, Stale
 from graftwork.records.plan import RunPlan
 from graftwork.records.verdict import Verdict
 
-STEPS: tuple[Step, ...] = (
-    audit.STEP,  #     what is in the logs, and may it be trained on?
-    prepare.STEP,  #   filter, redact, de-duplicate, split, render → a dataset
-    plan.STEP,  #      how much memory, how many minutes, said before
-    train.STEP,  #     → an adapter, whatever kills the worker
-    evaluate.STEP,  #  base and adapter answer the held-out cases
-    gate.STEP,  #      deploy, iterate or abort, by rules written beforehand
-    release.STEP,  #   content-addressed, with its lineage; champion if the gate says so
-    try_out.STEP,  #   served for real, asked through the official client, found in the captures
-    report.STEP,  #    one page to show a colleague
+STEPS: tuple[PipelineStep, ...] = (
+    # step              needs                      makes
+    data.AUDIT,  #      logs                       Audit: what is in the logs, may they be trained on?
+    data.PREPARE,  #    logs                       PreparedData: filter, redact, deduplicate, split, render
+    plan.STEP,  #       prepare                    Plan: memory, minutes, settings of the run
+    train.STEP,  #      prepare, plan              TrainOutcome: an adapter; survives a killed worker
+    evaluate.STEP,  #   prepare, train             Evaluated: base and adapter answer held-out cases
+    gate.STEP,  #       train, evaluate            Verdict: deploy, iterate or abort, by rules set before
+    release.RELEASE,  # all of them but audit      Release: content-addressed, with lineage; alias moved
+    release.TRY_OUT,  # evaluate, release          TryOut: served, asked through the official client
+    report.STEP,  #     all but release and try    WrittenReport: one page
 )
+"""`graft run` in one place. Each step is defined in `steps/` with its inputs, output and identity."""
 
 ONLY_AFTER_DEPLOY = ("release", "try")
 
 
-def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection[str] | None = None) -> Made:
+def run_pipeline(
+    work: OpenProject, *, upto: str | None = None, may_do: Collection[str] | None = None
+) -> StepOutputs:
     """Bring everything up to date that `upto` needs, or all of it.
 
     With `may_do`, only these steps are done; any other that is out of date is an error.
@@ -47,7 +57,7 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
         # What this model goes on from comes first, and is not done again where nothing has changed.
         goal = "train" if "train" in wanted else "plan"
         run_pipeline(replace(work, asked_model=None), upto=goal, may_do=may_do)
-    made, identities = Made({}), dict[str, str]()
+    made, identities = StepOutputs({}), dict[str, str]()
     with hold_lock(work.project.state / "pipeline"):
         for step in STEPS:
             if step.name not in wanted or (step.name in ONLY_AFTER_DEPLOY and not _may_deploy(made)):
@@ -66,7 +76,7 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
     return made
 
 
-def plan_whole_run(work: Workplace, *, made: Made | None = None) -> RunPlan:
+def plan_whole_run(work: OpenProject, *, made: StepOutputs | None = None) -> RunPlan:
     """How long `run_pipeline` is expected to take, stage by stage. Nothing is done.
 
     `made` holds the outputs of the steps that are up to date, where that is known already.
@@ -80,17 +90,17 @@ def plan_whole_run(work: Workplace, *, made: Made | None = None) -> RunPlan:
     )
 
 
-def dry_run(work: Workplace) -> Preflight:
+def dry_run(work: OpenProject) -> Preflight:
     """Everything that can be known before training: the dataset, the plan, and what the checks find."""
-    made, identities = Made({}), dict[str, str]()
+    made, identities = StepOutputs({}), dict[str, str]()
     with hold_lock(work.project.state / "pipeline"):
-        for step in (audit.STEP, prepare.STEP, plan.STEP):
+        for step in (data.AUDIT, data.PREPARE, plan.STEP):
             made.outputs[step.name] = output = _bring_up_to_date(step, work, made, identities, allowed=True)
             identities[step.name] = step.identity(output)
     return look_ahead(work, made, plan_whole_run(work, made=made))
 
 
-def _find_fresh(step: Step, work: Workplace, inputs: Inputs) -> Record | None:
+def _find_fresh(step: PipelineStep, work: OpenProject, inputs: StepInputs) -> Record | None:
     last = work.ledger.get(name_entry(work, step.name))
     if last is None or last.fingerprint != inputs.fingerprint:
         return None
@@ -98,12 +108,12 @@ def _find_fresh(step: Step, work: Workplace, inputs: Inputs) -> Record | None:
     return output if step.still_there(work, output) else None
 
 
-def _is_fresh(step: Step, work: Workplace, made: Made, identities: dict[str, str]) -> bool:
+def _is_fresh(step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str]) -> bool:
     return _find_fresh(step, work, step.inputs_of(work, made, identities)) is not None
 
 
 def _bring_up_to_date(
-    step: Step, work: Workplace, made: Made, identities: dict[str, str], *, allowed: bool
+    step: PipelineStep, work: OpenProject, made: StepOutputs, identities: dict[str, str], *, allowed: bool
 ) -> Record:
     inputs = step.inputs_of(work, made, identities)
     entry = name_entry(work, step.name)
@@ -131,7 +141,7 @@ def _bring_up_to_date(
         entry,
         fingerprint=inputs.fingerprint,
         output=output.model_dump(mode="json"),
-        finished_at=now(),
+        finished_at=timestamp(),
         seconds=seconds,
     )
     _keep_inputs(work, step, inputs)
@@ -139,7 +149,7 @@ def _bring_up_to_date(
     return output
 
 
-def _expected(step: Step, work: Workplace, made: Made) -> Figure | None:
+def _expected(step: PipelineStep, work: OpenProject, made: StepOutputs) -> Figure | None:
     """What is computed for the stage before it is done; None where nothing can be."""
     if step.name not in MEASURED:
         return None
@@ -150,7 +160,7 @@ def _expected(step: Step, work: Workplace, made: Made) -> Figure | None:
         return None
 
 
-def _may_deploy(made: Made) -> bool:
+def _may_deploy(made: StepOutputs) -> bool:
     return "gate" not in made.outputs or made.get("gate", Verdict).decision == "deploy"
 
 
@@ -160,22 +170,22 @@ def with_needs(name: str) -> set[str]:
     return {name}.union(*(with_needs(need) for need in step.needs))
 
 
-def name_entry(work: Workplace, step: str) -> str:
+def name_entry(work: OpenProject, step: str) -> str:
     """The ledger's name for a step. Each model of a project has its own; the main one's are plain."""
     return step if work.model == work.settings.main_model else f"{step}@{work.model}"
 
 
-def name_inputs(work: Workplace, step: str) -> str:
+def name_inputs(work: OpenProject, step: str) -> str:
     """The ledger's name for what a step depended on when it was done last, part by part."""
     return f"{name_entry(work, step)}.inputs"
 
 
-def _keep_inputs(work: Workplace, step: Step, inputs: Inputs) -> None:
+def _keep_inputs(work: OpenProject, step: PipelineStep, inputs: StepInputs) -> None:
     """So that `graft status` can name what has changed since."""
     work.ledger.put(
         name_inputs(work, step.name),
         fingerprint=inputs.fingerprint,
         output=dict(inputs.parts),
-        finished_at=now(),
+        finished_at=timestamp(),
         seconds=0.0,
     )
