@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
+from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
 from graftwork.pipeline.open_project import use_project
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graftwork.cli.command import Folder
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
     from graftwork.serve.settings import ServeSettings

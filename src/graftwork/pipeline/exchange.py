@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graftwork.model.base import copy_base, loadable_name
 from graftwork.pipeline.exchange_pace import tell_bytes
-from graftwork.pipeline.gate_reports import find_verdict
+from graftwork.pipeline.gate import find_verdict
 from graftwork.pipeline.open_project import OpenProject, load_template, timestamp
 from graftwork.pipeline.release_store import open_store
 from graftwork.records.errors import UserMistake

@@ -18,7 +18,7 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS
 from graftwork.process.worker import how_it_ended
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
@@ -117,7 +117,7 @@ def asked_of(settings: ProjectSettings, *, nodes: int, main_address: str | None)
     return settings.model_copy(update={"train": settings.train.model_copy(update={"run": run})})
 
 
-def tell_machines(project: Project, *, model: str | None) -> Instructions:
+def tell_machines(project: ProjectFolder, *, model: str | None) -> Instructions:
     """The exact command for every machine, and what they must have in common."""
     settings = project.settings.of_model(model or project.settings.main_model).train
     require_strategy(settings)
@@ -144,7 +144,7 @@ def tell_machines(project: Project, *, model: str | None) -> Instructions:
     return Instructions(commands=commands, notes=notes)
 
 
-def answer_calls(project: Project, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
+def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
     machines, file = first_of(settings, rank=rank), project.state / CALL_FILE
     folder = project.state / "machines" / str(rank)

@@ -12,7 +12,7 @@ from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
 from graftwork.model.template import Template
 from graftwork.pipeline.reporter import Reporter
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
@@ -26,7 +26,7 @@ from graftwork.store.steps import StepLedger
 
 @dataclass(frozen=True)
 class OpenProject:
-    project: Project
+    project: ProjectFolder
     database: Database
     reporter: Reporter
     asked_model: str | None = None
@@ -83,7 +83,9 @@ class OpenProject:
 
 
 @contextmanager
-def use_project(project: Project, reporter: Reporter, *, model: str | None = None) -> Iterator[OpenProject]:
+def use_project(
+    project: ProjectFolder, reporter: Reporter, *, model: str | None = None
+) -> Iterator[OpenProject]:
     try:
         make_folder(project.state)
     except OSError as error:

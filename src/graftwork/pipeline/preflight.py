@@ -12,10 +12,11 @@ from graftwork.evaluate.cases import choose_cases
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset import iterate_rows
-from graftwork.grading import GradeContext, require_gradable
+from graftwork.grading.grade import require_gradable
+from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.doctor.machine import DoctorCheck, look_at_disk
 from graftwork.pipeline.doctor.project import look_at_port
-from graftwork.pipeline.evaluate_context import open_grading
+from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from graftwork.records.base import Record
+from graftwork.records.units import MIB
 
 
 class Reporter(Protocol):
@@ -93,7 +94,7 @@ class ProgressUnit(NamedTuple):
     size: int
 
 
-UNITS = {"read and sift": ProgressUnit("MiB", 2**20)}
+UNITS = {"read and sift": ProgressUnit("MiB", MIB)}
 """What a phase counts in, if not in rows."""
 
 

@@ -34,10 +34,11 @@ from graftwork.records.plan import (
     StageState,
     Workload,
 )
+from graftwork.records.units import MIB
 from graftwork.records.verdict import Verdict
 from graftwork.store.residuals import STAGE
 
-SAMPLE_BYTES = 4 * 2**20
+SAMPLE_BYTES = 4 * MIB
 CHARACTERS_A_TOKEN = 3.5
 REPLY_SHARE = 0.2
 """Of a logged row, where nothing is prepared yet."""

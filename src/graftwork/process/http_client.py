@@ -18,7 +18,9 @@ from functools import partial
 from random import Random
 from typing import Any
 
-LONGEST_ANSWER = 4 * 2**20
+from graftwork.records.units import MIB
+
+LONGEST_ANSWER = 4 * MIB
 _PIECE = 64 * 2**10
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from graftwork.records.errors import OutOfMemory
 from graftwork.records.job import Vitals
+from graftwork.records.units import GIB
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-GIB = 2**30
 _NO_LIMIT = 2**60
 """Control groups of version 1 say a number near 2^63 where they mean none."""
 
@@ -154,8 +154,8 @@ def measure() -> dict[str, float]:
         figures["memory_limit_gib"] = machine["limit"]
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        figures["peak_memory_gib"] = torch.cuda.max_memory_reserved() / 2**30
-        figures["memory_limit_gib"] = torch.cuda.mem_get_info()[1] / 2**30
+        figures["peak_memory_gib"] = torch.cuda.max_memory_reserved() / GIB
+        figures["memory_limit_gib"] = torch.cuda.mem_get_info()[1] / GIB
     return figures
 
 

@@ -17,9 +17,9 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.evaluate.gate_settings import NO_PRIMARY, GateSettings
+from graftwork.evaluate.gate.settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
-from graftwork.grading import OF_ANSWERS
+from graftwork.grading.metrics import OF_ANSWERS
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.base import Record
 from graftwork.registry.settings import ReleaseSettings

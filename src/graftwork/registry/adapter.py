@@ -12,6 +12,7 @@ from typing import Any
 from graftwork.files.disk import explain_os_error, file_digest, folder_digest
 from graftwork.records.errors import Damaged
 from graftwork.records.release import ReleaseFile
+from graftwork.records.units import MIB
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -19,7 +20,7 @@ ADAPTER_FILES = (CONFIG, WEIGHTS)
 FULL_FILES = ("config.json", "model.safetensors")
 """What `method: full` leaves: the weights of the whole model."""
 
-_LARGEST_HEADER = 16 * 2**20
+_LARGEST_HEADER = 16 * MIB
 """The format allows 100 MB. A model of 100,000 tensors needs 12, and JSON grows twentyfold when parsed."""
 
 

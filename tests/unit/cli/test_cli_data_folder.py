@@ -10,8 +10,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from graftwork.cli.data_folder import add_to
-from graftwork.cli.show.dataset import show_rows
+from graftwork.cli.data import add_to
+from graftwork.cli.show.data import show_rows
 from graftwork.data.show_tokens import TokenizerDecoder
 from graftwork.data.show_tokens import show_rows as shown_rows
 from graftwork.model.base import find_base

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.pipeline import status, table
-from graftwork.pipeline.gate_reports import find_verdict
+from graftwork.pipeline.gate import find_verdict
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import PipelineStep

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.cli.release_ab import ab
+from graftwork.cli.release import ab
 from graftwork.pipeline import ab as comparing
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_store import open_store

@@ -17,18 +17,18 @@ from graftwork.pipeline.doctor.machine import (
     requirements,
 )
 from graftwork.pipeline.doctor.project import hosts_needed, look_at_credentials, look_at_network
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 
 SECRET = "hf_thisMustNeverBeShown"
 TWO_CARDS = "NVIDIA GeForce RTX 5060 Ti, 580.65, 16311, 15900, 12.0\n" * 2
 
 
-def project_in(folder: Path, **train) -> Project:
+def project_in(folder: Path, **train) -> ProjectFolder:
     settings = {"project": "p", "data": {"logs": ["log.jsonl"]}, "train": train}
     (folder / "log.jsonl").write_text('{"prompt": "a?", "completion": "b."}\n')
     (folder / "graft.yaml").write_text("project: p\ndata:\n  logs: [log.jsonl]\n")
-    return Project(root=folder, settings=ProjectSettings.model_validate(settings))
+    return ProjectFolder(root=folder, settings=ProjectSettings.model_validate(settings))
 
 
 def by_name(checks):

@@ -1,7 +1,7 @@
 """A model says what it does otherwise; everything else is the project's, and all of it is checked."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.project.load import load_settings
@@ -27,6 +27,7 @@ def settings_of(tmp_path, text):
     return load_settings(path)
 
 
+@settings(deadline=None)
 @given(below=SOME, above=SOME)
 def test_a_part_over_the_whole_is_what_both_written_out_would_be(below, above):
     whole = TrainSettings.model_validate(below)

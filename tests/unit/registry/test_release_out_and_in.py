@@ -9,7 +9,7 @@ import yaml
 from registry_samples import PROJECT, parts, verdict, write_adapter
 from typer.testing import CliRunner
 
-from graftwork.cli import release_export, release_import, release_push
+from graftwork.cli import release_exchange
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
@@ -18,10 +18,10 @@ from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 from graftwork.registry.publish import publish
 
 app = typer.Typer()
-app.command("export")(release_export.export)
-app.command("import")(release_import.import_)
-app.command("push")(release_push.push)
-app.command("pull")(release_push.pull)
+app.command("export")(release_exchange.export)
+app.command("import")(release_exchange.import_)
+app.command("push")(release_exchange.push)
+app.command("pull")(release_exchange.pull)
 
 
 class Place:

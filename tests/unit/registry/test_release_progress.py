@@ -8,7 +8,7 @@ import yaml
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.cli import narrate
+from graftwork.cli import progress
 from graftwork.pipeline import exchange_pace
 from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.exchange_pace import tell_bytes
@@ -17,10 +17,10 @@ from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
+from graftwork.records.units import MIB
 from graftwork.registry.exchange import ssh
 from graftwork.registry.publish import publish
 
-MIB = 2**20
 WEIGHTS = 3 * MIB
 
 
@@ -127,7 +127,7 @@ def test_the_time_left_is_what_remains_at_the_rate_so_far():
 def test_progress_goes_to_standard_error_and_json_stays_alone_on_standard_output(
     work, other, release, tmp_path, monkeypatch, capsys, way
 ):
-    monkeypatch.setattr(narrate, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     url = f"file://{tmp_path}/far"
     export_release(work, release, target=tmp_path / "a.tar")
     push_to_url(work, release, url=url)

@@ -13,7 +13,7 @@ from graftwork.records.release import Release
 from graftwork.records.report import Comparison, Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.verdict import RuleResult, Verdict
-from graftwork.report.inputs import ReportPage, SideBySide
+from graftwork.report.page import ReportPage, SideBySide
 
 
 def digest(letter):

@@ -11,14 +11,17 @@ from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import Look
 from graftwork.report.page import render_report
-from graftwork.report.plots import draw_loss
+from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.report.training import make_training_page
-from graftwork.report.training_plots import Spot, draw_course, draw_looks
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)
 spots = st.lists(
     st.builds(
-        Spot, step=st.integers(1, 60), value=st.floats(0, 5), best=st.booleans(), compared=st.booleans()
+        EvaluationPoint,
+        step=st.integers(1, 60),
+        value=st.floats(0, 5),
+        best=st.booleans(),
+        compared=st.booleans(),
     ),
     max_size=12,
 )

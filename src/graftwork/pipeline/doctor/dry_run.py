@@ -19,10 +19,11 @@ from graftwork.pipeline.doctor.machine import DoctorCheck, decide
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.table import run_pipeline
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
+from graftwork.records.units import MIB
 from graftwork.train.checkpoint import verify
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
@@ -34,7 +35,7 @@ WORDS_OF_A_ROW = 8
 WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
 
 
-class _Aside(Project):
+class _Aside(ProjectFolder):
     """A project in a folder of its own, whose state never goes into the team's database."""
 
     @property
@@ -42,7 +43,7 @@ class _Aside(Project):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: Project, reporter: Reporter) -> Iterator[DoctorCheck]:
+def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[DoctorCheck]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
@@ -90,7 +91,7 @@ def _checkpoint(folder: Path) -> DoctorCheck:
             found=damage.what,
             fix="look at the disk: it does not keep what it is given",
         )
-    size = sum(manifest.sizes.values()) / 2**20
+    size = sum(manifest.sizes.values()) / MIB
     return DoctorCheck(
         name="checkpoint",
         result="ok",
@@ -98,7 +99,7 @@ def _checkpoint(folder: Path) -> DoctorCheck:
     )
 
 
-def _set_aside(project: Project, folder: Path) -> Project:
+def _set_aside(project: ProjectFolder, folder: Path) -> ProjectFolder:
     settings = project.settings.of_model(project.settings.main_model)
     base = settings.base
     if base != EMBEDDED:

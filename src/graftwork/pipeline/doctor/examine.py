@@ -17,13 +17,13 @@ from graftwork.pipeline.doctor.project import (
     look_at_project,
 )
 from graftwork.pipeline.reporter import Reporter
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 
 ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 
 
 def examine(
-    project: Project | None, *, network: bool = False, dry_run: Reporter | None = None
+    project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
 ) -> Iterator[DoctorCheck]:
     """Check after check, as they are made. With `dry_run` ten steps are trained, and its reporter told."""
     yield from _of("software", look_at_software(needed=project is not None))
@@ -46,7 +46,7 @@ def examine(
         yield from _of("dry run", look_at_dry_run(project, dry_run))
 
 
-def _wanted(project: Project | None) -> frozenset[str]:
+def _wanted(project: ProjectFolder | None) -> frozenset[str]:
     """Accounts that the settings cannot do without."""
     if project is None:
         return frozenset()

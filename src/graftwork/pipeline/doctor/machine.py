@@ -27,6 +27,7 @@ from graftwork.process.memory import machine_memory
 from graftwork.records.base import Record
 from graftwork.records.errors import pip_install
 from graftwork.records.hardware import FIRST_WITH_BF16, FIRST_WITH_FP8
+from graftwork.records.units import GIB
 
 Result = Literal["ok", "missing", "note"]
 
@@ -95,7 +96,7 @@ def _swap(memory: dict[str, float]) -> DoctorCheck:
 
 def look_at_disk(folder: Path, *, needed: float | None) -> DoctorCheck:
     near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(near).free / 2**30
+    free = shutil.disk_usage(near).free / GIB
     least = max(DISK_GIB, needed or 0.0)
     against = f", the plan needs {needed:.1f}" if needed is not None else ""
     return decide("disk", free >= least, f"{free:.1f} GiB free{against}", f"free at least {least:.0f} GiB")

@@ -14,18 +14,18 @@ from urllib.parse import urlsplit
 
 from graftwork.model.base import EMBEDDED, models_folder
 from graftwork.pipeline.doctor.machine import DoctorCheck, Result, decide
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 from graftwork.records.errors import GraftError
 
 
-def look_at_project(project: Project) -> Iterator[DoctorCheck]:
+def look_at_project(project: ProjectFolder) -> Iterator[DoctorCheck]:
     yield _logs(project)
     yield _configuration(project)
     yield _database(project)
     yield look_at_port(project)
 
 
-def look_at_base(project: Project | None) -> DoctorCheck:
+def look_at_base(project: ProjectFolder | None) -> DoctorCheck:
     name = project.settings.base if project else EMBEDDED
     if name != EMBEDDED:
         there = project is not None and (project.root / name).expanduser().is_dir()
@@ -41,7 +41,7 @@ def look_at_base(project: Project | None) -> DoctorCheck:
     )
 
 
-def disk_planned(project: Project) -> float | None:
+def disk_planned(project: ProjectFolder) -> float | None:
     """What the last plan of the project reckoned to write, at most; None where there is none yet."""
     from graftwork.records.plan import Plan
     from graftwork.store.database import open_database
@@ -60,7 +60,7 @@ def disk_planned(project: Project) -> float | None:
     return Plan.model_validate(entry.output).disk_gib.high if entry is not None else None
 
 
-def _logs(project: Project) -> DoctorCheck:
+def _logs(project: ProjectFolder) -> DoctorCheck:
     patterns = project.settings.data.logs
     files = [
         path
@@ -75,7 +75,7 @@ def _logs(project: Project) -> DoctorCheck:
     return decide("logs", bool(files) or elsewhere, found, "set `data.logs` in graft.yaml", otherwise="note")
 
 
-def _configuration(project: Project) -> DoctorCheck:
+def _configuration(project: ProjectFolder) -> DoctorCheck:
     from graftwork.pipeline.lint import Given, lint_file
 
     done = lint_file(project.file, Given())
@@ -91,7 +91,7 @@ def _configuration(project: Project) -> DoctorCheck:
     )
 
 
-def _database(project: Project) -> DoctorCheck:
+def _database(project: ProjectFolder) -> DoctorCheck:
     from graftwork.store.database import open_database
 
     try:
@@ -103,7 +103,7 @@ def _database(project: Project) -> DoctorCheck:
     return DoctorCheck(name="database", result="ok", found=name)
 
 
-def look_at_port(project: Project) -> DoctorCheck:
+def look_at_port(project: ProjectFolder) -> DoctorCheck:
     settings = project.settings.serve
     with socket.socket() as probe:
         try:
@@ -246,7 +246,7 @@ class Host(NamedTuple):
     purpose: str
 
 
-def hosts_needed(project: Project | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
+def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
     """By the settings first; then by the accounts that are present."""
     from graftwork.store.database import find_server
 
@@ -277,7 +277,7 @@ def hosts_needed(project: Project | None, environment: Mapping[str, str]) -> tup
     return tuple(found.values())
 
 
-def look_at_network(project: Project | None) -> Iterator[DoctorCheck]:
+def look_at_network(project: ProjectFolder | None) -> Iterator[DoctorCheck]:
     hosts = hosts_needed(project, os.environ)
     if not hosts:
         yield DoctorCheck(name="network", result="ok", found="nothing in the settings needs it")

@@ -14,7 +14,7 @@ from graftwork.model.template import Template
 from graftwork.pipeline.open_project import OpenProject, load_template, report_base_note
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.step import PipelineStep, StepOutputs
-from graftwork.project.load import Project
+from graftwork.project.load import ProjectFolder
 from graftwork.records.audit import Audit
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset
@@ -44,7 +44,7 @@ def audit_context(work: OpenProject, *, template: Template) -> Sight:
     return _with_base_facts(Sight(settings=work.settings.data, base=work.settings.base), template)
 
 
-def audit_context_here(project: Project) -> Sight:
+def audit_context_here(project: ProjectFolder) -> Sight:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
     sight = Sight(settings=project.settings.data, base=project.settings.base)
     if not is_ready(project.settings.base):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from graftwork.files.disk import file_digest, write_atomic
-from graftwork.pipeline.evaluation_page import put_page
+from graftwork.pipeline.evaluation import put_page
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.runs import read_vitals
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -16,8 +16,7 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.report.inputs import ReportPage, SideBySide
-from graftwork.report.page import render_report
+from graftwork.report.page import ReportPage, SideBySide, render_report
 from graftwork.train.log import read_journal
 
 

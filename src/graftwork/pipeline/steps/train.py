@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.base import verify_base
-from graftwork.pipeline.gate_rules import note_rules
+from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.lineage import run_id_of, start_of
 from graftwork.pipeline.multi_node import launch_of
 from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp

@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field
 
 from graftwork.records.base import Record
-
-MIB = 2**20
+from graftwork.records.units import MIB
 
 
 class Limits(Record):
