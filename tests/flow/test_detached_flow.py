@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from graftwork.fleet import local
-from graftwork.pipeline import supervise
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import lock_holder
@@ -150,10 +149,10 @@ def test_a_run_that_is_out_of_memory_is_planned_anew_and_goes_on(
 ):
     (tmp_path / "greedy_worker.py").write_text(GREEDY_WORKER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    start = local.start
+    start = local.start_child
     monkeypatch.setattr(
-        supervise.local,
-        "start",
+        local,
+        "start_child",
         lambda order: start(order.model_copy(update={"module": "greedy_worker"})),
     )
     with use_project(open_project(small_project), listener) as work:

@@ -40,7 +40,7 @@ from graftwork.grading.metrics import name_of
 from graftwork.inference.selection import PRECISIONS
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.steps.data import PreparedData
-from graftwork.pipeline.supervise import run_job
+from graftwork.pipeline.supervise import WorkerTask, run_job
 from graftwork.process.sandbox import open_sandbox
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
@@ -152,13 +152,13 @@ def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> N
         generation = generation_of_log(cases, latency_cases=work.settings.evaluate.latency_cases)
         write_atomic(subject.folder / GENERATION_FILE, generation.to_json())
         return
-    run_job(
+    task = WorkerTask(
         name=f"the evaluation of {subject.name}",
         module="graftwork.evaluate.ask.worker",
         job=subject.job,
         folder=subject.folder,
-        reporter=work.reporter,
     )
+    run_job(task, reporter=work.reporter, place=work.place)
 
 
 def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> None:
@@ -190,13 +190,13 @@ def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequenc
         return
     folder = work.project.evaluations / f"timing-{group}"
     make_folder(folder)
-    run_job(
+    task = WorkerTask(
         name="timing the subjects in turn",
         module="graftwork.evaluate.ask.timing",
         job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
         folder=folder,
-        reporter=work.reporter,
     )
+    run_job(task, reporter=work.reporter, place=work.place)
 
 
 def measure_subjects(

@@ -15,7 +15,7 @@ from graftwork.model.base import Base, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
 from graftwork.pipeline.export_process import MERGED_FILE
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.supervise import JOB_FILE, run_job
+from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.release import ExportedAdapter, ExportFormat, ExportJob, MergeProof
@@ -124,14 +124,14 @@ def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
         four_bits=source.plan.method == "qlora",
         threads=work.settings.train.threads,
     )
-    run_job(
+    task = WorkerTask(
         name="the export",
         module="graftwork.pipeline.export_process",
         job=job,
         folder=folder,
-        reporter=work.reporter,
         max_restarts=1,
     )
+    run_job(task, reporter=work.reporter, place=work.place)
     return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
 
 

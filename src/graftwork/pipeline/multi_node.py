@@ -6,23 +6,23 @@ machine's supervisor then calls again, and everybody goes on from the last check
 """
 
 import shlex
-import subprocess
 import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from graftwork.files.disk import write_atomic
-from graftwork.fleet import local
+from graftwork.fleet import open_place
+from graftwork.fleet.place import Place
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.reporter import Reporter
-from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS
+from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS, STOP_SECONDS
 from graftwork.process.worker import how_it_ended
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
-from graftwork.records.job import Job
+from graftwork.records.job import Job, JobHandle, JobStatus
 from graftwork.train.launch import DEFAULT_PORT, LAUNCHER, Machines, parse_address, torchrun_arguments
 from graftwork.train.settings import TrainSettings
 
@@ -147,7 +147,7 @@ def tell_machines(project: ProjectFolder, *, model: str | None) -> Instructions:
 def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
     machines, file = first_of(settings, rank=rank), project.state / CALL_FILE
-    folder = project.state / "machines" / str(rank)
+    place, folder = open_place(), project.state / "machines" / str(rank)
     # A call that is already over belongs to an earlier run; one that is not may be ours.
     earlier = _read(file)
     answered = earlier.id if earlier is not None and earlier.over else None
@@ -159,7 +159,7 @@ def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, 
                 return
             answered = call.id
             reporter.info(f"machine {rank} joins {Path(call.job_file).parent.name}")
-            code = _answer(call, machines, folder, file)
+            code = _answer(call, machines, folder, file, place=place)
             reporter.info(f"the part of machine {rank} ended with exit code {code}")
     except KeyboardInterrupt as interrupt:
         raise how_it_ended() from interrupt
@@ -173,7 +173,7 @@ def _next_call(file: Path, answered: str | None) -> Call:
         threading.Event().wait(POLL_SECONDS)
 
 
-def _answer(call: Call, machines: Machines, folder: Path, file: Path) -> int:
+def _answer(call: Call, machines: Machines, folder: Path, file: Path, *, place: Place) -> int:
     """Start this machine's part and watch it; a newer call means that the first machine began anew."""
     if call.nodes != machines.count:
         raise UserMistake(
@@ -190,37 +190,40 @@ def _answer(call: Call, machines: Machines, folder: Path, file: Path) -> int:
     arguments = torchrun_arguments(
         processes=call.processes, machines=machines, module=WORKER, job_file=call.job_file
     )
-    child = local.start(
-        Job(
-            name="training",
-            module=LAUNCHER,
-            job_file=call.job_file,
-            folder=str(folder),
-            arguments=arguments,
-        )
+    job = Job(
+        name="training", module=LAUNCHER, job_file=call.job_file, folder=str(folder), arguments=arguments
     )
+    handle = place.submit(job)
     try:
-        while True:
-            try:
-                return child.wait(timeout=POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                latest = _read(file)
-                if latest is not None and latest.over:
-                    return _let_end(child)
-                if latest is not None and latest.id != call.id:
-                    return local.end(child)
+        while (status := place.poll(handle, seconds=POLL_SECONDS)).running:
+            latest = _read(file)
+            if latest is not None and latest.over:
+                return _let_end(place, handle)
+            if latest is not None and latest.id != call.id:
+                place.stop(handle, at_once=True)
+        return _exit_code(status)
     finally:
-        if child.poll() is None:
-            local.stop(child)
+        if place.poll(handle).running:
+            _stop(place, handle)
 
 
-def _let_end(child: subprocess.Popen[bytes]) -> int:
-    """The first machine has ended, and mostly so has our part, which then leaves by itself: who is asked to
-    stop at that moment reports a signal after a good run."""
-    try:
-        return child.wait(timeout=LEAVING_SECONDS)
-    except subprocess.TimeoutExpired:
-        return local.stop(child)
+def _let_end(place: Place, handle: JobHandle) -> int:
+    """The first machine has ended, and mostly so has our part, which then exits by itself: stopped at that
+    moment it would report a signal after a good run."""
+    status = place.poll(handle, seconds=LEAVING_SECONDS)
+    return _stop(place, handle) if status.running else _exit_code(status)
+
+
+def _stop(place: Place, handle: JobHandle) -> int:
+    """Ask the part to stop at its next safe point; end it if it does not."""
+    place.stop(handle)
+    if place.poll(handle, seconds=STOP_SECONDS).running:
+        place.stop(handle, at_once=True)
+    return _exit_code(place.poll(handle))
+
+
+def _exit_code(status: JobStatus) -> int:
+    return status.exit_code if status.exit_code is not None else 0
 
 
 def _read(file: Path) -> Call | None:

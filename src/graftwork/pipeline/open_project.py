@@ -3,12 +3,14 @@
 import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
 from graftwork.files.disk import explain_os_error, make_folder
+from graftwork.fleet import open_place
+from graftwork.fleet.place import Place
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
 from graftwork.model.template import Template
 from graftwork.pipeline.reporter import Reporter
@@ -30,6 +32,8 @@ class OpenProject:
     database: Database
     reporter: Reporter
     asked_model: str | None = None
+    place: Place = field(default_factory=open_place)
+    """Where workers run."""
 
     @property
     def model(self) -> str:

@@ -48,12 +48,12 @@ def replan(work: OpenProject, job: TrainJob, exhausted: OutOfMemory, alarm: Alar
     why = f"the plan expected {job.plan.peak_memory_gib.value:.2f} GiB, {took}; {exhausted.why}"
     smaller = _take_less(job)
     if smaller is None:
-        alarm.tell(
+        alarm.send(
             "out_of_memory", "out of memory, and nothing more can give way", why=why, fix=exhausted.fix
         )
         return None
     changed, said, word = smaller
-    alarm.tell("out_of_memory", f"out of memory: going on with {word}", why=why)
+    alarm.send("out_of_memory", f"out of memory: going on with {word}", why=why)
     write_atomic(Path(job.folder) / REPLANNED, json.dumps({**said, "measured": exhausted.figures}))
     return changed
 

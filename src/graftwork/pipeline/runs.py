@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ValidationError
 
 from graftwork.files.disk import Journal, write_atomic
-from graftwork.fleet.local import LOG_FILE
+from graftwork.fleet.place import LOG_FILE
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.plan.residuals import COMPUTE, WAITING, split_memory
 from graftwork.process.alert import ALERTS_FILE

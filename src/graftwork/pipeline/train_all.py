@@ -1,8 +1,8 @@
-"""Every model of a project, trained in one go: the main one first, each base loaded once.
+"""Train every model of a project in one process: the main one first, each base loaded once.
 
-In: an open workplace. Out: how each model stands afterwards. All models are planned first; then one
-process trains what is not trained yet, each run in its own folder; then each model's step takes up
-what lies there, as if it had been trained alone. One model that fails does not stop the others.
+In: an open project. Out: the result of each model. All models are planned first; then one worker trains what
+is not trained yet, each run in its own folder; then each model's step continues from there as if it had been
+trained alone. One model that fails does not stop the others.
 """
 
 import json
@@ -18,8 +18,8 @@ from graftwork.model.base import verify_base
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.reporter import ModelReporter, Reporter
 from graftwork.pipeline.step import StepOutputs
-from graftwork.pipeline.steps.train import enter_run, make_job, watch_over
-from graftwork.pipeline.supervise import JOB_FILE, StallWatcher, run_job
+from graftwork.pipeline.steps.train import enter_run, make_job, stall_watcher
+from graftwork.pipeline.supervise import JOB_FILE, Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process import clock
 from graftwork.process.heartbeat import read_beat
@@ -36,7 +36,7 @@ from graftwork.train.settled import failure_of, is_settled
 MODULE = "graftwork.pipeline.training_worker"
 BATCHES = "batches"
 RETRIED_ALONE = "OutOfMemory"
-"""The one failure that the step of a single model knows a remedy for: it plans anew, and tells of it."""
+"""The failure that a model's own step can recover from: it plans a smaller run."""
 
 
 def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str, str]) -> None:
@@ -46,34 +46,36 @@ def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str
     batch = TrainBatch(folder=str(folder), begun=clock.now(), jobs=tuple(jobs), side_by_side=groups)
     many = f"{len(jobs)} run" + ("s" if len(jobs) > 1 else "")
     for job in jobs:
-        # Whoever looks into a run's folder finds there what a run of its own would have been told.
+        # The same file that a run of its own has.
         write_atomic(Path(job.folder) / JOB_FILE, job.to_json())
     work.reporter.started("train", f"train {many} in one process")
     for group in groups:
         together = ", ".join(names[jobs[at].run_id] for at in group)
         work.reporter.info(f"side by side: {together}")
     with hold_lock(work.project.state / "pipeline"), ExitStack() as stack:
-        round_ = _Round(work, batch, names, stack)
+        progress = _BatchProgress(work, batch, names, stack)
         verify_base(work.base)
+        task = WorkerTask(
+            name="training",
+            module=MODULE,
+            job=batch,
+            folder=folder,
+            environment=_secrets_of(work, names),
+            # Each run counts its own crashes and gives up by itself; this only bounds them all.
+            max_restarts=sum(int(job.run.get("max_restarts", 3)) + 1 for job in jobs),
+        )
+        hooks = Hooks(
+            on_poll=progress.follow,
+            active_folders=lambda: [Path(job.folder) for job in progress.active_jobs()],
+            watcher=progress,
+        )
         try:
-            run_job(
-                name="training",
-                module=MODULE,
-                job=batch,
-                folder=folder,
-                reporter=work.reporter,
-                # Each run counts its own crashes and gives up by itself; this only bounds them all.
-                max_restarts=sum(int(job.run.get("max_restarts", 3)) + 1 for job in jobs),
-                on_poll=round_.follow,
-                vigil=round_,
-                at_work=lambda: [Path(job.folder) for job in round_.at_work()],
-                environment=_secrets_of(work, names),
-            )
+            run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
         except (StoppedInOrder, Interrupted) as stopped:
-            round_.stopped(stopped)
+            progress.stopped(stopped)
             raise
         except GraftError as failure:
-            round_.failed(failure)
+            progress.failed(failure)
 
 
 def _secrets_of(work: OpenProject, names: Mapping[str, str]) -> dict[str, str]:
@@ -81,55 +83,55 @@ def _secrets_of(work: OpenProject, names: Mapping[str, str]) -> dict[str, str]:
     return pass_mirrors({run: settings.train.run.mirror for run, settings in own.items()})
 
 
-class _Round:
-    """Follows the batch from run to run by what lies in their folders; a vigil over whoever is at work."""
+class _BatchProgress:
+    """Follows the runs of a batch by the files in their folders; the RunWatcher of the active ones."""
 
     def __init__(
         self, work: OpenProject, batch: TrainBatch, names: Mapping[str, str], stack: ExitStack
     ) -> None:
         self._work = work
         self._stack = stack
-        self._vigils: dict[str, StallWatcher] = {}
+        self._watchers: dict[str, StallWatcher] = {}
         self._batch = batch
         self._names = names
         self._entered: set[str] = set()
-        self._told: set[str] = set()
-        self._heard = {job.run_id: _end_of(Journal(Path(job.folder) / WORDS)) for job in batch.jobs}
+        self._failures_reported: set[str] = set()
+        self._read_until = {job.run_id: _end_of(Journal(Path(job.folder) / WORDS)) for job in batch.jobs}
 
-    def at_work(self) -> list[TrainJob]:
-        """Runs go on until they are settled: whoever has begun and is not is being worked on."""
+    def active_jobs(self) -> list[TrainJob]:
+        """Those that have begun and are not settled."""
         return [job for job in self._batch.jobs if not is_settled(job) and self._has_begun(job)]
 
     def follow(self) -> None:
-        """Whoever has begun is entered as running; whoever is at work is told about, and who failed."""
+        """Record runs that have begun; report the progress and messages of active ones, and failures."""
         for job in self._batch.jobs:
             if self._has_begun(job):
                 if job.run_id not in self._entered:
                     self._entered.add(job.run_id)
                     self._work.runs.update(job.run_id, state="running", when=timestamp())
                 reporter = ModelReporter(self._work.reporter, self._names[job.run_id])
-                self._pass_words_on(job, reporter)
+                self._report_messages(job, reporter)
                 if not is_settled(job):
-                    self._pass_beat_on(job, reporter)
-            self._tell_failure(job)
+                    self._report_beat(job, reporter)
+            self._report_failure(job)
 
     @property
     def expected_seconds(self) -> float:
-        return max((self._vigil(job).expected_seconds for job in self.at_work()), default=0.0)
+        return max((self._watcher(job).expected_seconds for job in self.active_jobs()), default=0.0)
 
-    def look(self, pid: int) -> None:
-        for job in self.at_work():
-            self._vigil(job).look(pid)
+    def check(self, process_state: str) -> None:
+        for job in self.active_jobs():
+            self._watcher(job).check(process_state)
 
-    def tell(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
-        """Of the process: it concerns those it works on, or else the one it would have come to."""
+    def alert(self, kind: AlertKind, what: str, *, why: str = "", fix: str = "") -> None:
+        """An alert about the process concerns the active runs, or else the next one."""
         left = [job for job in self._batch.jobs if not is_settled(job)]
-        for job in self.at_work() or left[:1]:
-            self._vigil(job).tell(kind, what, why=why, fix=fix)
+        for job in self.active_jobs() or left[:1]:
+            self._watcher(job).alert(kind, what, why=why, fix=fix)
 
-    def ended(self) -> None:
-        for vigil in self._vigils.values():
-            vigil.ended()
+    def worker_ended(self) -> None:
+        for watcher in self._watchers.values():
+            watcher.worker_ended()
 
     def stopped(self, reason: GraftError) -> None:
         for job in self._batch.jobs:
@@ -137,7 +139,7 @@ class _Round:
                 self._work.runs.update(job.run_id, state="stopped", when=timestamp(), error=reason.as_json())
 
     def failed(self, reason: GraftError) -> None:
-        """The process itself gave up: what it was at, and what it did not come to, has failed with it."""
+        """The process itself gave up: all runs that are not settled have failed with it."""
         for job in self._batch.jobs:
             if not is_settled(job):
                 write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(reason.as_json()))
@@ -149,7 +151,7 @@ class _Round:
         latest = clock.read_moment(lines[-1]) if lines else None
         return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
 
-    def _pass_beat_on(self, job: TrainJob, reporter: Reporter) -> None:
+    def _report_beat(self, job: TrainJob, reporter: Reporter) -> None:
         beat = read_beat(Path(job.folder))
         if beat is None:
             return
@@ -157,27 +159,27 @@ class _Round:
             beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
         )
 
-    def _tell_failure(self, job: TrainJob) -> None:
-        """Once for each run; not of what its own step will try to mend."""
-        said = failure_of(job) if job.run_id not in self._told else None
+    def _report_failure(self, job: TrainJob) -> None:
+        """Once for each run, unless its own step will try again."""
+        said = failure_of(job) if job.run_id not in self._failures_reported else None
         if said is None:
             return
-        self._told.add(job.run_id)
+        self._failures_reported.add(job.run_id)
         if said["error"] != RETRIED_ALONE:
-            self._vigil(job).tell("failed", str(said["what"]), why=str(said["why"]), fix=str(said["fix"]))
+            self._watcher(job).alert("failed", str(said["what"]), why=str(said["why"]), fix=str(said["fix"]))
 
-    def _vigil(self, job: TrainJob) -> StallWatcher:
-        """Of the one run, for whoever its own model's settings name."""
-        if job.run_id not in self._vigils:
+    def _watcher(self, job: TrainJob) -> StallWatcher:
+        """Of one run, with the alerts of its own model's settings."""
+        if job.run_id not in self._watchers:
             name = self._names[job.run_id]
             own = replace(self._work, asked_model=name, reporter=ModelReporter(self._work.reporter, name))
-            self._vigils[job.run_id] = self._stack.enter_context(watch_over(own, job))
-        return self._vigils[job.run_id]
+            self._watchers[job.run_id] = self._stack.enter_context(stall_watcher(own, job))
+        return self._watchers[job.run_id]
 
-    def _pass_words_on(self, job: TrainJob, reporter: Reporter) -> None:
-        words = Journal(Path(job.folder) / WORDS)
-        for line, offset in words.follow(self._heard[job.run_id]):
-            self._heard[job.run_id] = offset
+    def _report_messages(self, job: TrainJob, reporter: Reporter) -> None:
+        messages = Journal(Path(job.folder) / WORDS)
+        for line, offset in messages.follow(self._read_until[job.run_id]):
+            self._read_until[job.run_id] = offset
             reporter.info(str(line["word"]))
 
 
@@ -234,7 +236,7 @@ def train_all(work: OpenProject) -> TrainedAll:
             work.reporter.info(f"{name}: {error.what}")
     _train_what_is_left(work, planned)
     results = [
-        _take_up(planned[name]) if name in planned else _failure(name, failed[name].as_json())
+        _finish(planned[name]) if name in planned else _failure(name, failed[name].as_json())
         for name in work.project.settings.all_models
     ]
     return TrainedAll(
@@ -260,17 +262,17 @@ def _train_what_is_left(work: OpenProject, planned: dict[str, _Planned]) -> None
     names: dict[str, str] = {}
     for name, job in left.items():
         names.setdefault(job.run_id, name)
-        # What went wrong at an earlier command may go well now.
+        # What failed in an earlier command may succeed now.
         (Path(job.folder) / ERROR_FILE).unlink(missing_ok=True)
     jobs = [left[name] for name in names.values()]
-    # Runs on one base stand together, in the order in which their bases first come.
+    # Runs on one base are trained together, in the order in which their bases first occur.
     bases = list(dict.fromkeys(job.base_folder for job in jobs))
     if jobs:
         run_batch(work, sorted(jobs, key=lambda job: bases.index(job.base_folder)), names=names)
 
 
-def _take_up(planned: _Planned) -> ModelResult:
-    """The model's own step: it finds the run done, or says why it is not."""
+def _finish(planned: _Planned) -> ModelResult:
+    """Run the model's own step, which finds the run done or explains why it is not."""
     work, job = planned.work, planned.job
     said = failure_of(job)
     if said is not None and said["error"] != RETRIED_ALONE:

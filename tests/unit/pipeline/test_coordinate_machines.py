@@ -47,8 +47,8 @@ def answer(tmp_path, monkeypatch):
             write_atomic(file, call.model_copy(update={"id": "2", "over": True}).to_json())
             return child
 
-        monkeypatch.setattr(local, "start", start)
-        return _answer(call, Machines(count=2, rank=1), tmp_path / "machine", file)
+        monkeypatch.setattr(local, "start_child", start)
+        return _answer(call, Machines(count=2, rank=1), tmp_path / "machine", file, place=local.LocalPlace())
 
     return answer_with
 

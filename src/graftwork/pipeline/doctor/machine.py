@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 
 from graftwork.files.disk import make_folder
 from graftwork.model.probe import describe_device
+from graftwork.process.devices import ask_nvidia_smi
 from graftwork.process.memory import machine_memory
 from graftwork.records.base import Record
 from graftwork.records.errors import pip_install
@@ -230,12 +231,10 @@ class TorchView(NamedTuple):
 
 
 def look_at_cards() -> Iterator[DoctorCheck]:
-    command = shutil.which("nvidia-smi")
-    if command is None:
+    if shutil.which("nvidia-smi") is None:
         yield DoctorCheck(name="gpu", result="note", found="none: training runs on the processor")
         return
-    printed = _run([command, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"])
-    cards = parse_cards(printed or "")
+    cards = parse_cards(ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or "")
     if not cards:
         yield DoctorCheck(
             name="gpu",

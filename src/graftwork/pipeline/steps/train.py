@@ -16,7 +16,7 @@ from graftwork.pipeline.runs import read_parts, write_training_page
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.pipeline.supervise import StallWatcher, run_job
+from graftwork.pipeline.supervise import Hooks, StallWatcher, WorkerTask, run_job
 from graftwork.plan import residuals
 from graftwork.process import clock
 from graftwork.process.alert import Alarm
@@ -129,22 +129,19 @@ def _train(work: OpenProject, job: TrainJob) -> float:
 
     launch = launch_of(work, folder)
     try:
-        with watch_over(work, job) as vigil:
-            alarm = vigil.alarm
-            run_job(
+        with stall_watcher(work, job) as watcher:
+            alarm = watcher.alarm
+            task = WorkerTask(
                 name="training",
                 module=launch.module,
-                arguments=launch.arguments,
-                on_start=launch.call,
                 job=job,
                 folder=folder,
-                reporter=work.reporter,
-                max_restarts=work.settings.train.run.max_restarts,
-                on_poll=listen,
-                vigil=vigil,
-                on_out_of_memory=take_less,
+                arguments=launch.arguments,
                 environment=pass_mirrors({job.run_id: work.settings.train.run.mirror}),
+                max_restarts=work.settings.train.run.max_restarts,
             )
+            hooks = Hooks(on_start=launch.call, on_poll=listen, on_out_of_memory=take_less, watcher=watcher)
+            run_job(task, reporter=work.reporter, hooks=hooks, place=work.place)
     finally:
         launch.over()
         waited = before + time.perf_counter() - begun
@@ -153,8 +150,8 @@ def _train(work: OpenProject, job: TrainJob) -> float:
 
 
 @contextmanager
-def watch_over(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
-    """Whoever the settings name is told of stalls and failures; at the end, deliveries are waited for."""
+def stall_watcher(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
+    """Sends alerts about stalls and failures as the settings say; waits for their delivery at the end."""
     alerts = work.settings.train.run.alerts
     with Alarm(
         Path(job.folder),
@@ -162,7 +159,7 @@ def watch_over(work: OpenProject, job: TrainJob) -> Iterator[StallWatcher]:
         project=work.settings.project,
         command=alerts.command,
         webhook=alerts.webhook,
-        on_word=work.reporter.info,
+        on_info=work.reporter.info,
     ) as alarm:
         yield StallWatcher(
             Path(job.folder),
