@@ -1,4 +1,4 @@
-"""Places: the local one, one that an installed package adds, and the supervisor over a place without processes."""
+"""Places: the local one, one of an installed package, and the supervisor over a place without processes."""
 
 import os
 import signal
