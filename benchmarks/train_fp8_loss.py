@@ -110,7 +110,7 @@ def _tensors(parameters: Any) -> list[Any]:
 def main() -> None:
     import torch
 
-    from graftwork.files.dataset_folder import read_rows
+    from graftwork.files.dataset import read_rows
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.threads import use_threads
     from graftwork.train.order import choose_rows

@@ -14,7 +14,7 @@ GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "proces
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
-    "files": {"records"},
+    "files": {"text", "records"},
     "text": {"records"},
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},

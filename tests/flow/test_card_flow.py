@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train.log import read_steps
 
@@ -23,10 +23,10 @@ NOISE = 0.02
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
     from graftwork.cli.command import run_upto
-    from graftwork.pipeline.steps.prepare import Prepared
+    from graftwork.pipeline.steps.data import PreparedData
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"
-    return Path(run_upto("prepare", project=example).get("prepare", Prepared).folder)
+    return Path(run_upto("prepare", project=example).get("prepare", PreparedData).folder)
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):

@@ -28,9 +28,9 @@ from archive_corpus import Good, name_by_content
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
-from graftwork.files.dataset_folder import hash_manifest
-from graftwork.files.dataset_folder import read_manifest as read_dataset
-from graftwork.files.digest import folder_digest
+from graftwork.files.dataset import hash_manifest
+from graftwork.files.dataset import read_manifest as read_dataset
+from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
 from graftwork.registry.folder import read_manifest, verify_release

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.step import Made
+    from graftwork.pipeline.step import StepOutputs
     from graftwork.records.plan import RunPlan
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
 
 Folder = Annotated[
     Path | None, typer.Option("--project", "-C", help="Folder of the project; the working folder by default.")
@@ -32,19 +32,19 @@ Model = Annotated[
 
 def run_upto(
     step: str | None, *, project: Path | None, model: str | None = None, tables: bool = False
-) -> "Made":
+) -> "StepOutputs":
     """Bring the project up to date as far as `step`, telling on standard error how it goes."""
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.table import run_pipeline
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with (
         stoppable(),
         RichReporter(tables=tables) as reporter,
-        open_workplace(opened, reporter, model=model) as work,
+        use_project(opened, reporter, model=model) as work,
     ):
         return run_pipeline(work, upto=step)
 
@@ -63,12 +63,12 @@ def run_and_show(step: str, *, project: Path | None, as_json: bool, model: str |
 
 def whole_run(project: Path | None, model: str | None = None) -> "RunPlan":
     """How long the whole run is expected to take. Nothing is done."""
-    from graftwork.pipeline.pipeline import plan_whole_run
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.table import plan_whole_run
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter(), model=model) as work:
+    with use_project(open_project(project), NullReporter(), model=model) as work:
         return plan_whole_run(work)
 
 
@@ -78,12 +78,12 @@ POLL_SECONDS = 0.2
 def start_detached(verb: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft VERB` in the background; say which run it is and how to follow it."""
     from graftwork.pipeline.run_identity import run_id_of
-    from graftwork.process import detach, lock
-    from graftwork.project.folder import open_project
+    from graftwork.process.worker import lock_holder, start_detached
+    from graftwork.project.load import open_project
     from graftwork.records.plan import Plan
 
     opened = open_project(project)
-    holder = lock.holder_of(opened.state / "pipeline")
+    holder = lock_holder(opened.state / "pipeline")
     if holder is not None:
         _say(as_json, state="already running", run=_current_run(opened), pid=holder, log=None)
         return
@@ -91,7 +91,7 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
     log = opened.state / "logs" / f"{run_id}.log"
     words = [sys.executable, "-m", "graftwork.cli.main", verb, "-C", str(opened.root)]
     words += ["--model", model] if model else []
-    child = detach.start_detached(words, log=log, folder=opened.root)
+    child = start_detached(words, log=log, folder=opened.root)
     if _took_hold(child, opened) or child.returncode == 0:
         state = "started" if child.returncode is None else "nothing left to do"
         _say(as_json, state=state, run=run_id, pid=child.pid, log=log)
@@ -101,11 +101,11 @@ def start_detached(verb: str, *, project: Path | None, model: str | None, as_jso
 
 def _took_hold(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bool:
     """Wait until it works, or has ended."""
-    from graftwork.process import lock
+    from graftwork.process.worker import lock_holder
 
     pause = threading.Event()
     while child.poll() is None:
-        if lock.holder_of(project.state / "pipeline") == child.pid:
+        if lock_holder(project.state / "pipeline") == child.pid:
             return True
         pause.wait(POLL_SECONDS)
     return False
@@ -124,11 +124,11 @@ def _failed_at_once(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "ProjectFolder") -> str | None:
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import find_run
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.runs import find_run
 
-    with open_workplace(project, NullReporter()) as work:
+    with use_project(project, NullReporter()) as work:
         run = find_run(work)
     return run.id if run is not None and run.state == "running" else None
 
@@ -166,24 +166,24 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; it goes into the log
 
 
 @contextmanager
-def opened(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
+def opened(project: "Path | None", model: str | None = None) -> "Iterator[OpenProject]":
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter(), model=model) as work:
+    with use_project(open_project(project), NullReporter(), model=model) as work:
         yield work
 
 
 @contextmanager
-def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[Workplace]":
+def opened_aloud(project: "Path | None", model: str | None = None) -> "Iterator[OpenProject]":
     """For what takes a while: how far it is, on standard error."""
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     with (
         RichReporter(tables=False) as reporter,
-        open_workplace(open_project(project), reporter, model=model) as work,
+        use_project(open_project(project), reporter, model=model) as work,
     ):
         yield work

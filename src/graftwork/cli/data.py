@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from graftwork.data.rules.note import Sight
     from graftwork.data.settings import CaptureSettings
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
     from graftwork.records.audit import Audit
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
@@ -86,7 +86,7 @@ def show(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.show_tokens import show_rows
-    from graftwork.files.dataset_folder import read_manifest
+    from graftwork.files.dataset import read_manifest
 
     chosen = _to_split(split)
     folder, root = _find_dataset(dataset, project)
@@ -164,9 +164,8 @@ def export(
 
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder that the names of its logs are relative to."""
-    from graftwork.files.dataset_folder import MANIFEST
-    from graftwork.project.folder import find_project, open_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.files.dataset import MANIFEST
+    from graftwork.project.load import PROJECT_FILE, find_project, open_project
 
     root = (project or find_project() or Path()).absolute()
     if name is not None and (Path(name) / MANIFEST).is_file():
@@ -180,13 +179,13 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
 
 def _find_latest(project: Path | None) -> Path:
     """The one that the step `prepare` last made."""
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         entry = work.ledger.get("prepare")
     # The folder alone is wanted: to read the whole output would load all that preparing needs.
     folder = Path(entry.output["folder"]) if entry is not None else None
@@ -200,7 +199,7 @@ def _find_latest(project: Path | None) -> Path:
 
 
 def _find_by_hash(datasets: Path, name: str) -> Path:
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
     from graftwork.records.errors import UserMistake
 
     named = [one for one in sorted(datasets.glob("*")) if one.name.startswith(name)] if name else []
@@ -231,7 +230,7 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
 def _open_decoder(folder: Path, root: Path) -> "Decoder":
     """The tokenizer of the base that the dataset was rendered for."""
     from graftwork.data.show_tokens import TokenizerDecoder
-    from graftwork.files.dataset_folder import read_manifest
+    from graftwork.files.dataset import read_manifest
     from graftwork.model.base import find_base
     from graftwork.records.errors import EnvironmentLacks
 
@@ -309,7 +308,7 @@ def audit(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show import show
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.audit_page import make_audit_page
 
     if files:
@@ -318,7 +317,7 @@ def audit(
         found, page = _audit_project(project)
         page = html or page
     if page:
-        write_whole(page, make_audit_page(found), durable=False)
+        write_atomic(page, make_audit_page(found), durable=False)
     if json:
         print_json(found)
     else:
@@ -334,11 +333,11 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
 
     from graftwork.cli.progress import RichReporter
     from graftwork.data.audit import audit as audit_logs
-    from graftwork.pipeline.pace import tell_pace
+    from graftwork.pipeline.reporter import progress_listener
 
     sight = _see_files(files, project)
     with RichReporter() as reporter, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(reporter))
+        return audit_logs(sight, folder=Path(folder), on_progress=progress_listener(reporter))
 
 
 def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
@@ -348,15 +347,15 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.data.rules.note import Sight
     from graftwork.data.settings import DataSettings
-    from graftwork.pipeline.sight import see_what_is_there
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.pipeline.steps.data import audit_context_here
+    from graftwork.project.load import find_project, open_project
 
     root = project or find_project()
     if root is None:
         return Sight(settings=DataSettings(logs=files))
     opened = open_project(root)
     print_line(stderr, f"[dim]with the data settings of {quote(opened.file)}[/]", soft_wrap=True)
-    sight = see_what_is_there(opened)
+    sight = audit_context_here(opened)
     return replace(sight, settings=sight.settings.model_copy(update={"logs": files}))
 
 
@@ -365,12 +364,12 @@ def _sifting_folder(project: "ProjectFolder") -> "Iterator[Path]":
     """The project's own, whose blocks need not be sifted again; beside a run that holds it, a passing one."""
     import tempfile
 
-    from graftwork.process import lock
+    from graftwork.process.worker import hold_lock
     from graftwork.records.errors import Busy
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock.hold(project.state / "pipeline"))
+            stack.enter_context(hold_lock(project.state / "pipeline"))
             folder = project.sifted
         except Busy:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))
@@ -380,17 +379,17 @@ def _sifting_folder(project: "ProjectFolder") -> "Iterator[Path]":
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.cli.progress import RichReporter
     from graftwork.data.audit import audit as audit_logs
-    from graftwork.pipeline.pace import tell_pace
-    from graftwork.pipeline.sight import see_what_is_there
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.reporter import progress_listener
+    from graftwork.pipeline.steps.data import audit_context_here
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with RichReporter() as reporter, _sifting_folder(opened) as folder:
         found = audit_logs(
-            see_what_is_there(opened),
+            audit_context_here(opened),
             folder=folder,
             root=opened.root,
-            on_progress=tell_pace(reporter),
+            on_progress=progress_listener(reporter),
         )
     return found, opened.audit_page
 
@@ -433,11 +432,11 @@ def captures(
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     if feedback is not None and feedback not in get_args(FeedbackFilter):
@@ -453,9 +452,9 @@ def captures(
         until=until,
         sessions=session,
     )
-    with open_workplace(opened, NullReporter()) as work:
+    with use_project(opened, NullReporter()) as work:
         export = CaptureExport(work, settings, feedback=chosen)
-        write_whole(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
+        write_atomic(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:
         print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
         return

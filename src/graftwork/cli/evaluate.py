@@ -38,13 +38,13 @@ def export_results(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.pipeline.evaluation_commands import export_evaluation
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with (
         RichReporter(tables=False) as reporter,
-        open_workplace(opened, reporter, model=model) as work,
+        use_project(opened, reporter, model=model) as work,
     ):
         exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())
     if json:
@@ -72,13 +72,13 @@ def import_results(files: Files, project: Folder = None, model: Model = None, js
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.evaluation import show_imported
     from graftwork.pipeline.evaluation_commands import import_evaluation
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     with (
         RichReporter(tables=False) as reporter,
-        open_workplace(opened, reporter, model=model) as work,
+        use_project(opened, reporter, model=model) as work,
     ):
         imported = import_evaluation(work, [path.absolute() for path in files])
     if json:
@@ -131,9 +131,9 @@ def evaluate(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
     from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     asked = Asked(
         subjects=tuple(subject or ()),
@@ -146,7 +146,7 @@ def evaluate(
     with (
         stoppable(),
         RichReporter(tables=False) as reporter,
-        open_workplace(opened, reporter, model=model) as work,
+        use_project(opened, reporter, model=model) as work,
     ):
         evaluated = evaluate_asked(work, asked)
     if json:

@@ -13,7 +13,7 @@ from graftwork.cli.output import Json
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
     from graftwork.records.verdict import NextStart, Verdict
 
 Junit = Annotated[
@@ -66,7 +66,7 @@ def _show_one(
     project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
 ) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.pipeline import run_pipeline
+    from graftwork.pipeline.table import run_pipeline
     from graftwork.records.verdict import Verdict
 
     with _opened(project, model) as work:
@@ -80,9 +80,9 @@ def _show_one(
     raise typer.Exit(verdict.exit_code)
 
 
-def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection[str] | None":
+def _require_fresh(work: "OpenProject", upto: str, *, update: bool) -> "Collection[str] | None":
     """The steps that may be done: all where an update was asked for, else only the judging itself."""
-    from graftwork.pipeline.freshness import require_fresh
+    from graftwork.pipeline.status import require_fresh
 
     if update:
         return None
@@ -127,17 +127,17 @@ def _show_session(project: Path | None, model: str | None, *, update: bool, as_j
 
 
 @contextmanager
-def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
+def _opened(project: Path | None, model: str | None) -> "Iterator[OpenProject]":
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     found = open_project(project)
     with (
         stoppable(),
         RichReporter(tables=False) as reporter,
-        open_workplace(found, reporter, model=model) as work,
+        use_project(found, reporter, model=model) as work,
     ):
         yield work
 
@@ -145,11 +145,11 @@ def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
     if junit is None:
         return
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.junit import write_junit
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(junit, write_junit(verdicts))
+    write_atomic(junit, write_junit(verdicts))
 
 
 def _print(verdict: "Verdict") -> None:

@@ -155,7 +155,7 @@ def _explain(error: OSError) -> GraftError:
     """A file that the system refuses is the environment's fault, wherever it was met."""
     from pathlib import Path
 
-    from graftwork.files.whole import explain_os_error
+    from graftwork.files.disk import explain_os_error
 
     return explain_os_error(error, Path(str(error.filename)))
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.lint import Linted
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
     from graftwork.records.fit import ProbeFacts, ProbeJob
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
@@ -59,8 +59,7 @@ def lint(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.lint import Given, lint_file
-    from graftwork.project.folder import find_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.project.load import PROJECT_FILE, find_project
 
     path = file or (find_project() or Path()) / PROJECT_FILE
     done = lint_file(
@@ -153,7 +152,7 @@ def probe(
 
 def _open_if_any(project: Path | None) -> "ProjectFolder | None":
     """The project where there is one: a machine can be probed before there is any."""
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     return open_project(project) if project is not None or find_project() is not None else None
 
@@ -203,12 +202,12 @@ def residuals(
 
     Example:  graft plan residuals --json | jq '.biases[] | select(.figure == "minutes").off'
     """
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.past_residuals import past_residuals
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         found = past_residuals(work, runs=runs)
     if json:
         from graftwork.cli.output import print_json

@@ -134,12 +134,12 @@ def fit(
 
 
 def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.plan.fit.files import settings_files
 
     written = []
     for name, text in settings_files(answer).items():
-        write_whole(folder / name, text)
+        write_atomic(folder / name, text)
         written.append(folder / name)
     return written
 

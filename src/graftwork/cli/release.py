@@ -240,11 +240,11 @@ def collect(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.releases import show_garbage
     from graftwork.cli.show.tables import print_line
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.releases import collect_garbage
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with RichReporter(tables=False) as reporter, open_workplace(open_project(project), reporter) as work:
+    with RichReporter(tables=False) as reporter, use_project(open_project(project), reporter) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     if json:
         print_json(found)
@@ -293,14 +293,14 @@ def note(
     Example:  graft release note champion "answers in French since the March logs"
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.workplace import now, who
+    from graftwork.pipeline.open_project import current_user, timestamp
     from graftwork.registry.aliases import find_release
 
     if not text.strip():
         raise typer.BadParameter("a note cannot be taken back: say something in it")
     with opened(project) as work:
         release = find_release(work.releases, name)
-        work.releases.note(release.id, text, who=who(), when=now())
+        work.releases.note(release.id, text, who=current_user(), when=timestamp())
         notes = work.releases.notes(release.id)
     if json:
         print_json({"id": release.id, "notes": [one.model_dump(mode="json") for one in notes]})
@@ -372,9 +372,9 @@ def ab(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.releases import show_ab
     from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
     from graftwork.records.errors import UserMistake
 
     if traffic != "captures":
@@ -391,7 +391,7 @@ def ab(
     with (
         stoppable(),
         RichReporter(tables=False) as reporter,
-        open_workplace(open_project(project), reporter, model=model) as work,
+        use_project(open_project(project), reporter, model=model) as work,
     ):
         if cases is not None:
             found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)

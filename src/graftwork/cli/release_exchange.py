@@ -9,8 +9,8 @@ from graftwork.cli.command import Folder, Model, Name, opened, opened_aloud
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.open_project import OpenProject
     from graftwork.pipeline.release_transfer import ImportedRelease
-    from graftwork.pipeline.workplace import Workplace
 
 ToUrl = Annotated[
     str | None,
@@ -104,7 +104,7 @@ def pull(
 
 
 def _send(
-    work: "Workplace", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
+    work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done, for machines and for people."""
     from graftwork.pipeline import release_transfer
@@ -127,7 +127,7 @@ def _send(
 
 
 def _track(
-    work: "Workplace", name: str, *, mlflow: str | None, trackio: str | None
+    work: "OpenProject", name: str, *, mlflow: str | None, trackio: str | None
 ) -> tuple[dict[str, Any], str]:
     from graftwork.pipeline import release_transfer
 
@@ -141,7 +141,7 @@ def _track(
     return told, f"{run.artifact} in trackio project {trackio}, run {run.run}"
 
 
-def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
+def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
     from graftwork.pipeline import release_transfer
     from graftwork.records.errors import UserMistake
 
@@ -244,8 +244,8 @@ def sign(
     Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.open_project import timestamp
     from graftwork.pipeline.releases import open_store
-    from graftwork.pipeline.workplace import now
     from graftwork.registry.aliases import find_release
     from graftwork.registry.signatures import load_secret_key, sign_manifest
 
@@ -253,7 +253,7 @@ def sign(
     with opened(project) as work:
         release = find_release(work.releases, name)
         store = open_store(work)
-        comment = f"release:{release.id} time:{now()}"
+        comment = f"release:{release.id} time:{timestamp()}"
         path = store.sign(release.id, sign_manifest(store.folder(release.id), key=secret, comment=comment))
     if json:
         print_json({"id": release.id, "signature": str(path)})

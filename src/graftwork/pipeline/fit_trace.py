@@ -17,7 +17,7 @@ from graftwork.plan.fit.peaks import exact_peak
 from graftwork.plan.fit.setups import plain_setup
 from graftwork.plan.fit.sharding import passing_setup
 from graftwork.plan.timing.rates import Rates
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.worker import WORKER_ENVIRONMENT
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.fit import FitAnswer, PlainSetup
 from graftwork.records.plan import ModelShape

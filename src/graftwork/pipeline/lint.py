@@ -26,7 +26,7 @@ from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -144,8 +144,7 @@ def _length(entry: Any) -> int:
 
 def _read_project(path: Path, written: Written) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
-    from graftwork.project.folder import ProjectFolder
-    from graftwork.project.load import load_settings
+    from graftwork.project.load import ProjectFolder, load_settings
 
     whole = load_settings(path)
     project = ProjectFolder(root=path.parent.absolute(), settings=whole)
@@ -169,7 +168,7 @@ class _Rows(NamedTuple):
 
 def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
     """Rows of the newest dataset of this model that lies there, if any does."""
-    from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
+    from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
 
     found = []
     for manifest in project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ():

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from graftwork.model.shape import adapter_parameters, total_parameters
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
-from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import BYTES, describe_plain
 from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
@@ -33,7 +33,7 @@ CARD_SHARE = 0.94
 """Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
 
 
-def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> Rates | None:
+def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> Rates | None:
     """What this card reaches: as it was probed, else as the catalog knows it; None where neither does."""
     if device.kind != "cuda":
         return None
@@ -48,7 +48,7 @@ def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> Rates
 
 
 def plan_passes(
-    work: Workplace,
+    work: OpenProject,
     device: DeviceFacts,
     shape: ModelShape,
     load: Workload,
@@ -83,13 +83,13 @@ def plan_passes(
     return found
 
 
-def base_config(work: Workplace) -> dict[str, Any]:
+def base_config(work: OpenProject) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((Path(work.base.folder) / "config.json").read_text())
     return config
 
 
 def plan_tuning(
-    work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: Rates | None
+    work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: Rates | None
 ) -> Tuning | None:
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train

@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainStep
 from graftwork.train.files import LOOKS, STEPS, TRACKED
@@ -49,7 +48,7 @@ class StepLog:
     def restore(self, copied: bytes) -> None:
         """Put the copy back where the journal was lost: in a new place that knows only the checkpoint."""
         if not self._journal.path.exists() and copied:
-            write_whole(self._journal.path, copied)
+            write_atomic(self._journal.path, copied)
 
 
 def copy_beside(folder: Path) -> dict[str, str]:
@@ -60,7 +59,7 @@ def copy_beside(folder: Path) -> dict[str, str]:
 def restore_beside(folder: Path, copied: dict[str, str]) -> None:
     for name in BESIDE:
         if name in copied and not (folder / name).exists():
-            write_whole(folder / name, copied[name])
+            write_atomic(folder / name, copied[name])
 
 
 def read_journal(folder: Path) -> list[TrainStep]:

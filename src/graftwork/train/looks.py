@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.records.run import Look, TrainStep
 from graftwork.train.files import LOOKS
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from argparse import Namespace
 
-from graftwork.process.parent import PARENT_VARIABLE, stop_with_parent
+from graftwork.process.worker import PARENT_VARIABLE, stop_with_parent
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.train.launch import Machines, end_of
 from graftwork.train.leaving import leaving_in_order

@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.files.dataset_folder import read_rows
-from graftwork.files.digest import folder_digest
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
@@ -98,7 +96,7 @@ def train(
             job, heart, say, restarts=len(attempts.read()) - 1, load=load, examiner=examiner, given_crew=crew
         )
         if outcome is not None:
-            write_whole(outcome_file, outcome.to_json())
+            write_atomic(outcome_file, outcome.to_json())
             heart.beat("done", outcome.steps, outcome.steps)
 
 
@@ -319,7 +317,7 @@ def _once(job: TrainJob, compute: Callable[[], float | None], crew: "Crew") -> f
     if not crew.tell(path.exists()):
         figure = repr(compute())
         if crew.rank == 0:
-            write_whole(path, figure)
+            write_atomic(path, figure)
     text = crew.tell(path.read_text() if crew.rank == 0 else "")
     return None if text == "None" else float(text)
 

@@ -13,7 +13,7 @@ from graftwork.grading.metrics import METRICS, OF_ANSWERS
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import load_base
 from graftwork.model.template import Template
-from graftwork.pipeline.training_process import GradedAnswers, make_examiner
+from graftwork.pipeline.training_worker import GradedAnswers, make_examiner
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.attend.attendant import Attendant
@@ -165,7 +165,7 @@ def test_a_run_judged_by_its_loss_needs_no_examiner():
 
 def test_the_process_starts_without_what_a_worker_lacks():
     script = (
-        "import sys, graftwork.pipeline.training_process\n"
+        "import sys, graftwork.pipeline.training_worker\n"
         "print(' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

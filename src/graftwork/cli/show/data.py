@@ -331,7 +331,7 @@ def _show_splits(console: Console, dataset: "Dataset") -> None:
 
 
 def _show_reasons(console: Console, folder: Path, dataset: "Dataset") -> None:
-    from graftwork.files.dataset_folder import DROPS, iterate_drops
+    from graftwork.files.dataset import DROPS, iterate_drops
 
     # A result that is shown again may be of a dataset that was removed since.
     if dataset.drops is None or not dataset.drops.rows or not (folder / DROPS).is_file():

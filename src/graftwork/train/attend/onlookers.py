@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.records.run import Look, TrainJob
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.ports import Examiner

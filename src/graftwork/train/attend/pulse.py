@@ -6,7 +6,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.records.errors import GraftError

@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.files import REHEARSED
 
@@ -22,5 +22,5 @@ class Rehearsal(Attendant):
         # A few steps behind a checkpoint, so that there are steps to do again.
         halfway = max(steps // 2 // self._every, 1) * self._every + min(3, self._every - 1) + 1
         if number == min(halfway, steps):
-            write_whole(self._marker, f"killed before step {number}\n")
+            write_atomic(self._marker, f"killed before step {number}\n")
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graftwork.files.whole import write_whole
-from graftwork.process.apart import Apart
+from graftwork.files.disk import write_atomic
+from graftwork.process.pool import Apart
 from graftwork.records.run import Look, TrainStep
 from graftwork.text.unsaid import leave_secrets_unsaid
 from graftwork.train.attend.attendant import Attendant
@@ -73,7 +73,7 @@ class Track(Attendant):
             return
         self._told = step.step
         # Marked first: a kill in between costs one point of a curve and never doubles one.
-        write_whole(self._folder / TRACKED, str(step.step), durable=False)
+        write_atomic(self._folder / TRACKED, str(step.step), durable=False)
         figures = name_figures(step, self._latest_look())
         for name, run in list(self._open.items()):
             try:

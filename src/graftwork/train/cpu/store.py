@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.records.units import MIB
 
 MEMORY_BYTES_A_SECOND = 2e9
