@@ -7,35 +7,39 @@ step, and a word about how it will work. All of them come to the same loss.
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from graftwork.model.shape import read_shape
 from graftwork.model.step_memory import describe_tuning
 from graftwork.records.dataset import Row
 from graftwork.records.plan import PlainStep, Tuning
 from graftwork.records.run import TrainJob
-from graftwork.train.crew import Crew
-from graftwork.train.engine import Engine
 from graftwork.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from graftwork.train.crew import Crew
+    from graftwork.train.engine import Engine
 
 
 def make_engine(
     job: TrainJob,
     model: Any,
-    learned: Sequence[nn.Parameter],
+    learned: "Sequence[nn.Parameter]",
     rows: Sequence[Row],
     *,
     settings: TrainSettings,
-    crew: Crew,
+    crew: "Crew",
     shares: bool,
     pulse: Callable[..., None],
     say: Callable[[str], None],
-) -> Engine:
+) -> "Engine":
     """`shares` says that this run shares its steps with others: then only the plain way will do."""
     if job.plan.tuning is not None and not shares:
         return _on_card(job, job.plan.tuning, model, learned, rows, settings=settings, pulse=pulse, say=say)
+    from graftwork.train.engine import Engine
+
     planned = job.plan.plain
     return Engine(
         model,
@@ -61,13 +65,13 @@ def _on_card(
     job: TrainJob,
     tuning: Tuning,
     model: Any,
-    learned: Sequence[nn.Parameter],
+    learned: "Sequence[nn.Parameter]",
     rows: Sequence[Row],
     *,
     settings: TrainSettings,
     pulse: Callable[..., None],
     say: Callable[[str], None],
-) -> Engine:
+) -> "Engine":
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnished_of
 

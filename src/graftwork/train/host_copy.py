@@ -6,9 +6,10 @@ So they are got once, in two lots that take turns: one is written while the othe
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ALIGNED = 64
 LOTS = 2
@@ -21,8 +22,10 @@ class HostCopies:
         self._lots: list[Tensor | None] = [None] * LOTS
         self._turn = 0
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take(self, tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Copies of all of them, complete when this returns."""
+        import torch
+
         on_card = {name: tensor.detach() for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         copies = dict(zip(on_card, self._room(list(on_card.values())), strict=True))
         for name, tensor in on_card.items():
@@ -34,7 +37,7 @@ class HostCopies:
             for name, tensor in tensors.items()
         }
 
-    def _room(self, tensors: list[Tensor]) -> list[Tensor]:
+    def _room(self, tensors: "list[Tensor]") -> "list[Tensor]":
         """A place for each in the lot whose turn it is."""
         begins, end = [], 0
         for tensor in tensors:
@@ -51,6 +54,8 @@ class HostCopies:
         ]
 
 
-def pinned(size: int) -> Tensor:
+def pinned(size: int) -> "Tensor":
     """Bytes that a card can write to directly."""
+    import torch
+
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -6,21 +6,26 @@ small.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from graftwork.train.loss import Batch, summed_loss
 from graftwork.train.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> Callable[[Batch], Tensor] | None:
+    from graftwork.train.loss import Batch
+
+
+def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> "Callable[[Batch], Tensor] | None":
     if settings.method != "full" or settings.strategy != "single" or dtype != "bfloat16":
         return None
+    import torch
+
+    from graftwork.train.loss import summed_loss
+
     kind = next(model.parameters()).device.type
 
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: "Batch") -> "Tensor":
         with torch.autocast(kind, dtype=torch.bfloat16):
             return summed_loss(model, batch)
 

@@ -11,14 +11,13 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from graftwork.model.tensor_types import TYPE_NAMES
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[str, int]:
+def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
     """Write and sync; the sha256 and the length of what was meant to be written."""
     digest, length = hashlib.sha256(), 0
     # Hashing takes as long as writing, and needs nothing of it.
@@ -33,8 +32,12 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> tuple[str, int]:
     return digest.hexdigest(), length
 
 
-def _parts(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+def _parts(tensors: "dict[str, Tensor]") -> Iterator[bytes | memoryview]:
     """The header, then the bytes of each tensor: wide types first, so that each lies aligned."""
+    import torch
+
+    from graftwork.model.tensor_types import TYPE_NAMES
+
     ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {}
     at = 0

@@ -10,17 +10,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.run import Look, TrainStep
 from graftwork.train.attend.attendant import Attendant, FinishEarly
-from graftwork.train.crew import Alone, Crew
-from graftwork.train.engine import Engine
 from graftwork.train.looks import Course, count_cases, find_look, log_look
 from graftwork.train.ports import Examiner
 from graftwork.train.settings import LOSS, ExamineSettings
+
+if TYPE_CHECKING:
+    from graftwork.train.crew import Crew
+    from graftwork.train.engine import Engine
 
 ROWS_TOGETHER = 8
 
@@ -35,11 +37,13 @@ class Examine(Attendant):
         *,
         folder: Path,
         examiner: Examiner | None = None,
-        crew: Crew | None = None,
+        crew: "Crew | None" = None,
         on_word: Callable[[str], None] = lambda _word: None,
         pulse: Callable[[], None] = lambda: None,
         stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:
+        from graftwork.train.crew import Alone
+
         self._settings = settings
         self._examiner = examiner
         self._rows = choose_rows(rows, settings=settings, examiner=examiner)
@@ -56,7 +60,7 @@ class Examine(Attendant):
         self.latest: Look | None = None
         """The look at the step that was just done, if there was one."""
 
-    def begins(self, engine: Engine, *, done: int, steps: int) -> None:
+    def begins(self, engine: "Engine", *, done: int, steps: int) -> None:
         self._engine = engine
 
     def after_step(self, step: TrainStep, steps: int) -> None:
@@ -134,7 +138,7 @@ class Examine(Attendant):
         counted = grades[: count_cases(len(grades), asked=len(asked), common=common)]
         return sum(counted) / len(counted), len(counted)
 
-    def _running(self) -> Engine:
+    def _running(self) -> "Engine":
         assert self._engine is not None, "a look needs a run that has begun"
         return self._engine
 

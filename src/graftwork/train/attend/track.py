@@ -9,16 +9,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graftwork.files.whole import write_whole
 from graftwork.process.apart import Apart
 from graftwork.records.run import Look, TrainStep
 from graftwork.text.unsaid import leave_secrets_unsaid
 from graftwork.train.attend.attendant import Attendant
-from graftwork.train.engine import Engine
 from graftwork.train.files import TRACKED
 from graftwork.train.trackers.tracker import OpenRun, load_tracker
+
+if TYPE_CHECKING:
+    from graftwork.train.engine import Engine
 
 SECRETS = (
     *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
@@ -56,7 +58,7 @@ class Track(Attendant):
         self._open: dict[str, OpenRun] = {}
         self._told = 0
 
-    def begins(self, engine: Engine, *, done: int, steps: int) -> None:
+    def begins(self, engine: "Engine", *, done: int, steps: int) -> None:
         mark = self._folder / TRACKED
         self._told = int(mark.read_text()) if mark.exists() else 0
         for name in self._trackers:

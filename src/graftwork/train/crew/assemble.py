@@ -1,15 +1,19 @@
 """The crew that the settings ask for, of the processes that torchrun started."""
 
 import os
+from typing import TYPE_CHECKING
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.crew import Crew
 from graftwork.train.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from graftwork.train.crew.crew import Crew
 
-def assemble(settings: TrainSettings, *, device: str, dtype: str) -> Crew:
+
+def assemble(settings: TrainSettings, *, device: str, dtype: str) -> "Crew":
     """Meet the others; alone where nobody else was started."""
+    from graftwork.train.crew.alone import Alone
+
     on_cpu = device == "cpu"
     if settings.strategy == "single" or "RANK" not in os.environ:
         return Alone()
