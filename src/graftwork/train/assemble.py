@@ -19,7 +19,7 @@ from graftwork.train.settings import TrainSettings
 if TYPE_CHECKING:
     from torch import nn
 
-    from graftwork.train.crew import Crew
+    from graftwork.train.crew.crew import Crew
     from graftwork.train.engine import Engine
 
 

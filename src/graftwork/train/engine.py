@@ -18,7 +18,8 @@ from graftwork.model.load import tensors_digest
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
 from graftwork.train.chance import random_states, restore_random
-from graftwork.train.crew import Alone, Crew
+from graftwork.train.crew.alone import Alone
+from graftwork.train.crew.crew import Crew
 from graftwork.train.host_copy import HostCopies
 from graftwork.train.loss import Batch, mean_loss, summed_loss
 from graftwork.train.recompute import recompute_blocks

@@ -10,7 +10,7 @@ from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
 
 if TYPE_CHECKING:
-    from graftwork.train.crew import Crew
+    from graftwork.train.crew.crew import Crew
 
 
 def prove_base(job: TrainJob, model: Any, crew: "Crew", *, first: bool) -> str:

@@ -39,7 +39,7 @@ from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.train.crew import Crew
+    from graftwork.train.crew.crew import Crew
     from graftwork.train.engine import Engine
     from graftwork.train.log import Replay
     from graftwork.train.loop import Loop

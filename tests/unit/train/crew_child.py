@@ -14,7 +14,7 @@ from graftwork.model.learn import begin_learning
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.crew import Alone
+from graftwork.train.crew.alone import Alone
 from graftwork.train.engine import Engine
 from graftwork.train.settings import TrainSettings
 

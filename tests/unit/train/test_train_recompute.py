@@ -12,7 +12,7 @@ from graftwork.model.load import load_base
 from graftwork.model.parts import parts_of
 from graftwork.records.plan import PlainStep
 from graftwork.train.assemble import make_engine as assemble_engine
-from graftwork.train.crew import Alone
+from graftwork.train.crew.alone import Alone
 from graftwork.train.engine import Engine
 
 TARGETS = ("q_proj", "v_proj", "down_proj")

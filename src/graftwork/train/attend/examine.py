@@ -21,7 +21,7 @@ from graftwork.train.ports import Examiner
 from graftwork.train.settings import LOSS, ExamineSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.crew import Crew
+    from graftwork.train.crew.crew import Crew
     from graftwork.train.engine import Engine
 
 ROWS_TOGETHER = 8
@@ -42,7 +42,7 @@ class Examine(Attendant):
         pulse: Callable[[], None] = lambda: None,
         stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:
-        from graftwork.train.crew import Alone
+        from graftwork.train.crew.alone import Alone
 
         self._settings = settings
         self._examiner = examiner

@@ -15,7 +15,7 @@ from graftwork.train.ports import Examiner
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.crew import Crew
+    from graftwork.train.crew.crew import Crew
 
 
 def onlookers(
