@@ -123,7 +123,7 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
 
     from graftwork.model.adapter import AdapterShape
     from graftwork.model.learn import begin_learning
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnish
     from graftwork.train.mixed import mixed_loss
@@ -143,7 +143,7 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
         meter.note("load")
         learned = begin_learning(model, adapter, seed=1)
         loss = mixed_loss(model, settings, dtype="bfloat16")
-        return Engine(model, learned, settings=settings, loss=loss, pulse=meter.pulse)
+        return TrainingEngine(model, learned, settings=settings, loss=loss, pulse=meter.pulse)
     model = make_model(configuration, dtype=torch.bfloat16, device="cpu")
     tuning = tuning_of(configuration)
     furnished = furnish(model, tuning, device=device)

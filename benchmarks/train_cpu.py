@@ -29,10 +29,10 @@ from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
-from graftwork.train.attend.pulse import Pulse
-from graftwork.train.cpu.choose import processor_way
-from graftwork.train.cpu.layout import lay_out
-from graftwork.train.engine import Engine
+from graftwork.train.attend.pulse import HeartbeatCallback
+from graftwork.train.cpu.choose import make_cpu_step
+from graftwork.train.cpu.layout import layout_tokens
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import Loop
 from graftwork.train.loss import mean_loss
 from graftwork.train.schedule import learning_rate
@@ -50,16 +50,20 @@ class Ours:
         self.model = load_base(base)
         learned = attach(self.model, SHAPE, seed=settings.seed)
         self.first = {name: tensor.clone() for name, tensor in adapter_tensors(self.model).items()}
-        way = processor_way(self.model, rows, settings=settings, folder=folder)
+        way = make_cpu_step(self.model, rows, settings=settings, folder=folder)
         if way is None:
             sys.exit("the processor's own step does not know this model")
         print(way[1])
         self.heart = Heart(folder)
-        self.engine = Engine(
+        self.engine = TrainingEngine(
             self.model, learned, settings=settings, loss=way[0].summed_loss, pulse=self.heart.move
         )
         self.loop = Loop(
-            self.engine, rows, settings=settings, folder=folder, attendants=[Pulse(self.heart, folder)]
+            self.engine,
+            rows,
+            settings=settings,
+            folder=folder,
+            attendants=[HeartbeatCallback(self.heart, folder)],
         )
 
     def step(self, number: int) -> None:
@@ -187,7 +191,7 @@ def roofline(
     seen: set[int] = set()
     needed = 0.0
     for batch in batches:
-        layout = lay_out([rows[at] for at in batch])
+        layout = layout_tokens([rows[at] for at in batch])
         tokens, asked = layout.shared + sum(layout.rests), sum(layout.predicting)
         fresh = sum(rest for at, rest in zip(batch, layout.rests, strict=True) if at not in seen)
         seen.update(batch)

@@ -26,7 +26,7 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
     from graftwork.model.load import load_base
     from graftwork.model.shape import read_shape
     from graftwork.plan.tuning import choose_tuning
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnish
     from graftwork.train.order import plan_steps
@@ -40,10 +40,10 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
     )
     dtype = "bfloat16" if device == "cuda" else "float32"
     begun = time.perf_counter()
-    engine: Engine
+    engine: TrainingEngine
     if form == "plain":
         model = load_base(base, dtype=dtype, device=device)
-        engine = Engine(model, attach(model, adapter, seed=17), settings=settings)
+        engine = TrainingEngine(model, attach(model, adapter, seed=17), settings=settings)
     else:
         model = load_base(base, dtype=dtype)
         tuning = choose_tuning(
@@ -92,7 +92,7 @@ def _loss_on_whole_base(
 
     from graftwork.model.adapter import attach
     from graftwork.model.load import load_base
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import TrainSettings
 
     model = load_base(base, dtype=dtype, device=device)
@@ -100,7 +100,7 @@ def _loss_on_whole_base(
     with torch.no_grad():
         for ours, theirs in zip(_tensors(fresh), _tensors(learned), strict=True):
             ours.copy_(theirs)
-    return Engine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_rows=8)
+    return TrainingEngine(model, fresh, settings=TrainSettings()).mean_loss(checks, batch_rows=8)
 
 
 def _tensors(parameters: Any) -> list[Any]:

@@ -63,7 +63,7 @@ def measure(method: str, fp8: str, cap: float) -> dict[str, Any]:
 def measure_loop(cap: float) -> dict[str, Any]:
     """What data, journal, heartbeat and checkpoints every 50 steps add to the bare step."""
     from graftwork.process.heartbeat import Heart
-    from graftwork.train.attend.pulse import Pulse
+    from graftwork.train.attend.pulse import HeartbeatCallback
     from graftwork.train.loop import Loop
     from graftwork.train.settings import TrainSettings
 
@@ -96,7 +96,9 @@ def measure_loop(cap: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with Heart(folder, vitals=True) as heart:
-            loop = Loop(engine, rows, settings=settings, folder=folder, attendants=[Pulse(heart, folder)])
+            loop = Loop(
+                engine, rows, settings=settings, folder=folder, attendants=[HeartbeatCallback(heart, folder)]
+            )
             begun = time.perf_counter()
             loop.run()
             whole = time.perf_counter() - begun

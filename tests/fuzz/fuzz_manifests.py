@@ -40,7 +40,7 @@ from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.places.place import Place
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
-from graftwork.train.checkpoint import CONTENT, Manifest, saved_in, step_name, verify
+from graftwork.train.checkpoint import CONTENT, CheckpointManifest, list_saved, step_name, verify_checkpoint
 
 DEEP = 5_000
 MARK = "\u0001mark {} \u0001"
@@ -169,11 +169,11 @@ def check_checkpoint(samples: Samples, folder: Path, dice: random.Random) -> Non
         (path / name).write_bytes(data)
     text = broken(samples.checkpoint, dice)
     (path / "manifest.json").write_bytes(text)
-    found = allowed(lambda: Manifest.from_json(text, where="here"))
+    found = allowed(lambda: CheckpointManifest.from_json(text, where="here"))
     if found is not None and (found.step < 0 or min(found.sizes.values()) < 0):
         raise Failed("a step or a size is below zero")
-    allowed(lambda: verify(path))
-    saved_in(folder)
+    allowed(lambda: verify_checkpoint(path))
+    list_saved(folder)
 
 
 def check_adapter(samples: Samples, folder: Path, dice: random.Random) -> None:

@@ -20,7 +20,7 @@ from graftwork.process.vitals import Sampler
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
 from graftwork.records.job import Beat, Moment
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.deadline import Deadline
+from graftwork.train.attend.deadline import DeadlineCallback
 from graftwork.train.files import ATTEMPTS, SAVED
 from graftwork.train.safety import deadline_of
 from graftwork.train.settings import TrainSettings
@@ -156,7 +156,7 @@ def test_the_supervisor_knows_the_heartbeat_of_its_own_worker(tmp_path, clocks, 
 def test_a_deadline_is_kept_whatever_the_clock_says(clocks, jump):
     job = type("Job", (), {"deadline": clocks.wall + 100, "deadline_from": clock.now()})()
     at = deadline_of(job, TrainSettings())
-    guard = Deadline(at, save_seconds=lambda: 1.0, margin=0.0)
+    guard = DeadlineCallback(at, save_seconds=lambda: 1.0, margin=0.0)
     clocks.set_by(jump)
     clocks.pass_(50)
     guard.before_step(1, 9)

@@ -25,8 +25,8 @@ from graftwork.records.alert import AlertKind
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.train.files import ATTEMPTS, WORDS
-from graftwork.train.grouping import choose_groups
+from graftwork.train.files import ATTEMPTS, MESSAGES
+from graftwork.train.grouping import choose_side_by_side
 from graftwork.train.safety import pass_mirrors
 from graftwork.train.settled import failure_of, is_settled
 
@@ -39,7 +39,7 @@ RETRIED_ALONE = "OutOfMemory"
 def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, str]) -> None:
     """Train them all in one process. `names` gives the model of each run's id."""
     folder = work.project.state / BATCHES / fingerprint([job.run_id for job in jobs])[:12]
-    groups = choose_groups(jobs)
+    groups = choose_side_by_side(jobs)
     batch = TrainBatch(folder=str(folder), begun=clock.now(), jobs=tuple(jobs), side_by_side=groups)
     many = f"{len(jobs)} run" + ("s" if len(jobs) > 1 else "")
     for job in jobs:
@@ -91,7 +91,7 @@ class _Round:
         self._names = names
         self._entered: set[str] = set()
         self._told: set[str] = set()
-        self._heard = {job.run_id: _end_of(Journal(Path(job.folder) / WORDS)) for job in batch.jobs}
+        self._heard = {job.run_id: _end_of(Journal(Path(job.folder) / MESSAGES)) for job in batch.jobs}
 
     def at_work(self) -> list[TrainJob]:
         """Runs go on until they are settled: whoever has begun and is not is being worked on."""
@@ -172,7 +172,7 @@ class _Round:
         return self._vigils[job.run_id]
 
     def _pass_words_on(self, job: TrainJob, narrator: Narrator) -> None:
-        words = Journal(Path(job.folder) / WORDS)
+        words = Journal(Path(job.folder) / MESSAGES)
         for line, offset in words.follow(self._heard[job.run_id]):
             self._heard[job.run_id] = offset
             narrator.word(str(line["word"]))

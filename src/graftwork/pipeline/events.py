@@ -13,15 +13,15 @@ from graftwork.fleet.local import LOG_FILE
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.process.vitals import VITALS_FILE
 from graftwork.records.base import Record
-from graftwork.train.files import LOOKS, SAVED, STEPS, WORDS
+from graftwork.train.files import EVALUATIONS, MESSAGES, SAVED, STEPS
 
 Kind = Literal["step", "word", "checkpoint", "look", "vital", "alert", "output"]
 
 JOURNALS: dict[str, Kind] = {
     STEPS: "step",
-    LOOKS: "look",
+    EVALUATIONS: "look",
     SAVED: "checkpoint",
-    WORDS: "word",
+    MESSAGES: "word",
     ALERTS_FILE: "alert",
     VITALS_FILE: "vital",
 }
@@ -57,7 +57,7 @@ class Events:
             self._offsets[name] = offset
             if not isinstance(line, dict):
                 continue
-            body = line["look"] if name == LOOKS and "look" in line else line
+            body = line["look"] if name == EVALUATIONS and "look" in line else line
             at = float(body.get("at") or self._step_times.get(body.get("step", -1)) or self._latest[name])
             self._latest[name] = at
             if name == STEPS:

@@ -70,8 +70,8 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
 
     from graftwork.model.adapter import attach
     from graftwork.process.memory import peak_memory_gib
-    from graftwork.train.cpu.choose import processor_way
-    from graftwork.train.engine import Engine
+    from graftwork.train.cpu.choose import make_cpu_step
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import TrainSettings
 
     small = min(job.shape.vocab_size, int(PROBED_VOCABULARY_BYTES / (4 * job.shape.hidden_size)))
@@ -85,9 +85,9 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     # As many replies as logs have: else the head would hide the blocks.
     asked = length - max(1, int(length * PROCESSOR_TRAINED_SHARE))
     rows = make_rows(rows_count, length=length, vocabulary=small, trained_from=asked)
-    way = processor_way(model, rows, settings=settings, folder=Path(job.folder))
+    way = make_cpu_step(model, rows, settings=settings, folder=Path(job.folder))
     loss = None if way is None else way[0].summed_loss
-    engine = Engine(model, parameters, settings=settings, loss=loss)
+    engine = TrainingEngine(model, parameters, settings=settings, loss=loss)
     seconds = _time(engine, rows, warm_up=PROCESSOR_WARM_UP, timed=PROCESSOR_TIMED)
     return _step(
         shape,

@@ -18,8 +18,8 @@ from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
 from graftwork.text.publish import hide_in_tracebacks
-from graftwork.train.launch import is_first
-from graftwork.train.ports import Examiner
+from graftwork.train.launch import is_main_process
+from graftwork.train.ports import TrainingEvaluator
 from graftwork.train.worker import train
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _case(row: Row) -> Case:
     return choose_cases([row])[0]
 
 
-def make_examiner(job: TrainJob) -> Examiner | None:
+def make_examiner(job: TrainJob) -> TrainingEvaluator | None:
     """None where the run is judged by its loss alone: then nothing of this is needed."""
     examination = job.plan.train.get("examination")
     if examination is None:
@@ -127,4 +127,4 @@ def work(job: TrainJob) -> None:
 
 if __name__ == "__main__":
     hide_in_tracebacks()
-    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), work, first=is_first()))
+    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), work, first=is_main_process()))

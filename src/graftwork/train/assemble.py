@@ -19,8 +19,8 @@ from graftwork.train.settings import TrainSettings
 if TYPE_CHECKING:
     from torch import nn
 
-    from graftwork.train.crew.crew import Crew
-    from graftwork.train.engine import Engine
+    from graftwork.train.crew.crew import DistributedStrategy
+    from graftwork.train.engine import TrainingEngine
 
 
 def make_engine(
@@ -30,18 +30,18 @@ def make_engine(
     rows: Sequence[Row],
     *,
     settings: TrainSettings,
-    crew: "Crew",
+    crew: "DistributedStrategy",
     shares: bool,
     pulse: Callable[..., None],
     say: Callable[[str], None],
-) -> "Engine":
+) -> "TrainingEngine":
     """`shares` says that this run shares its steps with others: then only the plain way will do."""
     if job.plan.tuning is not None and not shares:
         return _on_card(job, job.plan.tuning, model, learned, rows, settings=settings, pulse=pulse, say=say)
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
 
     planned = job.plan.plain
-    return Engine(
+    return TrainingEngine(
         model,
         learned,
         settings=settings,
@@ -71,7 +71,7 @@ def _on_card(
     settings: TrainSettings,
     pulse: Callable[..., None],
     say: Callable[[str], None],
-) -> "Engine":
+) -> "TrainingEngine":
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnished_of
 
@@ -99,7 +99,7 @@ def _own_loss(
     say: Callable[[str], None],
 ) -> Any:
     """A faster way to the same loss, where there is one for this model and device."""
-    from graftwork.train.cpu.choose import processor_way
+    from graftwork.train.cpu.choose import make_cpu_step
     from graftwork.train.mixed import mixed_loss
 
     if settings.strategy != "single":
@@ -107,7 +107,7 @@ def _own_loss(
         return None
     # Where blocks are asked to compute again, it is the plain way that does so.
     again = settings.checkpointing == "on"
-    way = None if again else processor_way(model, rows, settings=settings, folder=Path(job.folder))
+    way = None if again else make_cpu_step(model, rows, settings=settings, folder=Path(job.folder))
     if way is None:
         return mixed_loss(model, settings, dtype=job.plan.dtype)
     say(way[1])

@@ -6,18 +6,18 @@ Python's own and numpy's are not among them: the order of the rows is drawn from
 import torch
 from torch import Tensor
 
-HOST = "random/torch"
-DEVICE = "random/cuda"
+HOST_RANDOM = "random/torch"
+DEVICE_RANDOM = "random/cuda"
 
 
 def random_states() -> dict[str, Tensor]:
-    states = {HOST: torch.get_rng_state()}
+    states = {HOST_RANDOM: torch.get_rng_state()}
     if torch.cuda.is_available():
-        states[DEVICE] = torch.cuda.get_rng_state()
+        states[DEVICE_RANDOM] = torch.cuda.get_rng_state()
     return states
 
 
-def restore_random(tensors: dict[str, Tensor]) -> None:
-    torch.set_rng_state(tensors[HOST])
-    if DEVICE in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors[DEVICE])
+def restore_random_states(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors[HOST_RANDOM])
+    if DEVICE_RANDOM in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors[DEVICE_RANDOM])

@@ -16,7 +16,7 @@ from graftwork.files import private
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import folder_made_whole, sync_folder, write_whole
 from graftwork.records.errors import Damaged
-from graftwork.train.keep import Saved, is_score, steps_to_keep
+from graftwork.train.keep import SavedCheckpoint, is_score, steps_to_keep
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +42,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Manifest:
+class CheckpointManifest:
     """What a checkpoint's folder promises about its files."""
 
     step: int
@@ -54,7 +54,7 @@ class Manifest:
         return json.dumps(vars(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes, *, where: str) -> "Manifest":
+    def from_json(cls, text: str | bytes, *, where: str) -> "CheckpointManifest":
         try:
             held = json.loads(text)
             score = held.get("score")
@@ -69,8 +69,8 @@ class Manifest:
         return found
 
     @property
-    def saved(self) -> Saved:
-        return Saved(self.step, self.score)
+    def saved(self) -> SavedCheckpoint:
+        return SavedCheckpoint(self.step, self.score)
 
 
 def _whole_number(value: Any) -> int:
@@ -99,7 +99,7 @@ def write_checkpoint(
         make_folder(folder)
         with folder_made_whole(path) as temporary:
             write_whole(temporary / MANIFEST, _write_content(temporary, checkpoint).to_json())
-        verify(path)
+        verify_checkpoint(path)
     remove_others(folder, verified=checkpoint.step, keep=keep, spare=spare)
     return path
 
@@ -130,7 +130,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    manifest = verify(path)
+    manifest = verify_checkpoint(path)
     try:
         tensors = load_file(path / TENSORS)
         state = json.loads((path / STATE).read_bytes())
@@ -142,13 +142,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(step=manifest.step, tensors=tensors, state=state, score=manifest.score, journal=journal)
 
 
-def verify(path: Path) -> Manifest:
+def verify_checkpoint(path: Path) -> CheckpointManifest:
     """Read every byte; the manifest if all is as it says."""
     try:
         text = (path / MANIFEST).read_bytes()
     except OSError as error:
         raise Damaged("its manifest cannot be read", why=str(error), where=str(path)) from error
-    manifest = Manifest.from_json(text, where=str(path))
+    manifest = CheckpointManifest.from_json(text, where=str(path))
     if path.name.startswith("step-") and path.name != step_name(manifest.step):
         raise Damaged(f"its manifest is that of step {manifest.step}", where=str(path))
     for name in CONTENT:
@@ -161,21 +161,21 @@ def verify(path: Path) -> Manifest:
     return manifest
 
 
-def saved_in(folder: Path) -> list[Saved]:
+def list_saved(folder: Path) -> list[SavedCheckpoint]:
     """Step and score of each checkpoint with a readable manifest; nothing else of it is read."""
     return [saved for saved, _ in _manifests(folder)]
 
 
 def remove_others(folder: Path, *, verified: int, keep: int, spare: Set[int] = frozenset()) -> None:
     """Let go what the policy does not keep, now that `verified` is known to be good."""
-    stay = {step_name(step) for step in steps_to_keep(saved_in(folder), verified=verified, newest=keep)}
+    stay = {step_name(step) for step in steps_to_keep(list_saved(folder), verified=verified, newest=keep)}
     stay |= {step_name(step) for step in spare}
     for path in _folders(folder):
         if path.name not in stay:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove what killed writers left half-made. Only for the one process that holds the run."""
     for part in folder.glob(".step-*.part"):
         shutil.rmtree(part, ignore_errors=True)
@@ -189,7 +189,7 @@ def make_folder(folder: Path) -> None:
         sync_folder(one.parent)
 
 
-def _write_content(folder: Path, checkpoint: Checkpoint) -> Manifest:
+def _write_content(folder: Path, checkpoint: Checkpoint) -> CheckpointManifest:
     """Every file but the manifest. The hashes are of what memory holds, not of what the disk has."""
     import hashlib
 
@@ -200,7 +200,7 @@ def _write_content(folder: Path, checkpoint: Checkpoint) -> Manifest:
     for name, data in ((STATE, json.dumps(checkpoint.state).encode()), (JOURNAL, checkpoint.journal)):
         write_whole(folder / name, data)
         hashes[name], lengths[name] = hashlib.sha256(data).hexdigest(), len(data)
-    return Manifest(step=checkpoint.step, sha256=hashes, sizes=lengths, score=checkpoint.score)
+    return CheckpointManifest(step=checkpoint.step, sha256=hashes, sizes=lengths, score=checkpoint.score)
 
 
 def _is_there(path: Path) -> bool:
@@ -208,7 +208,7 @@ def _is_there(path: Path) -> bool:
     if not path.exists():
         return False
     try:
-        verify(path)
+        verify_checkpoint(path)
     except Damaged:
         shutil.rmtree(path)
         return False
@@ -216,11 +216,11 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _manifests(folder: Path) -> list[tuple[Saved, Path]]:
+def _manifests(folder: Path) -> list[tuple[SavedCheckpoint, Path]]:
     found = []
     for path in _folders(folder):
         try:
-            manifest = Manifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
+            manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
         except (OSError, Damaged):
             continue
         found.append((manifest.saved, path))

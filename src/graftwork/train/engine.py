@@ -17,20 +17,20 @@ from graftwork.model.learn import learned_digest, learned_tensors
 from graftwork.model.load import tensors_digest
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
-from graftwork.train.chance import random_states, restore_random
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.crew import Crew
+from graftwork.train.chance import random_states, restore_random_states
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.crew.crew import DistributedStrategy
 from graftwork.train.host_copy import HostCopies
-from graftwork.train.loss import Batch, mean_loss, summed_loss
-from graftwork.train.recompute import recompute_blocks
-from graftwork.train.scaler import Scaler
+from graftwork.train.loss import TokenBatch, mean_loss, summed_loss
+from graftwork.train.recompute import checkpoint_activations
+from graftwork.train.scaler import LossScaler
 from graftwork.train.settings import TrainSettings
 
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
-class Measured:
+class StepResult:
     """What the backward pass of one step found, over all of the crew."""
 
     loss: float
@@ -41,21 +41,21 @@ class Measured:
     """Too large for float16: the step is passed over, and the next loss is scaled less."""
 
 
-class Engine:
+class TrainingEngine:
     def __init__(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
         *,
         settings: TrainSettings,
-        crew: Crew | None = None,
+        crew: DistributedStrategy | None = None,
         pulse: Callable[..., None] = lambda *_: None,
         micro_rows: int | None = None,
-        loss: Callable[[Batch], Tensor] | None = None,
+        loss: Callable[[TokenBatch], Tensor] | None = None,
         checkpointing: bool = False,
     ) -> None:
         self.model = model
-        self.crew = crew or Alone()
+        self.crew = crew or SingleProcess()
         self._settings = settings
         self._pulse = pulse
         self._micro_rows = micro_rows
@@ -64,12 +64,12 @@ class Engine:
         # block that computes again would fill the beginning's cache once more.
         self._share_beginning = not self.crew.shards and not checkpointing
         if checkpointing:
-            recompute_blocks(model)
-        self._scaler = Scaler(on=getattr(model, "dtype", None) == torch.float16)
+            checkpoint_activations(model)
+        self._scaler = LossScaler(on=getattr(model, "dtype", None) == torch.float16)
         self._overflowed = False
         self._copies = HostCopies()
         self._device = self.crew.device or str(next(model.parameters()).device)
-        self._names = _places(learned_tensors(model), parameters)
+        self._names = _parameter_indices(learned_tensors(model), parameters)
         self.trainable = sum(parameter.numel() for parameter in parameters)
         optimizer = torch.optim.AdamW(
             parameters,
@@ -80,16 +80,16 @@ class Engine:
         )
         self.parameters = self.crew.join(model, parameters, optimizer, self._loss)
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: TokenBatch) -> Tensor:
         return summed_loss(self.model, batch) if self._given_loss is None else self._given_loss(batch)
 
-    def backward(self, rows: Sequence[Row]) -> Measured:
+    def backward(self, rows: Sequence[Row]) -> StepResult:
         """The gradient of the mean loss a trained token over `rows`, shortened where it is too long."""
         trained = sum(len(row.tokens) - row.trained_from for row in rows)
         total = 0.0
         for portion in self.crew.share(rows, self._micro_rows):
             self._pulse("data")
-            batch = Batch(portion.rows, device=self._device, share_beginning=self._share_beginning)
+            batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
             self._pulse("forward")
             loss = self.crew.loss(batch) / trained * portion.counts
             self._pulse("backward")
@@ -104,7 +104,7 @@ class Engine:
             self._scaler.overflowed()
             norm = 0.0
         tokens = sum(len(row.tokens) for row in rows)
-        return Measured(total, norm, tokens, trained, overflowed=self._overflowed)
+        return StepResult(total, norm, tokens, trained, overflowed=self._overflowed)
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
@@ -118,7 +118,7 @@ class Engine:
         ordered = sorted(rows, key=lambda row: len(row.tokens))
         total, trained = 0.0, sum(len(row.tokens) - row.trained_from for row in rows)
         for portion in self.crew.share(ordered, batch_rows):
-            batch = Batch(portion.rows, device=self._device, share_beginning=self._share_beginning)
+            batch = TokenBatch(portion.rows, device=self._device, share_beginning=self._share_beginning)
             total += float(self.crew.loss(batch)) * portion.counts
         return self.crew.sum_up(total) / trained
 
@@ -166,7 +166,7 @@ class Engine:
             if keys["step"] in tensors:
                 self.crew.hold(parameter, {key: tensors[name] for key, name in keys.items()})
         self._scaler.restore(tensors)
-        restore_random(tensors)
+        restore_random_states(tensors)
 
     def peak_memory_gib(self) -> float:
         """The most that this process took: of a card's memory where it works on one."""
@@ -181,7 +181,7 @@ class Engine:
             self.crew.put(self.parameters[place], tensors[f"adapter/{name}"])
 
 
-def _places(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, int]:
+def _parameter_indices(learned: dict[str, Tensor], parameters: Sequence[nn.Parameter]) -> dict[str, int]:
     """Which parameter stands behind each name: a crew may hold them as something else later."""
     places = {parameter.data_ptr(): place for place, parameter in enumerate(parameters)}
     return {name: places[tensor.data_ptr()] for name, tensor in learned.items()}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from graftwork.records.run import TrainJob
 
-PAYS = {"cpu": False, "cuda": False}
+FASTER_ON = {"cpu": False, "cuda": False}
 """Where it is known to be faster: nowhere yet.
 
 On a CPU two noisy repeats took 3-9 % less processor time than the plain path, which is not the way that a
@@ -19,20 +19,20 @@ single run takes there: against the processor's own step nobody has measured it,
 SMALL_TOKENS = 4096
 """Larger steps keep a device busy by themselves."""
 
-SPARE = 0.9
+MEMORY_SHARE = 0.9
 """The share of a device's memory that a group may plan to fill."""
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def choose_groups(jobs: Sequence[TrainJob]) -> tuple[tuple[int, ...], ...]:
+def choose_side_by_side(jobs: Sequence[TrainJob]) -> tuple[tuple[int, ...], ...]:
     """Groups of at least two, each of runs that can and should share their steps."""
     groups: list[list[int]] = []
     for place, job in enumerate(jobs):
         if not _wanted(job):
             continue
         for group in groups:
-            if _fit([*(jobs[at] for at in group), job]):
+            if _can_share([*(jobs[at] for at in group), job]):
                 group.append(place)
                 break
         else:
@@ -50,7 +50,7 @@ def _wanted(job: TrainJob) -> bool:
         return False
     if _is_tight(job):
         return False
-    return asked == "on" or (PAYS[job.plan.device.kind] and _tokens_a_step(job) <= SMALL_TOKENS)
+    return asked == "on" or (FASTER_ON[job.plan.device.kind] and _tokens_a_step(job) <= SMALL_TOKENS)
 
 
 def _is_tight(job: TrainJob) -> bool:
@@ -60,17 +60,17 @@ def _is_tight(job: TrainJob) -> bool:
     return plain is not None and (plain.checkpointed or plain.micro_rows < rows)
 
 
-def _fit(jobs: Sequence[TrainJob]) -> bool:
+def _can_share(jobs: Sequence[TrainJob]) -> bool:
     """On one base, none waiting for another of them, and within the device's memory."""
     first, last = jobs[0], jobs[-1]
     if (first.base_folder, first.plan.dtype) != (last.base_folder, last.plan.dtype):
         return False
     if any(last.start_adapter and last.start_adapter.startswith(job.folder) for job in jobs):
         return False
-    base = last.plan.total_parameters.value * BYTES.get(last.plan.dtype, 4) / 2**30
+    base = last.plan.total_parameters.value * BYTES_PER_WEIGHT.get(last.plan.dtype, 4) / 2**30
     # The weights are there once; what each run needs besides them is there for each.
     needed = base + sum(max(job.plan.peak_memory_gib.high - base, 0.0) for job in jobs)
-    return needed <= SPARE * last.plan.device.memory_gib
+    return needed <= MEMORY_SHARE * last.plan.device.memory_gib
 
 
 def _tokens_a_step(job: TrainJob) -> float:

@@ -10,11 +10,11 @@ from typing import Any
 
 from graftwork.records.run import TrainJob
 
-KEPT_BY = ("lora", "dora")
+CACHEABLE_METHODS = ("lora", "dora")
 """Methods that leave every weight of the base where and what it is. The others get a base of their own."""
 
 
-class HeldBase:
+class BaseCache:
     def __init__(self, load: Callable[[TrainJob], Any]) -> None:
         self._load = load
         self._key: tuple[str, ...] | None = None
@@ -27,7 +27,7 @@ class HeldBase:
 
     def take(self, job: TrainJob) -> Any:
         """The base of this job, without anything that an earlier run attached to it."""
-        from graftwork.train.chance import random_states, restore_random
+        from graftwork.train.chance import random_states, restore_random_states
 
         self._fresh = self._fresh or random_states()
         tuning = job.plan.tuning
@@ -36,16 +36,16 @@ class HeldBase:
             form = (tuning.form, tuning.head, str(tuning.turned), str(tuning.host_embedding))
         key = (job.base_folder, job.plan.dtype, job.plan.device.kind, job.plan.method, *form)
         if self._model is not None and key == self._key and self._put_back():
-            restore_random(self._loaded)
+            restore_random_states(self._loaded)
             return self._model
         self.drop()
-        restore_random(self._fresh)
+        restore_random_states(self._fresh)
         model = self._load(job)
         self.loads += 1
-        if job.plan.method in KEPT_BY:
+        if job.plan.method in CACHEABLE_METHODS:
             self._key, self._model, self._loaded = key, model, random_states()
             self._modules = dict(model.named_modules())
-            self._weights = _weights_of(model)
+            self._weights = _weight_identities(model)
         return model
 
     def drop(self) -> None:
@@ -65,11 +65,12 @@ class HeldBase:
         self._model.requires_grad_(False)
         self._model.eval()
         return (
-            dict(self._model.named_modules()) == self._modules and _weights_of(self._model) == self._weights
+            dict(self._model.named_modules()) == self._modules
+            and _weight_identities(self._model) == self._weights
         )
 
 
-def _weights_of(model: Any) -> dict[str, tuple[int, int, str]]:
+def _weight_identities(model: Any) -> dict[str, tuple[int, int, str]]:
     """Which tensors the model is made of: the bytes in them are proven by each run itself."""
     return {
         name: (id(weight), weight.data_ptr(), str(weight.dtype)) for name, weight in model.named_parameters()

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALIGNED = 64
-LOTS = 2
+BUFFERS = 2
 
 
 class HostCopies:
     """Whoever takes copies must be done with those of the last time but one."""
 
     def __init__(self) -> None:
-        self._lots: list[Tensor | None] = [None] * LOTS
+        self._lots: list[Tensor | None] = [None] * BUFFERS
         self._turn = 0
 
     def take(self, tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
@@ -45,8 +45,8 @@ class HostCopies:
             end += -(-tensor.nbytes // ALIGNED) * ALIGNED
         lot = self._lots[self._turn]
         if end and (lot is None or lot.numel() < end):
-            lot = self._lots[self._turn] = pinned(end)
-        self._turn = (self._turn + 1) % LOTS
+            lot = self._lots[self._turn] = pinned_buffer(end)
+        self._turn = (self._turn + 1) % BUFFERS
         return [
             lot[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for begin, tensor in zip(begins, tensors, strict=True)
@@ -54,7 +54,7 @@ class HostCopies:
         ]
 
 
-def pinned(size: int) -> "Tensor":
+def pinned_buffer(size: int) -> "Tensor":
     """Bytes that a card can write to directly."""
     import torch
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint as the policy sees it. Smaller scores are better; most have none."""
 
     step: int
     score: float | None = None
 
 
-def steps_to_keep(found: Sequence[Saved], *, verified: int, newest: int) -> frozenset[int]:
+def steps_to_keep(found: Sequence[SavedCheckpoint], *, verified: int, newest: int) -> frozenset[int]:
     """The steps that stay once the checkpoint of step `verified` is known to be good.
 
     What lies beyond `verified` does not count: the run came back behind it because it is damaged.
@@ -28,13 +28,13 @@ def steps_to_keep(found: Sequence[Saved], *, verified: int, newest: int) -> froz
     return frozenset(recent) | ({best.step} if best else frozenset())
 
 
-def best_of(found: Sequence[Saved]) -> Saved | None:
+def best_of(found: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
     """The one with the smallest score, the earliest of several; None where nobody looked."""
     looked = [saved for saved in found if is_score(saved.score)]
     return min(looked, key=lambda saved: (saved.score, saved.step), default=None)
 
 
-def is_better(score: float | None, than: Sequence[Saved]) -> bool:
+def is_better(score: float | None, than: Sequence[SavedCheckpoint]) -> bool:
     """Whether a look found something better than every look before it."""
     if not is_score(score):
         return False

@@ -15,7 +15,7 @@ DEFAULT_PORT = 29400
 
 
 @dataclass(frozen=True)
-class Machines:
+class NodeGroup:
     """The machines that train one run, and which of them this is."""
 
     count: int = 1
@@ -24,7 +24,7 @@ class Machines:
     port: int = DEFAULT_PORT
 
 
-def torchrun_arguments(*, processes: int, machines: Machines, module: str, job_file: str) -> tuple[str, ...]:
+def torchrun_arguments(*, processes: int, machines: NodeGroup, module: str, job_file: str) -> tuple[str, ...]:
     """What follows `python -m torch.distributed.run`: the same job on every process of every machine."""
     if machines.count == 1:
         # It finds a free port itself: several runs on one machine do not meet.
@@ -60,7 +60,7 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def end_of(codes: dict[int, int]) -> int:
+def combined_exit_code(codes: dict[int, int]) -> int:
     """How a crew ended whose processes ended so, by rank: by what really happened, not by what followed.
 
     One that is killed takes the others with it: they fail too, or are asked to stop.
@@ -71,18 +71,18 @@ def end_of(codes: dict[int, int]) -> int:
     return (killed or said or list(failed.values()) or [0])[0]
 
 
-def is_first() -> bool:
+def is_main_process() -> bool:
     """Whether this process is the one that writes. True where there is no other."""
     return os.environ.get("RANK", "0") == "0"
 
 
-def threads_each() -> int | None:
+def threads_per_process() -> int | None:
     """A fair share of the cores where several processes share them; None: all."""
     beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return max(count_cores() // beside, 1) if beside > 1 else None
 
 
-class QuietHeart:
+class SilentHeartbeat:
     """For the processes behind the first: it beats for nobody, one heartbeat a run is enough."""
 
     def beat(self, *_what: object, **_detail: object) -> None: ...

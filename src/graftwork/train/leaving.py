@@ -13,37 +13,37 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from graftwork.train.launch import Machines
+from graftwork.train.launch import NodeGroup
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-PATIENCE = 60.0
+LEAVE_SECONDS = 60.0
 """Seconds in which the others have heard that all met: they have nothing else to do any more."""
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 """Between two looks at who has left: a store that is waited for writes warnings each time it gives up."""
-REACHED_WITHIN = timedelta(seconds=4)
+STORE_TIMEOUT = timedelta(seconds=4)
 """For the store to answer. It may try twice, and is then still sooner than anybody loses patience."""
-DOOR_SECONDS = 2.0
+CONNECT_SECONDS = 2.0
 """The first machine's door is open, or it has left after all and there is nobody to tell."""
 
 
 @contextlib.contextmanager
-def leaving_in_order(machines: Machines) -> Iterator[None]:
+def main_node_leaves_last(machines: NodeGroup) -> Iterator[None]:
     """Around all that a machine does in one attempt. What fails leaves at once: nobody waits for it."""
     if machines.count == 1:
         yield
         return
     # Held beside torchrun's own, which shares its server with everybody in this process.
-    held = _store(machines, timeout=REACHED_WITHIN) if machines.rank == 0 else None
+    held = _store(machines, timeout=STORE_TIMEOUT) if machines.rank == 0 else None
     yield
     if held is not None:
         _wait_for_the_others(held, machines.count)
     else:
-        _say_goodbye(machines)
+        _report_departure(machines)
 
 
-def _store(machines: Machines, *, timeout: timedelta) -> "TCPStore":
+def _store(machines: NodeGroup, *, timeout: timedelta) -> "TCPStore":
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     return TCPStore(
@@ -59,29 +59,29 @@ def _store(machines: Machines, *, timeout: timedelta) -> "TCPStore":
 def _wait_for_the_others(store: "TCPStore", count: int) -> None:
     from torch.distributed import DistError
 
-    keys, until = [_left(rank) for rank in range(1, count)], time.monotonic() + PATIENCE
+    keys, until = [_departure_key(rank) for rank in range(1, count)], time.monotonic() + LEAVE_SECONDS
     with contextlib.suppress(DistError):
         while not store.check(keys) and time.monotonic() < until:
             # No event crosses machines.
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
-def _say_goodbye(machines: Machines) -> None:
+def _report_departure(machines: NodeGroup) -> None:
     from torch.distributed import DistError
 
     # A store would try for longer than this machine is given to leave, and report at length that it failed.
-    if _door_is_open(machines):
+    if _can_connect(machines):
         with contextlib.suppress(DistError):
-            _store(machines, timeout=REACHED_WITHIN).set(_left(machines.rank), "")
+            _store(machines, timeout=STORE_TIMEOUT).set(_departure_key(machines.rank), "")
 
 
-def _door_is_open(machines: Machines) -> bool:
+def _can_connect(machines: NodeGroup) -> bool:
     try:
-        socket.create_connection((machines.address, machines.port), timeout=DOOR_SECONDS).close()
+        socket.create_connection((machines.address, machines.port), timeout=CONNECT_SECONDS).close()
     except OSError:
         return False
     return True
 
 
-def _left(rank: int) -> str:
+def _departure_key(rank: int) -> str:
     return f"graftwork/left/{rank}"

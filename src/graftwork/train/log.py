@@ -9,9 +9,9 @@ from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainStep
-from graftwork.train.files import LOOKS, STEPS, TRACKED
+from graftwork.train.files import EVALUATIONS, STEPS, TRACKED
 
-BESIDE = (LOOKS, TRACKED)
+COPIED_FILES = (EVALUATIONS, TRACKED)
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class StepLog:
             write_whole(self._journal.path, copied)
 
 
-def copy_beside(folder: Path) -> dict[str, str]:
+def copy_side_files(folder: Path) -> dict[str, str]:
     """The other small files that a run in a new place would miss."""
-    return {name: (folder / name).read_text() for name in BESIDE if (folder / name).exists()}
+    return {name: (folder / name).read_text() for name in COPIED_FILES if (folder / name).exists()}
 
 
-def restore_beside(folder: Path, copied: dict[str, str]) -> None:
-    for name in BESIDE:
+def restore_side_files(folder: Path, copied: dict[str, str]) -> None:
+    for name in COPIED_FILES:
         if name in copied and not (folder / name).exists():
             write_whole(folder / name, copied[name])
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from graftwork.files.journal import Journal
 from graftwork.records.run import Look, TrainStep
-from graftwork.train.files import LOOKS
+from graftwork.train.files import EVALUATIONS
 
 RESERVE = 0.8
 
 
-class Course:
+class EvaluationHistory:
     """The looks so far. Only looks over the same number of cases are compared; a tie is not better."""
 
     def __init__(self, *, smaller_is_better: bool) -> None:
@@ -49,7 +49,7 @@ class Course:
         self.best_step, self.since = state.get("best_step"), state.get("since", 0)
 
 
-def count_cases(finished: int, *, asked: int, common: int | None) -> int:
+def count_comparable_cases(finished: int, *, asked: int, common: int | None) -> int:
     """Over how many of the finished cases a look counts.
 
     Once a measure is set, over no more than that. A first look that the time cut short sets four
@@ -60,15 +60,15 @@ def count_cases(finished: int, *, asked: int, common: int | None) -> int:
     return finished if finished == asked else max(int(RESERVE * finished), 1)
 
 
-def log_look(folder: Path, look: Look, step: TrainStep) -> None:
+def log_evaluation(folder: Path, look: Look, step: TrainStep) -> None:
     """On the disk before anything follows from it."""
     line = {"look": look.model_dump(), "loss": step.loss, "weights": step.weights}
-    Journal(folder / LOOKS).append(line, durable=True)
+    Journal(folder / EVALUATIONS).append(line, durable=True)
 
 
-def find_look(folder: Path, step: TrainStep) -> Look | None:
+def find_evaluation(folder: Path, step: TrainStep) -> Look | None:
     """The look at this very step, if it was taken before a crash: same step, same loss, same weights."""
-    for line in reversed(Journal(folder / LOOKS).read()):
+    for line in reversed(Journal(folder / EVALUATIONS).read()):
         same = line["look"]["step"] == step.step and line["loss"] == step.loss
         # Not every step has a digest of its weights; where both have, they must agree.
         if same and (line["weights"] == step.weights or not (line["weights"] and step.weights)):
@@ -76,12 +76,12 @@ def find_look(folder: Path, step: TrainStep) -> Look | None:
     return None
 
 
-def read_looks(folder: Path) -> tuple[Look, ...]:
+def read_evaluations(folder: Path) -> tuple[Look, ...]:
     """The last word on each look, in order."""
-    looks = [Look.model_validate(line["look"]) for line in Journal(folder / LOOKS).read()]
+    looks = [Look.model_validate(line["look"]) for line in Journal(folder / EVALUATIONS).read()]
     return tuple(sorted({look.step: look for look in looks}.values(), key=lambda look: look.step))
 
 
-def find_best(looks: tuple[Look, ...]) -> int | None:
+def find_best_step(looks: tuple[Look, ...]) -> int | None:
     """The step of the best look."""
     return next((look.step for look in reversed(looks) if look.better), None)

@@ -15,18 +15,25 @@ from graftwork.process import clock
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.attendant import Attendant, FinishEarly
-from graftwork.train.chance import random_states, restore_random
+from graftwork.train.attend.attendant import EarlyStop, TrainingCallback
+from graftwork.train.chance import random_states, restore_random_states
 from graftwork.train.checkpoint import Checkpoint
-from graftwork.train.engine import Engine, Measured
+from graftwork.train.engine import StepResult, TrainingEngine
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.keep import is_better
-from graftwork.train.log import Replay, StepLog, copy_beside, find_replay, read_journal, restore_beside
+from graftwork.train.log import (
+    Replay,
+    StepLog,
+    copy_side_files,
+    find_replay,
+    read_journal,
+    restore_side_files,
+)
 from graftwork.train.order import plan_steps
-from graftwork.train.origin import identify, require_same
+from graftwork.train.origin import require_same_run, run_identity
 from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
-from graftwork.train.vault import Vault
+from graftwork.train.vault import CheckpointStore
 
 DIGEST_SHARE = 0.01
 """The weights are hashed at every step only where that takes less of a step than this."""
@@ -50,15 +57,15 @@ class StepGivenUp(StoppedInOrder):
 class Loop:
     def __init__(
         self,
-        engine: Engine,
+        engine: TrainingEngine,
         rows: Sequence[Row],
         *,
         settings: TrainSettings,
         folder: Path,
-        attendants: Sequence[Attendant] = (),
+        attendants: Sequence[TrainingCallback] = (),
         on_word: Callable[[str], None] = lambda _word: None,
         stop_asked: Callable[[], bool] = lambda: False,
-        vault: Vault | None = None,
+        vault: CheckpointStore | None = None,
         made_for: Mapping[str, str] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
@@ -72,8 +79,8 @@ class Loop:
         self._stop_asked = stop_asked
         self._batches = plan_steps(rows, settings=settings)
         self._log = StepLog(folder)
-        self._vault = vault or Vault(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
-        self._made_for = identify(rows, self._batches, settings=settings, more=made_for or {})
+        self._vault = vault or CheckpointStore(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
+        self._made_for = run_identity(rows, self._batches, settings=settings, more=made_for or {})
         self._versions = dict(versions or {})
         self._losses: deque[float] = deque(maxlen=LAST_LOSSES)
         self._safe = 0
@@ -145,14 +152,14 @@ class Loop:
             steady=clock.steady(),
         )
 
-    def _measure(self, number: int, rows: Sequence[Row]) -> Measured:
+    def _measure(self, number: int, rows: Sequence[Row]) -> StepResult:
         """The gradient; if the step is given up on the way, everything is as it was before it."""
         before = random_states()
         try:
             return self._engine.backward(rows)
         except StepGivenUp:
             self._engine.forget()
-            restore_random(before)
+            restore_random_states(before)
             self._leave(number - 1, self._stopped_after(number - 1))
 
     def _digest(self, number: int, step_seconds: float) -> str:
@@ -183,7 +190,7 @@ class Loop:
         for attendant in self._attendants:
             try:
                 attendant.after_step(step, self.steps)
-            except FinishEarly as early:
+            except EarlyStop as early:
                 self.finished = early.reason
         score = next((s for one in self._attendants if (s := one.score()) is not None), None)
         wanted = [attendant.wants_checkpoint(step) for attendant in self._attendants]
@@ -217,7 +224,7 @@ class Loop:
             "finished": self.finished,
             "metrics": {"score": score, "losses": list(self._losses)},
             "attendants": {attendant.name: attendant.state() for attendant in self._attendants},
-            "beside": copy_beside(self._folder),
+            "beside": copy_side_files(self._folder),
         }
         self._vault.save(Checkpoint(step, self._engine.state(), state, score, self._log.copy()))
 
@@ -261,11 +268,13 @@ class Loop:
         if checkpoint is None:
             return 0
         state = checkpoint.state
-        require_same(self._made_for, state.get("made_for", {}), step=checkpoint.step, where=str(self._folder))
+        require_same_run(
+            self._made_for, state.get("made_for", {}), step=checkpoint.step, where=str(self._folder)
+        )
         self._engine.restore(checkpoint.tensors)
         if self._crew.rank == 0:
             self._log.restore(checkpoint.journal)
-            restore_beside(self._folder, state.get("beside", {}))
+            restore_side_files(self._folder, state.get("beside", {}))
         kept = state.get("attendants", {})
         for attendant in self._attendants:
             attendant.restore(kept.get(attendant.name, {}))

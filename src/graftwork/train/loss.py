@@ -17,7 +17,7 @@ from graftwork.records.dataset import Row
 from graftwork.train.order import shared_tokens
 
 
-class Batch:
+class TokenBatch:
     """Rows padded on the right, without their common beginning, and where reply tokens are predicted."""
 
     def __init__(self, rows: Sequence[Row], *, device: str, share_beginning: bool = True) -> None:
@@ -42,7 +42,7 @@ class Batch:
         self.trained = int(self.targets.numel())
 
 
-def summed_loss(model: Any, batch: Batch) -> Tensor:
+def summed_loss(model: Any, batch: TokenBatch) -> Tensor:
     """Cross entropy over the trained tokens, summed."""
     reader = reader_of(model)
     hidden = _hidden_states(reader.decoder, batch)
@@ -50,7 +50,7 @@ def summed_loss(model: Any, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
 
 
-def _hidden_states(decoder: Any, batch: Batch) -> Tensor:
+def _hidden_states(decoder: Any, batch: TokenBatch) -> Tensor:
     """The last hidden state of every token behind the common beginning."""
     shared = batch.shared.shape[1]
     if not shared:
@@ -83,7 +83,7 @@ def mean_loss(model: Any, rows: Sequence[Row], *, batch_rows: int, device: str) 
     ordered = sorted(rows, key=lambda row: len(row.tokens))
     total, tokens = 0.0, 0
     for at in range(0, len(ordered), batch_rows):
-        batch = Batch(ordered[at : at + batch_rows], device=device)
+        batch = TokenBatch(ordered[at : at + batch_rows], device=device)
         total += float(summed_loss(model, batch))
         tokens += batch.trained
     return total / tokens

@@ -23,18 +23,18 @@ from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.publish import publish_text
 from graftwork.train.files import ATTEMPTS, SAVED, WAITED
-from graftwork.train.held import HeldBase
+from graftwork.train.held import BaseCache
 from graftwork.train.settled import is_settled
 from graftwork.train.worker import job_settings, load_for
 
-Load = Callable[[TrainJob], Any]
-Train = Callable[[TrainJob, Load, Any], None]
+LoadBase = Callable[[TrainJob], Any]
+TrainRun = Callable[[TrainJob, LoadBase, Any], None]
 """Trains one run on the base that the given function has for it, with the given crew or alone."""
 
 
-def train_many(batch: TrainBatch, train: Train) -> None:
+def train_many(batch: TrainBatch, train: TrainRun) -> None:
     """Each run that is not settled yet, in order; those of a group in one go."""
-    held = HeldBase(load_for)
+    held = BaseCache(load_for)
     for place, job in enumerate(batch.jobs):
         if is_settled(job):
             continue
@@ -66,19 +66,19 @@ def free_memory() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _train_abreast(jobs: list[TrainJob], held: HeldBase, train: Train, *, begun: Moment) -> None:
-    from graftwork.train.side_by_side import Abreast, train_abreast
+def _train_abreast(jobs: list[TrainJob], held: BaseCache, train: TrainRun, *, begun: Moment) -> None:
+    from graftwork.train.side_by_side import SideBySide, train_side_by_side
 
-    def work_on(job: TrainJob) -> Callable[[Load, Abreast], None]:
+    def work_on(job: TrainJob) -> Callable[[LoadBase, SideBySide], None]:
         return lambda load, crew: _train_one(job, load, train, begun=begun, crew=crew)
 
-    train_abreast(held.take(jobs[0]), [work_on(job) for job in jobs])
+    train_side_by_side(held.take(jobs[0]), [work_on(job) for job in jobs])
 
 
 def _train_one(
     job: TrainJob,
-    load: Load,
-    train: Train,
+    load: LoadBase,
+    train: TrainRun,
     *,
     begun: Moment,
     crew: Any = None,
@@ -94,15 +94,15 @@ def _train_one(
         raise
     except GraftError as error:
         on_failure()
-        _leave(job, error)
+        _write_failure(job, error)
     except Exception as error:
         # A fault of the program in one run is no reason to leave the others undone.
         sys.excepthook(*sys.exc_info())
         on_failure()
-        _leave(job, explain_exhaustion(error) if is_exhaustion(error) else _fault(job, error))
+        _write_failure(job, explain_exhaustion(error) if is_exhaustion(error) else _fault(job, error))
 
 
-def _leave(job: TrainJob, error: GraftError) -> None:
+def _write_failure(job: TrainJob, error: GraftError) -> None:
     write_whole(Path(job.folder) / ERROR_FILE, json.dumps(error.as_json()))
 
 

@@ -21,20 +21,20 @@ from graftwork.text.unsaid import leave_login_unsaid
 from graftwork.train.checkpoint import (
     CONTENT,
     MANIFEST,
-    Manifest,
+    CheckpointManifest,
+    list_saved,
     make_folder,
-    saved_in,
     step_name,
-    verify,
+    verify_checkpoint,
 )
-from graftwork.train.keep import Saved, best_of, steps_to_keep
+from graftwork.train.keep import SavedCheckpoint, best_of, steps_to_keep
 
 NEED_NO_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
 LONGEST_PAUSE = 300.0
 LAST_TRIES = 3
 
 
-class Mirror:
+class FsspecMirror:
     def __init__(self, url: str, *, run_id: str, keep: int, first_pause: float = 2.0) -> None:
         self._url = url
         self._files, root = open_url(url)
@@ -43,7 +43,7 @@ class Mirror:
         self._first_pause = first_pause
         self._folder: Path | None = None
         self._words: SimpleQueue[str] = SimpleQueue()
-        self._known: dict[int, Saved] = {}
+        self._known: dict[int, SavedCheckpoint] = {}
         self._distrusted: set[int] = set()
         self._in_use: frozenset[int] = frozenset()
         self._seconds = 0.0
@@ -133,7 +133,7 @@ class Mirror:
         except FileNotFoundError as missing:
             raise Damaged("one of its files is missing", why=self._say(missing)) from missing
         (folder / MANIFEST).write_text(manifest.to_json())
-        verify(folder)
+        verify_checkpoint(folder)
 
     def _work(self) -> None:
         failures = 0
@@ -172,7 +172,7 @@ class Mirror:
 
     def _copy(self, folder: Path) -> None:
         """Bring the mirror up to what lies here: the newest first, then the best."""
-        here = saved_in(folder)
+        here = list_saved(folder)
         if not here:
             return
         newest, best = max(here, key=lambda saved: saved.step), best_of(here)
@@ -188,9 +188,9 @@ class Mirror:
                 self._in_use = frozenset()
         self._remove_old(newest.step)
 
-    def _upload(self, path: Path, saved: Saved) -> None:
+    def _upload(self, path: Path, saved: SavedCheckpoint) -> None:
         begun = time.perf_counter()
-        manifest = Manifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
+        manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
         folder = f"{self._root}/{path.name}"
         if not NEED_NO_FOLDERS.intersection(_protocols(self._files)):
             self._files.makedirs(folder, exist_ok=True)
@@ -219,7 +219,7 @@ class Mirror:
                 if self._files.exists(folder):
                     self._files.rm(folder, recursive=True)
 
-    def _look_at(self, there: set[int]) -> list[Saved]:
+    def _look_at(self, there: set[int]) -> list[SavedCheckpoint]:
         """Step and score of each; a manifest is read once."""
         for step in there - self._known.keys():
             try:
@@ -241,11 +241,11 @@ class Mirror:
         found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
         return {int(match[1]) for match in found if match}
 
-    def _manifest(self, step: int) -> Manifest:
+    def _manifest(self, step: int) -> CheckpointManifest:
         place = f"{self._root}/{step_name(step)}/{MANIFEST}"
-        return Manifest.from_json(self._files.cat_file(place), where=step_name(step))
+        return CheckpointManifest.from_json(self._files.cat_file(place), where=step_name(step))
 
-    def _place(self, step: int, name: str, manifest: Manifest) -> str:
+    def _place(self, step: int, name: str, manifest: CheckpointManifest) -> str:
         """The name carries the hash: what lies there in full length is what belongs there."""
         return f"{self._root}/{step_name(step)}/{name}.{manifest.sha256[name][:16]}"
 

@@ -13,7 +13,7 @@ from graftwork.train.settings import TrainSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graftwork.train.loss import Batch
+    from graftwork.train.loss import TokenBatch
 
 
 def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> "Callable[[Batch], Tensor] | None":
@@ -25,7 +25,7 @@ def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> "Callable[
 
     kind = next(model.parameters()).device.type
 
-    def loss(batch: "Batch") -> "Tensor":
+    def loss(batch: "TokenBatch") -> "Tensor":
         with torch.autocast(kind, dtype=torch.bfloat16):
             return summed_loss(model, batch)
 

@@ -13,11 +13,11 @@ from graftwork.records.errors import UserMistake
 from graftwork.train.settings import TrainSettings
 
 
-class AnotherRun(UserMistake):
+class CheckpointMismatch(UserMistake):
     """A checkpoint was made with other settings, other data or for another base."""
 
 
-def identify(
+def run_identity(
     rows: Sequence[Row],
     batches: Sequence[Sequence[int]],
     *,
@@ -33,11 +33,11 @@ def identify(
     }
 
 
-def require_same(mine: dict[str, Any], held: dict[str, Any], *, step: int, where: str) -> None:
+def require_same_run(mine: dict[str, Any], held: dict[str, Any], *, step: int, where: str) -> None:
     differing = [name for name in mine if mine[name] != held.get(name)]
     if not differing:
         return
-    raise AnotherRun(
+    raise CheckpointMismatch(
         f"the checkpoint of step {step} belongs to another run",
         why="; ".join(_describe(name, mine[name], held.get(name)) for name in differing),
         fix="go back to what it was made with, or remove the checkpoints to begin anew",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from graftwork.records.dataset import Row
 
 
-class Examiner(Protocol):
+class TrainingEvaluator(Protocol):
     """Asks the model in training, and grades its answers. The model is left as it was."""
 
     def choose(self, rows: Sequence[Row], *, metric: str, most: int) -> list[Row]:

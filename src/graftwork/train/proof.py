@@ -10,10 +10,10 @@ from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
 
 if TYPE_CHECKING:
-    from graftwork.train.crew.crew import Crew
+    from graftwork.train.crew.crew import DistributedStrategy
 
 
-def prove_base(job: TrainJob, model: Any, crew: "Crew", *, first: bool) -> str:
+def hash_base(job: TrainJob, model: Any, crew: "DistributedStrategy", *, first: bool) -> str:
     """A hash of the base: of its weights in memory, or of its files where those in memory are learned."""
     from graftwork.model.load import base_digest, base_files_digest
 
@@ -23,7 +23,7 @@ def prove_base(job: TrainJob, model: Any, crew: "Crew", *, first: bool) -> str:
     return base_files_digest(Path(job.base_folder)) if full else base_digest(model, whole=crew.whole)
 
 
-def require_unchanged(before: str, after: str, *, where: str) -> None:
+def require_base_unchanged(before: str, after: str, *, where: str) -> None:
     if after != before:
         raise EnvironmentLacks(
             "the base weights changed during training",

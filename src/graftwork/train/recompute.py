@@ -13,20 +13,20 @@ from torch.utils.checkpoint import checkpoint
 
 from graftwork.model.parts import parts_of
 
-_DONE = "_graft_recomputes"
+_CHECKPOINTED = "_graft_recomputes"
 
 
-def recompute_blocks(model: Any) -> int:
+def checkpoint_activations(model: Any) -> int:
     """From now on the blocks of this model compute again; how many there are. Twice is as once."""
     blocks = parts_of(model).blocks
     for block in blocks:
-        if not getattr(block, _DONE, False):
-            block.forward = _recomputing(block, block.forward)
-            setattr(block, _DONE, True)
+        if not getattr(block, _CHECKPOINTED, False):
+            block.forward = _checkpointed(block, block.forward)
+            setattr(block, _CHECKPOINTED, True)
     return len(blocks)
 
 
-def _recomputing(block: Any, forward: Any) -> Any:
+def _checkpointed(block: Any, forward: Any) -> Any:
     def compute(*given: Any, **named: Any) -> Any:
         # Who only reads, keeps nothing; and a cache would be filled a second time.
         filled = any(hasattr(one, "get_seq_length") for one in (*given, *named.values()))

@@ -13,12 +13,12 @@ from graftwork.process import clock
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
 from graftwork.records.secret import HIDDEN, hide_login
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.attend.deadline import Deadline
-from graftwork.train.attend.watch import Watch
+from graftwork.train.attend.attendant import TrainingCallback
+from graftwork.train.attend.deadline import DeadlineCallback
+from graftwork.train.attend.watch import DivergenceCallback
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.settings import TrainSettings
-from graftwork.train.vault import Vault
+from graftwork.train.vault import CheckpointStore
 
 MIRROR_PATIENCE = 600.0
 MIRRORS_VARIABLE = "GRAFT_TRAIN_MIRRORS"
@@ -34,18 +34,20 @@ def deadline_of(job: TrainJob, settings: TrainSettings) -> float | None:
     return clock.steady() + minutes * 60 if minutes is not None else None
 
 
-def open_vault(job: TrainJob, settings: TrainSettings, *, deadline: float | None) -> Vault:
+def open_checkpoint_store(
+    job: TrainJob, settings: TrainSettings, *, deadline: float | None
+) -> CheckpointStore:
     """A mirror that cannot work at all is said now, before the hours."""
     mirror, address = None, find_mirror(job, settings, passed=_passed_mirrors())
     if address is not None:
-        from graftwork.train.mirror import Mirror
+        from graftwork.train.mirror import FsspecMirror
 
-        mirror = Mirror(address, run_id=job.run_id, keep=settings.keep_checkpoints)
+        mirror = FsspecMirror(address, run_id=job.run_id, keep=settings.keep_checkpoints)
 
     def patience() -> float:
         return MIRROR_PATIENCE if deadline is None else max(deadline - clock.steady() - 1, 0.0)
 
-    return Vault(
+    return CheckpointStore(
         Path(job.folder) / CHECKPOINTS, keep=settings.keep_checkpoints, mirror=mirror, patience=patience
     )
 
@@ -76,15 +78,15 @@ def find_mirror(job: TrainJob, settings: TrainSettings, *, passed: Mapping[str, 
     return address or None
 
 
-def guards(
-    settings: TrainSettings, vault: Vault, *, deadline: float | None, on_word: Callable[[str], None]
-) -> list[Attendant]:
+def guard_callbacks(
+    settings: TrainSettings, vault: CheckpointStore, *, deadline: float | None, on_word: Callable[[str], None]
+) -> list[TrainingCallback]:
     """Those who refuse a step or end the run before it is harmed."""
-    found: list[Attendant] = [Watch(settings.watch, on_word=on_word)]
+    found: list[TrainingCallback] = [DivergenceCallback(settings.watch, on_word=on_word)]
     if deadline is not None:
         every, seconds = settings.examine.every, settings.examine.seconds
         found.append(
-            Deadline(
+            DeadlineCallback(
                 deadline,
                 save_seconds=lambda: vault.seconds,
                 look_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
@@ -93,7 +95,7 @@ def guards(
     return found
 
 
-def made_for(job: TrainJob) -> dict[str, str]:
+def run_inputs(job: TrainJob) -> dict[str, str]:
     """What a checkpoint of this job belongs to, besides its settings and the order of its rows."""
     return {
         "dataset": job.plan.dataset_hash,
@@ -102,7 +104,7 @@ def made_for(job: TrainJob) -> dict[str, str]:
     }
 
 
-def pulse_that_stops(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
+def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
     """Moves the heart; asked to stop, it gives up the step between two of its parts.
 
     Only for who works alone: of a crew, the others would wait for ever.

@@ -7,15 +7,15 @@ and halves at an overflow, whose step is passed over. Its state is two numbers t
 import torch
 from torch import Tensor
 
-FIRST = 2.0**16
-SMALLEST, LARGEST = 1.0, 2.0**24
+FIRST_SCALE = 2.0**16
+SMALLEST_SCALE, LARGEST_SCALE = 1.0, 2.0**24
 GROW_EVERY = 200
 
 
-class Scaler:
+class LossScaler:
     """`on` is False for types with a range like that of float32: then the factor is always 1."""
 
-    def __init__(self, *, on: bool, first: float = FIRST, grow_every: int = GROW_EVERY) -> None:
+    def __init__(self, *, on: bool, first: float = FIRST_SCALE, grow_every: int = GROW_EVERY) -> None:
         self.factor = first if on else 1.0
         self._on = on
         self._good = 0
@@ -24,17 +24,17 @@ class Scaler:
     @property
     def can_fall(self) -> bool:
         """An overflow is the factor's fault as long as it can still become smaller."""
-        return self._on and self.factor > SMALLEST
+        return self._on and self.factor > SMALLEST_SCALE
 
     def overflowed(self) -> None:
-        self.factor, self._good = max(self.factor / 2, SMALLEST), 0
+        self.factor, self._good = max(self.factor / 2, SMALLEST_SCALE), 0
 
     def went_well(self) -> None:
         if not self._on:
             return
         self._good += 1
         if self._good == self._grow_every:
-            self.factor, self._good = min(self.factor * 2, LARGEST), 0
+            self.factor, self._good = min(self.factor * 2, LARGEST_SCALE), 0
 
     def state(self) -> dict[str, Tensor]:
         if not self._on:

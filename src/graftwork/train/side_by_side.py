@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from graftwork.model.lora import LoraLinear
 from graftwork.model.parts import reader_of
 from graftwork.records.dataset import Row
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.deal import Portion
-from graftwork.train.loss import Batch
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.crew.deal import MicroBatch
+from graftwork.train.loss import TokenBatch
 
-ADAPTER = "default"
+ADAPTER_NAME = "default"
 
 Work = Callable[[dict[int, Any]], dict[int, Any]]
 """Takes what each run has brought, and gives each what is made of it."""
@@ -49,17 +49,17 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.base_layer(x)
         layers: dict[int, LoraLinear] = self._layers  # type: ignore[assignment]
-        groups: list[Group] = self._groups  # type: ignore[assignment]
+        groups: list[RowRange] = self._groups  # type: ignore[assignment]
         parts = []
         for group in groups:
             rows = slice(group.first, group.behind)
             layer = layers.get(group.run)
-            parts.append(y[rows] if layer is None else layer.change(x[rows], y[rows], ADAPTER))
+            parts.append(y[rows] if layer is None else layer.change(x[rows], y[rows], ADAPTER_NAME))
         return torch.cat(parts)
 
 
 @dataclass(frozen=True)
-class Group:
+class RowRange:
     """The rows of one run within a common batch."""
 
     run: int
@@ -68,14 +68,14 @@ class Group:
 
 
 @dataclass
-class _Meeting:
+class _Rendezvous:
     """What has been brought so far, and what was made of it for each."""
 
     brought: dict[int, Any] = field(default_factory=dict)
     made: dict[int, Any] = field(default_factory=dict)
 
 
-class Party:
+class SharedSteps:
     """The runs that share their steps. `turn` is held by whoever works."""
 
     def __init__(self, base: Any, count: int) -> None:
@@ -84,9 +84,12 @@ class Party:
         self._models: dict[int, Any] = {}
         self._here = set(range(count))
         self._lead: Any = None
-        self._groups: list[Group] = []
+        self._groups: list[RowRange] = []
         self._losses: dict[int, Tensor] = {}
-        self._meetings: dict[Work, _Meeting] = {self._forward: _Meeting(), self._backward: _Meeting()}
+        self._meetings: dict[Work, _Rendezvous] = {
+            self._forward: _Rendezvous(),
+            self._backward: _Rendezvous(),
+        }
         self.passes = 0
         """Common batches so far."""
 
@@ -123,7 +126,7 @@ class Party:
             raise made
         return made
 
-    def _hold(self, work: Work, meeting: _Meeting) -> None:
+    def _hold(self, work: Work, meeting: _Rendezvous) -> None:
         brought, meeting.brought = dict(sorted(meeting.brought.items())), {}
         try:
             meeting.made.update(work(brought))
@@ -134,9 +137,9 @@ class Party:
 
     def _forward(self, brought: dict[int, Any]) -> dict[int, Any]:
         rows = [row for own in brought.values() for row in own]
-        self._groups[:] = _groups_of({run: len(own) for run, own in brought.items()})
+        self._groups[:] = _row_ranges({run: len(own) for run, own in brought.items()})
         model = self._lead_model()
-        batch = Batch(rows, device=str(next(model.parameters()).device), share_beginning=False)
+        batch = TokenBatch(rows, device=str(next(model.parameters()).device), share_beginning=False)
         reader = reader_of(model)
         hidden = reader.decoder(
             input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False
@@ -172,15 +175,15 @@ class Party:
         return self._lead
 
 
-class Abreast(Alone):
+class SideBySide(SingleProcess):
     """A crew of one process that shares its passes with other runs."""
 
-    def __init__(self, party: Party, run: int) -> None:
+    def __init__(self, party: SharedSteps, run: int) -> None:
         self._party = party
         self._run = run
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[Portion]:
-        return (Portion(rows),)
+    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        return (MicroBatch(rows),)
 
     def loss(self, batch: Any) -> Tensor:
         if not torch.is_grad_enabled():
@@ -194,15 +197,15 @@ class Abreast(Alone):
         self._party.go_back(self._run, self._leaf.grad)
 
 
-def train_abreast(base: Any, works: Sequence[Callable[[Any, Abreast], None]]) -> Party:
+def train_side_by_side(base: Any, works: Sequence[Callable[[Any, SideBySide], None]]) -> SharedSteps:
     """Do each work in a thread of its own, with a model on `base` and a crew that knows the others."""
-    party = Party(base, len(works))
+    party = SharedSteps(base, len(works))
     ended: list[BaseException] = []
 
-    def take_part(run: int, work: Callable[[Any, Abreast], None]) -> None:
+    def take_part(run: int, work: Callable[[Any, SideBySide], None]) -> None:
         with party.turn:
             try:
-                work(lambda _job: party.model_for(run), Abreast(party, run))
+                work(lambda _job: party.model_for(run), SideBySide(party, run))
             except BaseException as error:
                 ended.append(error)
             finally:
@@ -218,9 +221,9 @@ def train_abreast(base: Any, works: Sequence[Callable[[Any, Abreast], None]]) ->
     return party
 
 
-def _groups_of(counts: dict[int, int]) -> list[Group]:
+def _row_ranges(counts: dict[int, int]) -> list[RowRange]:
     groups, at = [], 0
     for run, count in counts.items():
-        groups.append(Group(run, at, at + count))
+        groups.append(RowRange(run, at, at + count))
         at += count
     return groups

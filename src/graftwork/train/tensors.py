@@ -22,7 +22,7 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
     digest, length = hashlib.sha256(), 0
     # Hashing takes as long as writing, and needs nothing of it.
     with path.open("wb") as handle, ThreadPoolExecutor(1, thread_name_prefix="hash") as beside:
-        for part in _parts(tensors):
+        for part in _file_parts(tensors):
             hashed = beside.submit(digest.update, part)
             handle.write(part)
             length += len(part)
@@ -32,7 +32,7 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:
     return digest.hexdigest(), length
 
 
-def _parts(tensors: "dict[str, Tensor]") -> Iterator[bytes | memoryview]:
+def _file_parts(tensors: "dict[str, Tensor]") -> Iterator[bytes | memoryview]:
     """The header, then the bytes of each tensor: wide types first, so that each lies aligned."""
     import torch
 

@@ -12,10 +12,10 @@ from argparse import Namespace
 
 from graftwork.process.parent import PARENT_VARIABLE, stop_with_parent
 from graftwork.records.errors import EXIT_RESUME_ME
-from graftwork.train.launch import Machines, end_of
-from graftwork.train.leaving import leaving_in_order
+from graftwork.train.launch import NodeGroup, combined_exit_code
+from graftwork.train.leaving import main_node_leaves_last
 
-PATIENCE = 600
+SHUTDOWN_SECONDS = 600
 """Seconds for a step and its checkpoint to find their end; the supervisor loses patience earlier."""
 
 
@@ -29,31 +29,31 @@ def main(arguments: list[str]) -> int:
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     parser = get_args_parser()
     if "--shutdown-timeout" in parser._option_string_actions:
-        arguments = ["--shutdown-timeout", str(PATIENCE), *arguments]
+        arguments = ["--shutdown-timeout", str(SHUTDOWN_SECONDS), *arguments]
     args = parser.parse_args(arguments)
     done = False
     try:
-        with leaving_in_order(machines_of(args)):
+        with main_node_leaves_last(nodes_of(args)):
             run(args)  # type: ignore[no-untyped-call]
             done = True
     except ChildFailedError as failed:
-        return end_of({rank: failure.exitcode for rank, failure in failed.failures.items()})
+        return combined_exit_code({rank: failure.exitcode for rank, failure in failed.failures.items()})
     except SignalException:
         # While it only waits for others to leave, nothing is left to resume.
         return 0 if done else EXIT_RESUME_ME
     return 0
 
 
-def machines_of(args: Namespace) -> Machines:
+def nodes_of(args: Namespace) -> NodeGroup:
     """As `torchrun_arguments` named them."""
     if args.standalone:
-        return Machines()
-    return Machines(
+        return NodeGroup()
+    return NodeGroup(
         count=int(args.nnodes), rank=args.node_rank, address=args.master_addr, port=args.master_port
     )
 
 
-def end_likewise(code: int) -> None:
+def exit_likewise(code: int) -> None:
     """Die by the signal that killed a process, so that the supervisor sees what happened."""
     if code < 0:
         if -code != signal.SIGKILL:
@@ -63,4 +63,4 @@ def end_likewise(code: int) -> None:
 
 
 if __name__ == "__main__":
-    end_likewise(main(sys.argv[1:]))
+    exit_likewise(main(sys.argv[1:]))

@@ -18,14 +18,14 @@ from graftwork.train.checkpoint import (
     Checkpoint,
     best_good,
     latest_good,
-    saved_in,
-    sweep,
+    list_saved,
+    remove_partial,
     write_checkpoint,
 )
-from graftwork.train.keep import Saved
+from graftwork.train.keep import SavedCheckpoint
 
 
-class Copy(Protocol):
+class CheckpointMirror(Protocol):
     """What the vault asks of a mirror."""
 
     def send(self, path: Path, step: int) -> None:
@@ -52,13 +52,13 @@ class Copy(Protocol):
         """How long copying one has taken at most."""
 
 
-class Vault:
+class CheckpointStore:
     def __init__(
         self,
         folder: Path,
         *,
         keep: int,
-        mirror: Copy | None = None,
+        mirror: CheckpointMirror | None = None,
         patience: Callable[[], float] = lambda: 600.0,
     ) -> None:
         self._folder = folder
@@ -82,13 +82,13 @@ class Vault:
         return once * (2 if busy else 1)
 
     @property
-    def saved(self) -> list[Saved]:
+    def saved(self) -> list[SavedCheckpoint]:
         self._join()
-        return saved_in(self._folder)
+        return list_saved(self._folder)
 
     def open(self) -> Checkpoint | None:
         """The newest good checkpoint of this run, from here or else from the mirror."""
-        sweep(self._folder)
+        remove_partial(self._folder)
         checkpoint = self._found(*latest_good(self._folder))
         if checkpoint is None and self._mirror is not None:
             self._mirror.fetch(self._folder)
@@ -161,7 +161,7 @@ class Vault:
             self._mirror.send(path, checkpoint.step)
 
     def _complain(self, step: int, error: GraftError) -> str:
-        good = [saved.step for saved in saved_in(self._folder)]
+        good = [saved.step for saved in list_saved(self._folder)]
         stands = f"that of step {max(good)} still stands" if good else "there is none before it"
         return (
             f"the checkpoint of step {step} could not be written: {error.what}"

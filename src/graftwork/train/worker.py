@@ -23,24 +23,30 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.publish import hide_in_tracebacks
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.attend.onlookers import onlookers
-from graftwork.train.attend.pulse import Pulse
-from graftwork.train.attend.rehearsal import Rehearsal
-from graftwork.train.files import ADAPTER, ATTEMPTS, OUTCOME, REPLANNED, WORDS
-from graftwork.train.launch import QuietHeart, is_first, threads_each
+from graftwork.train.attend.attendant import TrainingCallback
+from graftwork.train.attend.onlookers import reporting_callbacks
+from graftwork.train.attend.pulse import HeartbeatCallback
+from graftwork.train.attend.rehearsal import CrashRehearsal
+from graftwork.train.files import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED
+from graftwork.train.launch import SilentHeartbeat, is_main_process, threads_per_process
 from graftwork.train.log import read_steps
-from graftwork.train.looks import find_best, read_looks
+from graftwork.train.looks import find_best_step, read_evaluations
 from graftwork.train.order import choose_training_rows
-from graftwork.train.ports import Examiner
-from graftwork.train.proof import prove_base, require_unchanged
-from graftwork.train.safety import deadline_of, guards, made_for, open_vault, pulse_that_stops
+from graftwork.train.ports import TrainingEvaluator
+from graftwork.train.proof import hash_base, require_base_unchanged
+from graftwork.train.safety import (
+    deadline_of,
+    guard_callbacks,
+    open_checkpoint_store,
+    run_inputs,
+    stoppable_progress,
+)
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.train.crew.crew import Crew
-    from graftwork.train.engine import Engine
+    from graftwork.train.crew.crew import DistributedStrategy
+    from graftwork.train.engine import TrainingEngine
     from graftwork.train.log import Replay
     from graftwork.train.loop import Loop
 
@@ -72,7 +78,7 @@ def train(
     job: TrainJob,
     *,
     load: Callable[[TrainJob], Any] = load_for,
-    examiner: Examiner | None = None,
+    examiner: TrainingEvaluator | None = None,
     crew: "Crew | None" = None,
 ) -> None:
     """Train the run to its end. `crew` is given where runs share their steps with others."""
@@ -80,10 +86,10 @@ def train(
     outcome_file = folder / OUTCOME
     if outcome_file.exists():
         return
-    if not is_first():
-        _train(job, QuietHeart(), lambda _word: None, restarts=0, load=load, examiner=examiner)
+    if not is_main_process():
+        _train(job, SilentHeartbeat(), lambda _word: None, restarts=0, load=load, examiner=examiner)
         return
-    attempts, words = Journal(folder / ATTEMPTS), Journal(folder / WORDS)
+    attempts, words = Journal(folder / ATTEMPTS), Journal(folder / MESSAGES)
     attempts.append({"pid": os.getpid(), **clock.now().model_dump()}, durable=True)
 
     def say(word: str) -> None:
@@ -105,7 +111,7 @@ def train(
 class _Begun(NamedTuple):
     """A run that is ready for its first step."""
 
-    engine: "Engine"
+    engine: "TrainingEngine"
     rows: list[Row]
     checks: list[Row]
     shape: "AdapterShape"
@@ -115,20 +121,20 @@ class _Begun(NamedTuple):
 
 def _train(
     job: TrainJob,
-    heart: Heart | QuietHeart,
+    heart: Heart | SilentHeartbeat,
     say: Callable[[str], None],
     *,
     restarts: int,
     load: Callable[[TrainJob], Any],
-    examiner: Examiner | None,
+    examiner: TrainingEvaluator | None,
     given_crew: "Crew | None" = None,
 ) -> TrainOutcome | None:
     """What became of the run; None behind the first process, which tells it for all."""
-    from graftwork.train.crew.assemble import assemble
+    from graftwork.train.crew.assemble import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
-    crew = given_crew or assemble(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
-    looking_on = onlookers(
+    crew = given_crew or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
+    looking_on = reporting_callbacks(
         job,
         settings,
         examiner=examiner,
@@ -149,11 +155,11 @@ def _train(
 
 def _begin(
     job: TrainJob,
-    heart: Heart | QuietHeart,
+    heart: Heart | SilentHeartbeat,
     say: Callable[[str], None],
     *,
     settings: TrainSettings,
-    crew: "Crew",
+    crew: "DistributedStrategy",
     load: Callable[[TrainJob], Any],
     shares: bool,
 ) -> _Begun:
@@ -161,11 +167,11 @@ def _begin(
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.learn import begin_learning
     from graftwork.train.assemble import make_engine
-    from graftwork.train.crew.alone import Alone
+    from graftwork.train.crew.alone import SingleProcess
     from graftwork.train.loss import mean_loss
 
     model = load(job)
-    before = prove_base(job, model, Alone(), first=crew.rank == 0)
+    before = hash_base(job, model, SingleProcess(), first=crew.rank == 0)
     rows = _training_rows(job, settings)
     checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
     heart.beat("loss before training", 0, 1)
@@ -177,7 +183,7 @@ def _begin(
     shape = AdapterShape.model_validate(job.plan.train["adapter"])
     start = Path(job.start_adapter) if job.start_adapter else None
     learned = begin_learning(model, shape, seed=settings.seed, start=start)
-    pulse = pulse_that_stops(heart.move, stop_asked.is_set) if crew.size == 1 else heart.move
+    pulse = stoppable_progress(heart.move, stop_asked.is_set) if crew.size == 1 else heart.move
     engine = make_engine(
         job, model, learned, rows, settings=settings, crew=crew, shares=shares, pulse=pulse, say=say
     )
@@ -190,31 +196,35 @@ def _begin(
 def _make_loop(
     job: TrainJob,
     ready: _Begun,
-    heart: Heart | QuietHeart,
+    heart: Heart | SilentHeartbeat,
     say: Callable[[str], None],
     *,
     settings: TrainSettings,
-    crew: "Crew",
-    looking_on: Sequence[Attendant],
+    crew: "DistributedStrategy",
+    looking_on: Sequence[TrainingCallback],
 ) -> "Loop":
-    from graftwork.train.crew.follow import reading_vault
+    from graftwork.train.crew.follow import open_read_only_store
     from graftwork.train.loop import Loop
 
     folder = Path(job.folder)
     # The first process alone watches the clock and writes; the others stop when it does.
     deadline = None if crew.rank else deadline_of(job, settings)
-    vault = reading_vault(folder, settings) if crew.rank else open_vault(job, settings, deadline=deadline)
+    vault = (
+        open_read_only_store(folder, settings)
+        if crew.rank
+        else open_checkpoint_store(job, settings, deadline=deadline)
+    )
     beside = _attendants(settings, folder, heart) if isinstance(heart, Heart) else []
     return Loop(
         ready.engine,
         ready.rows,
         settings=settings,
         folder=folder,
-        attendants=[*guards(settings, vault, deadline=deadline, on_word=say), *beside, *looking_on],
+        attendants=[*guard_callbacks(settings, vault, deadline=deadline, on_word=say), *beside, *looking_on],
         on_word=say,
         stop_asked=stop_asked.is_set,
         vault=vault,
-        made_for=made_for(job),
+        made_for=run_inputs(job),
         versions=_versions(),
     )
 
@@ -224,7 +234,7 @@ def _finish(
     ready: _Begun,
     replay: "Replay | None",
     *,
-    crew: "Crew",
+    crew: "DistributedStrategy",
     load: Callable[[TrainJob], Any],
     restarts: int,
     loaded: float,
@@ -232,19 +242,19 @@ def _finish(
     """Prove the base again, save the adapter, say what came of it."""
     from graftwork.model.base import loadable_name
     from graftwork.model.learn import save_learned
-    from graftwork.train.crew.follow import whole_model
+    from graftwork.train.crew.follow import gather_model
 
     engine, folder = ready.engine, Path(job.folder)
     loss_after = engine.mean_loss(ready.checks, batch_rows=8)
-    after = prove_base(job, engine.model, crew, first=crew.rank == 0)
-    model = whole_model(job, engine, load=load, shape=ready.shape)
+    after = hash_base(job, engine.model, crew, first=crew.rank == 0)
+    model = gather_model(job, engine, load=load, shape=ready.shape)
     crew.part()
     if crew.rank:
         return None
-    require_unchanged(ready.base_hash, after, where=job.folder)
+    require_base_unchanged(ready.base_hash, after, where=job.folder)
     adapter = folder / ADAPTER
     save_learned(model, adapter, shape=ready.shape, base=loadable_name(job.plan.base))
-    steps, looks = read_steps(folder), read_looks(folder)
+    steps, looks = read_steps(folder), read_evaluations(folder)
     busy = sum(step.seconds for step in steps)
     return TrainOutcome(
         run_id=job.run_id,
@@ -271,7 +281,7 @@ def _finish(
         rows=len(ready.rows),
         started_from=folder_digest(Path(job.start_adapter)) if job.start_adapter else None,
         looks=looks,
-        best_step=find_best(looks),
+        best_step=find_best_step(looks),
         versions=_versions(),
         settings=job.plan.train,
     )
@@ -286,7 +296,7 @@ def _make_exact(job: TrainJob, settings: TrainSettings) -> None:
     torch.use_deterministic_algorithms(job.plan.device.kind == "cpu")
     # Nothing here reads memory that it did not write: filling it first is work for nobody.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    guard_spinning(use_threads(settings.threads or threads_each()))
+    guard_spinning(use_threads(settings.threads or threads_per_process()))
 
 
 def job_settings(job: TrainJob) -> TrainSettings:
@@ -295,11 +305,11 @@ def job_settings(job: TrainJob) -> TrainSettings:
     return TrainSettings.model_validate({**job.plan.train["settings"], **beside})
 
 
-def _attendants(settings: TrainSettings, folder: Path, heart: Heart) -> list[Attendant]:
+def _attendants(settings: TrainSettings, folder: Path, heart: Heart) -> list[TrainingCallback]:
     """Who stands beside the loop, in the order in which they are asked."""
-    attendants: list[Attendant] = [Pulse(heart, folder)]
+    attendants: list[TrainingCallback] = [HeartbeatCallback(heart, folder)]
     if settings.run.rehearse_crash:
-        attendants.append(Rehearsal(folder, checkpoint_every=settings.checkpoint_every))
+        attendants.append(CrashRehearsal(folder, checkpoint_every=settings.checkpoint_every))
     return attendants
 
 
@@ -313,7 +323,7 @@ def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
     return rows
 
 
-def _once(job: TrainJob, compute: Callable[[], float | None], crew: "Crew") -> float | None:
+def _once(job: TrainJob, compute: Callable[[], float | None], crew: "DistributedStrategy") -> float | None:
     """A figure that a resumed run need not compute again."""
     path = Path(job.folder) / "loss_before"
     if not crew.tell(path.exists()):
@@ -340,4 +350,4 @@ def _versions() -> dict[str, str]:
 
 if __name__ == "__main__":
     hide_in_tracebacks()
-    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_first()))
+    sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_main_process()))

@@ -12,7 +12,7 @@ from graftwork.model.parts import PLAIN, block_linears, head_is_followed, parts_
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.loss import TokenBatch, summed_loss
 
 LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 NAMES = {
@@ -60,7 +60,7 @@ def test_the_loss_is_that_of_transformers(family, beginning):
     torch.set_num_threads(1)
     model = model_families.make(family)
     rows = make_rows(beginning=beginning)
-    ours, theirs = summed_loss(model, Batch(rows, device="cpu")), own_loss(model, rows)
+    ours, theirs = summed_loss(model, TokenBatch(rows, device="cpu")), own_loss(model, rows)
     assert float(ours) == pytest.approx(float(theirs), rel=2e-5)
 
 
@@ -73,7 +73,7 @@ def test_the_gradient_is_that_of_transformers(family):
         for parameter in parameters[1::2]:
             parameter.normal_(std=0.05)
     rows = make_rows(beginning=12)
-    summed_loss(model, Batch(rows, device="cpu")).backward()
+    summed_loss(model, TokenBatch(rows, device="cpu")).backward()
     ours = [parameter.grad.clone() for parameter in parameters]
     model.zero_grad()
     own_loss(model, rows).backward()
@@ -111,7 +111,7 @@ def test_an_unknown_ending_is_noticed_and_the_model_reads_itself():
     model.forward = capped.__get__(model)
     assert not head_is_followed(model)
     assert reader_of(model).decoder is not model.base_model
-    assert float(summed_loss(model, Batch(rows, device="cpu"))) == pytest.approx(right, rel=2e-5)
+    assert float(summed_loss(model, TokenBatch(rows, device="cpu"))) == pytest.approx(right, rel=2e-5)
 
 
 @pytest.mark.parametrize("family", model_families.ALL)

@@ -10,7 +10,7 @@ from graftwork.fleet import local
 from graftwork.pipeline import machines
 from graftwork.pipeline.machines import CALL_FILE, Call, _answer
 from graftwork.train import leaving
-from graftwork.train.launch import Machines
+from graftwork.train.launch import NodeGroup
 
 ENDS_BY_ITSELF = """
 import pathlib, sys, time
@@ -48,7 +48,7 @@ def answer(tmp_path, monkeypatch):
             return child
 
         monkeypatch.setattr(local, "start", start)
-        return _answer(call, Machines(count=2, rank=1), tmp_path / "machine", file)
+        return _answer(call, NodeGroup(count=2, rank=1), tmp_path / "machine", file)
 
     return answer_with
 

@@ -16,11 +16,11 @@ from graftwork.model.template import Template
 from graftwork.pipeline.training_process import GradedAnswers, make_examiner
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.attend.examine import Examine
-from graftwork.train.engine import Engine
+from graftwork.train.attend.attendant import TrainingCallback
+from graftwork.train.attend.examine import EvaluationCallback
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.log import read_steps
-from graftwork.train.looks import read_looks
+from graftwork.train.looks import read_evaluations
 from graftwork.train.loop import Loop
 from graftwork.train.settings import ExamineSettings, TrainSettings
 
@@ -98,7 +98,7 @@ def test_the_time_cuts_off_cases_but_never_the_first(tiny_base, template, examin
     assert len(some) in (1, 5), "only whole batches count"
 
 
-class Ruffled(Attendant):
+class Ruffled(TrainingCallback):
     """Before each step: the modes, attention and random state that training was given."""
 
     def __init__(self):
@@ -120,12 +120,12 @@ class Ruffled(Attendant):
 def run(tiny_base, template, folder, examiner):
     torch.set_num_threads(1)
     model = load_base(tiny_base)
-    engine = Engine(model, attach(model, SHAPE, seed=1), settings=SETTINGS)
+    engine = TrainingEngine(model, attach(model, SHAPE, seed=1), settings=SETTINGS)
     rows, ruffled = make_rows(template, 12), Ruffled()
-    attendants: list[Attendant] = [ruffled]
+    attendants: list[TrainingCallback] = [ruffled]
     if examiner:
         settings = ExamineSettings(every=1, metric="json_valid", cases=6, keep_best=False)
-        attendants.append(Examine(settings, rows, folder=folder, examiner=examiner))
+        attendants.append(EvaluationCallback(settings, rows, folder=folder, examiner=examiner))
     settings = SETTINGS.model_copy(update={"examine": ExamineSettings(keep_best=False)})
     Loop(engine, rows, settings=settings, folder=folder, attendants=attendants).run()
     return [step.loss for step in read_steps(folder)], engine.digest(), ruffled.seen
@@ -138,7 +138,7 @@ def test_a_run_that_is_asked_questions_has_the_losses_and_bytes_of_one_that_is_n
     asked = run(tiny_base, template, tmp_path / "asked", examiner)
     assert asked == plain
     assert len(set(asked[2])) == 1, "nothing differs from step to step"
-    assert [look.cases for look in read_looks(tmp_path / "asked")] == [6] * 6
+    assert [look.cases for look in read_evaluations(tmp_path / "asked")] == [6] * 6
 
 
 def test_a_look_that_fails_leaves_the_model_as_it_was_too(tiny_base, template, examiner):

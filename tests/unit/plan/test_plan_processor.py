@@ -259,16 +259,16 @@ def test_states_are_planned_to_wait_where_training_puts_them(
     pytest.importorskip("torch")
     from graftwork.model.shape import linear_sizes
     from graftwork.train.cpu import choose
-    from graftwork.train.cpu.store import Budget, Trunkload, choose_place
+    from graftwork.train.cpu.store import CacheBudget, CacheLoad, choose_cache
 
     block = sum(a * b for a, b in linear_sizes(SHAPE).values())
-    load = Trunkload(
+    load = CacheLoad(
         distinct_tokens=distinct,
         visited_tokens=distinct * visits,
         bytes_a_token=SHAPE.hidden_size * 4,
         operations_a_token=2.0 * block * (30 - adapted),
     )
-    budget = Budget(
+    budget = CacheBudget(
         memory * choose.MEMORY_SHARE, disk * choose.DISK_SHARE, threads * choose.OPERATIONS_A_SECOND
     )
     planned = choose_kept(
@@ -279,4 +279,4 @@ def test_states_are_planned_to_wait_where_training_puts_them(
         disk_bytes=disk,
         threads=threads,
     )
-    assert planned == choose_place(load, budget).place
+    assert planned == choose_cache(load, budget).place

@@ -14,8 +14,8 @@ from graftwork.model.learn import begin_learning
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.crew.alone import Alone
-from graftwork.train.engine import Engine
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))
@@ -49,10 +49,10 @@ def make_engine(base, *, crew=None, strategy="single", shape=SHAPE, **more):
     torch.set_num_threads(1)
     settings = TrainSettings(rank=4, alpha=8, strategy=strategy, weight_decay=0.01, max_gradient_norm=0.5)
     if crew is None:
-        crew = Alone()
+        crew = SingleProcess()
     model = load_base(Path(base))
     learned = begin_learning(model, shape, seed=settings.seed)
-    return Engine(model, learned, settings=settings, crew=crew, micro_rows=2, **more)
+    return TrainingEngine(model, learned, settings=settings, crew=crew, micro_rows=2, **more)
 
 
 def train(engine, *, skip=0, save_as=None, rate=RATE):
@@ -76,13 +76,13 @@ def meet(strategy):
     """A crew as in a fresh process: accelerate remembers the last one."""
     from accelerate.state import AcceleratorState
 
-    from graftwork.train.crew.assemble import assemble
+    from graftwork.train.crew.assemble import make_strategy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
         del os.environ[name]
     settings = TrainSettings(strategy=strategy, processes=2, max_gradient_norm=0.5)
-    return assemble(settings, device="cpu", dtype="float32")
+    return make_strategy(settings, device="cpu", dtype="float32")
 
 
 def main(base, folder):

@@ -20,14 +20,14 @@ from train_samples import SETTINGS, make_engine, make_rows
 
 from graftwork.files.journal import Journal
 from graftwork.train import tensors
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.attend.watch import Watch
+from graftwork.train.attend.attendant import TrainingCallback
+from graftwork.train.attend.watch import DivergenceCallback
 from graftwork.train.loop import Loop
 
 LONG = SETTINGS.model_copy(update={"epochs": 25, "learning_rate": 5e-3})
 
 
-class Order(Attendant):
+class Order(TrainingCallback):
     """Writes down which rows each step was about."""
 
     def __init__(self, folder):
@@ -38,7 +38,7 @@ class Order(Attendant):
         return True
 
 
-class Trap(Attendant):
+class Trap(TrainingCallback):
     """From a step on, counts every touch of the disk, and dies at the one that was drawn."""
 
     def __init__(self, after_step, point):
@@ -79,7 +79,7 @@ class Trap(Attendant):
 
 
 def attempt(engine, folder, order):
-    attendants = [Watch(LONG.watch), Order(folder)]
+    attendants = [DivergenceCallback(LONG.watch), Order(folder)]
     if "point" in order:
         attendants.insert(0, Trap(order["after_step"], order["point"]))
     loop = Loop(engine, make_rows(), settings=LONG, folder=folder, attendants=attendants)

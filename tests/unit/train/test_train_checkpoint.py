@@ -22,7 +22,7 @@ from graftwork.train.checkpoint import (
     Checkpoint,
     best_good,
     latest_good,
-    sweep,
+    remove_partial,
     write_checkpoint,
 )
 
@@ -189,7 +189,7 @@ def test_the_best_is_found_and_a_damaged_best_gives_way_to_the_next(tmp_path):
 def test_leftovers_of_killed_writers_are_swept(tmp_path):
     write_checkpoint(tmp_path, checkpoint(10), keep=1)
     (tmp_path / ".step-000020.abcd1234.part").mkdir()
-    sweep(tmp_path)
+    remove_partial(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000010"]
 
 

@@ -8,11 +8,11 @@ from graftwork.files.journal import Journal
 from graftwork.model.adapter import attach
 from graftwork.model.load import load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.train.attend.examine import Examine, choose_rows
-from graftwork.train.crew.alone import Alone
-from graftwork.train.engine import Engine
+from graftwork.train.attend.examine import EvaluationCallback, choose_evaluation_rows
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.log import read_steps
-from graftwork.train.looks import read_looks
+from graftwork.train.looks import read_evaluations
 from graftwork.train.loop import Loop
 from graftwork.train.settings import ExamineSettings
 
@@ -40,12 +40,14 @@ class Scripted:
 def make_loop(tiny_base, folder, *, settings=None, examiner=None, before=None, words=None, **more):
     torch.set_num_threads(1)
     model = load_base(tiny_base)
-    engine = Engine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
+    engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
     attendants = [Before(before)] if before else []
     examine = None
     if settings:
         said = words.append if words is not None else lambda word: None
-        examine = Examine(settings, make_rows(6), folder=folder, examiner=examiner, on_word=said, **more)
+        examine = EvaluationCallback(
+            settings, make_rows(6), folder=folder, examiner=examiner, on_word=said, **more
+        )
         attendants.append(examine)
     loop = Loop(
         engine,
@@ -67,7 +69,7 @@ def test_a_run_with_looks_has_the_losses_and_bytes_of_one_without(tiny_base, tmp
     assert [s.loss for s in read_steps(tmp_path / "looked")] == [
         s.loss for s in read_steps(tmp_path / "plain")
     ]
-    looks = read_looks(tmp_path / "looked")
+    looks = read_evaluations(tmp_path / "looked")
     assert [look.step for look in looks] == [3, 6, 8]
     assert all(look.cases == 4 and look.compared for look in looks)
     assert looks[0].value > looks[-1].value
@@ -127,7 +129,7 @@ def test_killed_anywhere_it_decides_as_the_whole_run_did(tiny_base, tmp_path, ki
     assert examine.state() == whole_examine.state()
 
     def seen(folder):
-        return [look.model_copy(update={"seconds": 0}) for look in read_looks(folder)]
+        return [look.model_copy(update={"seconds": 0}) for look in read_evaluations(folder)]
 
     assert seen(tmp_path / "b") == seen(tmp_path / "a")
     assert len(first.asked) + len(second.asked) == len(told)
@@ -140,7 +142,7 @@ def test_a_first_look_cut_short_sets_the_measure_and_a_shorter_one_is_not_compar
     settings = ExamineSettings(every=2, metric="m", cases=6, patience=1)
     loop, _ = make_loop(tiny_base, tmp_path, settings=settings, examiner=examiner, words=words)
     loop.run()
-    looks = read_looks(tmp_path)
+    looks = read_evaluations(tmp_path)
     assert examiner.asked[:2] == [6, 4]
     assert [(look.cases, look.compared, look.better) for look in looks] == [
         (4, True, True),
@@ -165,17 +167,19 @@ def test_asked_to_stop_during_a_look_it_stops_and_the_look_is_not_lost(tiny_base
     resumed, _ = make_loop(tiny_base, tmp_path / "b", settings=settings, examiner=Scripted((0, 1), (1, 1)))
     resumed.run()
     assert final(resumed) == final(whole)
-    assert [(k.step, k.value) for k in read_looks(tmp_path / "b")] == [(4, 0.5), (8, 1.0)]
+    assert [(k.step, k.value) for k in read_evaluations(tmp_path / "b")] == [(4, 0.5), (8, 1.0)]
 
 
 def test_what_is_missing_for_a_look_is_said_before_the_run():
     with pytest.raises(EnvironmentLacks, match="nobody here can measure json_valid"):
-        choose_rows(make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), examiner=None)
+        choose_evaluation_rows(
+            make_rows(2), settings=ExamineSettings(every=1, metric="json_valid"), examiner=None
+        )
     with pytest.raises(UserMistake, match="the validation split is empty"):
-        choose_rows([], settings=ExamineSettings(every=1), examiner=None)
+        choose_evaluation_rows([], settings=ExamineSettings(every=1), examiner=None)
 
 
-class Second(Alone):
+class Second(SingleProcess):
     """One of two who train together: what the first says arrives by `tell`."""
 
     rank, size = 1, 2
@@ -194,7 +198,7 @@ def test_the_second_of_a_crew_decides_by_what_the_first_found(tiny_base, tmp_pat
     settings = ExamineSettings(every=1, metric="m", cases=4)
     first = {"metric": "m", "cases": 4, "seconds": 1.0}
     crew = Second(False, {**first, "step": 1, "value": 0.75}, True, {**first, "step": 2, "value": 0.5})
-    examine = Examine(settings, make_rows(4), folder=tmp_path, examiner=Scripted(), crew=crew)
+    examine = EvaluationCallback(settings, make_rows(4), folder=tmp_path, examiner=Scripted(), crew=crew)
     examine.after_step(make_step(1), 9)
     assert (examine.latest.value, examine.latest.cases, examine.latest.better) == (0.75, 4, True)
     examine.after_step(make_step(2), 9)

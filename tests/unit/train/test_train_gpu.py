@@ -24,10 +24,10 @@ from graftwork.model.step_memory import best_levels, extra_bytes, kept_bytes, we
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.engine import Engine
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.gpu.batch import PackSizes, deal_rows, pack, round_places, round_tokens
 from graftwork.train.gpu.engine import CardEngine
-from graftwork.train.gpu.families import why_not, why_plain
+from graftwork.train.gpu.families import why_eager, why_unsupported
 from graftwork.train.gpu.frozen import Four, FourPart, dequantise, product, to_eight, turned_product
 from graftwork.train.gpu.furnish import furnish
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
@@ -118,7 +118,7 @@ def card_engine(model, tuning, *, layers=(0, 1, 2), targets=ALL_LINEARS):
 def plain_engine(model, *, layers=(0, 1, 2), targets=ALL_LINEARS):
     parameters = attach(model, AdapterShape(rank=4, alpha=8, targets=targets, layers=layers), seed=3)
     learn_something(parameters)
-    return Engine(model, parameters, settings=SETTINGS)
+    return TrainingEngine(model, parameters, settings=SETTINGS)
 
 
 def gradients(engine, rows):
@@ -220,15 +220,15 @@ def test_four_bits_are_read_as_they_are_written():
 
 def test_what_is_not_written_out_is_said():
     known = make_model().config.to_dict()
-    assert why_not(known) is None
-    assert "sliding window" in why_not(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
-    assert "family" in why_not({"model_type": "gemma2"})
-    assert why_plain(SETTINGS, known, capability=9.0) is None
-    assert "bfloat16" in why_plain(
+    assert why_unsupported(known) is None
+    assert "sliding window" in why_unsupported(MistralConfig(hidden_size=64, sliding_window=16).to_dict())
+    assert "family" in why_unsupported({"model_type": "gemma2"})
+    assert why_eager(SETTINGS, known, capability=9.0) is None
+    assert "bfloat16" in why_eager(
         SETTINGS.model_copy(update={"precision": "float16"}), known, capability=9.0
     )
-    assert "Ampere" in why_plain(SETTINGS, known, capability=7.5)
-    assert "dora" in why_plain(SETTINGS.model_copy(update={"method": "dora"}), known, capability=9.0)
+    assert "Ampere" in why_eager(SETTINGS, known, capability=7.5)
+    assert "dora" in why_eager(SETTINGS.model_copy(update={"method": "dora"}), known, capability=9.0)
 
 
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.integers(16, 64))
@@ -339,10 +339,10 @@ def test_memory_that_ran_out_is_known_behind_another_error():
 
 
 def test_the_optimizer_goes_on_with_its_count_where_the_weights_are():
-    from graftwork.train.crew.alone import Alone
+    from graftwork.train.crew.alone import SingleProcess
 
     weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
-    crew = Alone()
+    crew = SingleProcess()
     crew.join(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
     crew.hold(weight, {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)})
     assert {tensor.device.type for tensor in crew.held(weight).values()} == {"meta"}

@@ -16,25 +16,25 @@ from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
 from graftwork.train import tensors as checkpoint_tensors
-from graftwork.train.attend.attendant import Attendant, FinishEarly
-from graftwork.train.attend.pulse import Pulse
-from graftwork.train.attend.watch import Diverged, Watch
+from graftwork.train.attend.attendant import EarlyStop, TrainingCallback
+from graftwork.train.attend.pulse import HeartbeatCallback
+from graftwork.train.attend.watch import Diverged, DivergenceCallback
 from graftwork.train.checkpoint import latest_good
 from graftwork.train.log import Replay, StepLog, read_journal, read_steps
 from graftwork.train.loop import Loop, StepGivenUp
-from graftwork.train.loss import Batch, summed_loss
+from graftwork.train.loss import TokenBatch, summed_loss
 from graftwork.train.order import shared_tokens
-from graftwork.train.origin import AnotherRun
-from graftwork.train.safety import pulse_that_stops
+from graftwork.train.origin import CheckpointMismatch
+from graftwork.train.safety import stoppable_progress
 from graftwork.train.settings import ExamineSettings
-from graftwork.train.vault import Vault
+from graftwork.train.vault import CheckpointStore
 
 
 class Killed(BaseException):
     """Stands in for kill -9: nothing in the program catches it."""
 
 
-class Before(Attendant):
+class Before(TrainingCallback):
     """Calls back before each step."""
 
     def __init__(self, call):
@@ -140,7 +140,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
-    loop = make_loop(tiny_base, tmp_path, attendants=[Watch(SETTINGS.watch)])
+    loop = make_loop(tiny_base, tmp_path, attendants=[DivergenceCallback(SETTINGS.watch)])
     with torch.no_grad():
         loop._engine.parameters[0].fill_(float("nan"))
     with pytest.raises(Diverged) as caught:
@@ -152,7 +152,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tm
 def test_the_loss_is_that_of_transformers_on_the_reply_alone(tiny_base):
     model = load_base(tiny_base)
     rows = make_rows(5)
-    batch = Batch(rows, device="cpu")
+    batch = TokenBatch(rows, device="cpu")
     with torch.inference_mode():
         ours = float(summed_loss(model, batch))
         theirs = 0.0
@@ -187,14 +187,14 @@ def test_a_shared_beginning_is_read_once_and_the_gradient_stays(tiny_base):
         loss.backward()
         return float(loss.detach()), [parameter.grad for parameter in parameters]
 
-    together = gradients([Batch(rows, device="cpu")])
-    alone = gradients([Batch([row], device="cpu") for row in rows])
+    together = gradients([TokenBatch(rows, device="cpu")])
+    alone = gradients([TokenBatch([row], device="cpu") for row in rows])
     assert together[0] == pytest.approx(alone[0], rel=1e-5)
     for ours, theirs in zip(together[1], alone[1], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-6)
 
 
-class Looks(Attendant):
+class Looks(TrainingCallback):
     """Looks at some steps, and sees what it was told to."""
 
     name = "looks"
@@ -206,7 +206,7 @@ class Looks(Attendant):
     def after_step(self, step, steps):
         self._score = self._scores.get(step.step)
         if step.step == self._finish_at:
-            raise FinishEarly("no better any more")
+            raise EarlyStop("no better any more")
 
     def score(self):
         return self._score
@@ -232,7 +232,7 @@ def test_the_adapter_is_that_of_the_best_look(tiny_base, tmp_path, best):
     assert any(f"that of step {best}" in word for word in words) == (best != 8)
 
 
-class After(Attendant):
+class After(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
@@ -294,7 +294,7 @@ def test_a_checkpoint_of_another_run_is_refused(tiny_base, tmp_path, change, sai
     made_for = {"made_for": {"dataset": "one"}}
     with pytest.raises(StoppedInOrder):
         make_loop(tiny_base, tmp_path, stop_asked=lambda: next(stop), **made_for).run()
-    with pytest.raises(AnotherRun) as caught:
+    with pytest.raises(CheckpointMismatch) as caught:
         make_loop(tiny_base, tmp_path, **(made_for | change)).run()
     assert said in caught.value.why
     assert "the checkpoint of step 4" in caught.value.what
@@ -350,9 +350,9 @@ def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_by
 ):
     whole = make_loop(tiny_base, tmp_path / "whole")
     whole.run()
-    pulse = pulse_that_stops(lambda *_: None, lambda: True)
+    pulse = stoppable_progress(lambda *_: None, lambda: True)
 
-    class Looks(Attendant):
+    class Looks(TrainingCallback):
         def after_step(self, done, steps):
             if done.step == step:
                 pulse("forward")
@@ -413,8 +413,8 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
         tiny_base,
         tmp_path,
         before=stop,
-        attendants=[Pulse(heart, tmp_path)],
-        vault=Vault(tmp_path / "checkpoints", keep=2, mirror=mirror),
+        attendants=[HeartbeatCallback(heart, tmp_path)],
+        vault=CheckpointStore(tmp_path / "checkpoints", keep=2, mirror=mirror),
     )
     with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
         loop.run()

@@ -127,19 +127,19 @@ def test_an_adapter_of_the_embedded_base_names_an_id_that_peft_can_load(tiny_bas
 @pytest.mark.parametrize("method", ["dora", "qlora", "full"])
 def test_a_killed_run_comes_to_the_same_bytes(tiny_base, tmp_path, method, monkeypatch):
     whole = train(make_job(tiny_base, tmp_path / "whole", method=method))
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
 
-    apply, count = Engine.apply, iter(range(100))
+    apply, count = TrainingEngine.apply, iter(range(100))
 
     def die(self, rate):
         if next(count) == 4:
             raise Killed
         apply(self, rate)
 
-    monkeypatch.setattr(Engine, "apply", die)
+    monkeypatch.setattr(TrainingEngine, "apply", die)
     with pytest.raises(Killed):
         train(make_job(tiny_base, tmp_path / "cut", method=method))
-    monkeypatch.setattr(Engine, "apply", apply)
+    monkeypatch.setattr(TrainingEngine, "apply", apply)
     resumed = train(make_job(tiny_base, tmp_path / "cut", method=method))
     assert resumed.restarts == 1
     assert resumed.adapter_hash == whole.adapter_hash

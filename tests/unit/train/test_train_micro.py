@@ -6,7 +6,7 @@ from train_rows import SETTINGS, SHAPE, make_rows
 
 from graftwork.model.adapter import attach
 from graftwork.model.load import load_base
-from graftwork.train.engine import Engine
+from graftwork.train.engine import TrainingEngine
 
 
 def make_engine(tiny_base, **more):
@@ -17,7 +17,7 @@ def make_engine(tiny_base, **more):
         # Fresh adapters do nothing, and half of their gradient is zero: give them something to do.
         for parameter in parameters:
             parameter.add_(torch.full_like(parameter, 0.01))
-    return Engine(model, parameters, settings=SETTINGS, **more)
+    return TrainingEngine(model, parameters, settings=SETTINGS, **more)
 
 
 @pytest.mark.parametrize("micro_rows", [1, 2, 3, 5, 100])

@@ -12,8 +12,8 @@ from graftwork.model.load import load_base
 from graftwork.model.parts import parts_of
 from graftwork.records.plan import PlainStep
 from graftwork.train.assemble import make_engine as assemble_engine
-from graftwork.train.crew.alone import Alone
-from graftwork.train.engine import Engine
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.engine import TrainingEngine
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
 
@@ -28,7 +28,7 @@ def make_engine(base, kind="lora", *, four_bits=False, **more):
             # Fresh adapters do nothing, and half of their gradient is zero: give them something to do.
             for parameter in parameters:
                 parameter.add_(torch.full_like(parameter, 0.01))
-    return Engine(model, parameters, settings=SETTINGS, **more)
+    return TrainingEngine(model, parameters, settings=SETTINGS, **more)
 
 
 def count_products(engine):
@@ -121,7 +121,7 @@ def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, pla
         make_rows(4),
         # Several processes take the plain path; alone, the processor has its own.
         settings=SETTINGS.model_copy(update={"checkpointing": asked, "strategy": "ddp"}),
-        crew=Alone(),
+        crew=SingleProcess(),
         shares=False,
         pulse=lambda *_: None,
         say=lambda _: None,

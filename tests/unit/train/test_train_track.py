@@ -9,7 +9,7 @@ from test_train_looks import make_step
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import Look
-from graftwork.train.attend.track import Track
+from graftwork.train.attend.track import TrackerCallback
 from graftwork.train.trackers.tracker import require_installed
 
 
@@ -45,7 +45,7 @@ def tape(monkeypatch):
 
 
 def make_track(folder, words=None, look=None, trackers=("tape",), **options):
-    return Track(
+    return TrackerCallback(
         trackers,
         run_id="run-1",
         settings={"rank": 8},
@@ -127,14 +127,14 @@ def test_a_tracker_that_is_not_installed_is_said_before_the_run(monkeypatch):
 
 
 def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
-    from graftwork.train.attend.onlookers import onlookers
+    from graftwork.train.attend.onlookers import reporting_callbacks
     from graftwork.train.settings import RunSettings, TrainSettings
 
     monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")
     job = types.SimpleNamespace(run_id="run-1", folder=str(tmp_path), dataset_folder=str(tmp_path / "none"))
     settings = TrainSettings(run=RunSettings(trackers=("wandb",)), examine={"every": 5})
     with pytest.raises(EnvironmentLacks, match="the tracker wandb is not installed"):
-        onlookers(job, settings)
+        reporting_callbacks(job, settings)
 
 
 def test_the_word_about_a_tracker_that_fails_has_no_password_in_it(tape, tmp_path, monkeypatch):

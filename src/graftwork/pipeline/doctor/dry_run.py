@@ -23,7 +23,7 @@ from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
-from graftwork.train.checkpoint import verify
+from graftwork.train.checkpoint import verify_checkpoint
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
 
@@ -80,7 +80,7 @@ def _checkpoint(folder: Path) -> Check:
     if not paths:
         return Check(name="checkpoint", result="missing", found="none was written", fix="look at the disk")
     try:
-        manifest = verify(paths[-1])
+        manifest = verify_checkpoint(paths[-1])
     except Damaged as damage:
         return Check(
             name="checkpoint",

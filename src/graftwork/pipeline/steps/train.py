@@ -29,7 +29,7 @@ from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, Stopp
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.publish import publishable
-from graftwork.train.files import OUTCOME, WAITED, WORDS
+from graftwork.train.files import MESSAGES, OUTCOME, WAITED
 from graftwork.train.safety import pass_mirrors
 
 
@@ -106,7 +106,7 @@ def enter_run(work: Workplace, job: TrainJob) -> None:
 def _train(work: Workplace, job: TrainJob) -> float:
     """Minutes that the user waited, over all attempts."""
     folder = Path(job.folder)
-    words = Journal(folder / WORDS)
+    words = Journal(folder / MESSAGES)
     heard = max((offset for _, offset in words.follow(0)), default=0)
     begun = time.perf_counter()
     waited_file = folder / WAITED

@@ -12,10 +12,10 @@ from graftwork.records.dataset import Row
 from graftwork.records.run import TrainStep
 
 if TYPE_CHECKING:
-    from graftwork.train.engine import Engine, Measured
+    from graftwork.train.engine import StepResult, TrainingEngine
 
 
-class FinishEarly(Exception):
+class EarlyStop(Exception):
     """Raised after a step: nothing more is to be gained; the run ends here, well."""
 
     def __init__(self, reason: str) -> None:
@@ -23,7 +23,7 @@ class FinishEarly(Exception):
         self.reason = reason
 
 
-class Attendant:
+class TrainingCallback:
     """Does nothing at any time; those that do something override what they need.
 
     Expected errors (StoppedInOrder, Diverged) may be raised anywhere and end the run.
@@ -31,12 +31,12 @@ class Attendant:
 
     name = "attendant"
 
-    def begins(self, engine: "Engine", *, done: int, steps: int) -> None:
+    def begins(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         """The run goes on after step `done`."""
 
     def before_step(self, number: int, steps: int) -> None: ...
 
-    def judge(self, number: int, measured: "Measured", rows: Sequence[Row]) -> bool:
+    def judge(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
         """Between gradient and update: False passes this step over without an update."""
         return True
 

@@ -12,7 +12,7 @@ from typing import Any
 from graftwork.process import clock as steady_clock
 from graftwork.records.errors import StoppedInOrder
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.attendant import TrainingCallback
 
 STEP_ALLOWANCE = 1.25
 """The next step may take so many times the longest of the last ones."""
@@ -25,7 +25,7 @@ SETTLED = 3
 """After so many steps the first one, which warms up and compiles, says nothing any more."""
 
 
-class Deadline(Attendant):
+class DeadlineCallback(TrainingCallback):
     name = "deadline"
 
     def __init__(

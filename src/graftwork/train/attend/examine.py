@@ -15,19 +15,18 @@ from typing import TYPE_CHECKING, Any
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.run import Look, TrainStep
-from graftwork.train.attend.attendant import Attendant, FinishEarly
-from graftwork.train.looks import Course, count_cases, find_look, log_look
-from graftwork.train.ports import Examiner
+from graftwork.train.attend.attendant import EarlyStop, TrainingCallback
+from graftwork.train.looks import EvaluationHistory, count_comparable_cases, find_evaluation, log_evaluation
+from graftwork.train.ports import TrainingEvaluator
 from graftwork.train.settings import LOSS, ExamineSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.crew.crew import Crew
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
 
 ROWS_TOGETHER = 8
 
 
-class Examine(Attendant):
+class EvaluationCallback(TrainingCallback):
     name = "examine"
 
     def __init__(
@@ -36,31 +35,31 @@ class Examine(Attendant):
         rows: Sequence[Row],
         *,
         folder: Path,
-        examiner: Examiner | None = None,
+        examiner: TrainingEvaluator | None = None,
         crew: "Crew | None" = None,
         on_word: Callable[[str], None] = lambda _word: None,
         pulse: Callable[[], None] = lambda: None,
         stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:
-        from graftwork.train.crew.alone import Alone
+        from graftwork.train.crew.alone import SingleProcess
 
         self._settings = settings
         self._examiner = examiner
-        self._rows = choose_rows(rows, settings=settings, examiner=examiner)
+        self._rows = choose_evaluation_rows(rows, settings=settings, examiner=examiner)
         self._folder = folder
-        self._crew = crew or Alone()
+        self._crew = crew or SingleProcess()
         self._on_word = on_word
         self._pulse = pulse
         self._stop_asked = stop_asked
-        self._course = Course(
+        self._course = EvaluationHistory(
             smaller_is_better=settings.metric == LOSS
             or (examiner is not None and examiner.smaller_is_better(settings.metric))
         )
-        self._engine: Engine | None = None
+        self._engine: TrainingEngine | None = None
         self.latest: Look | None = None
         """The look at the step that was just done, if there was one."""
 
-    def begins(self, engine: "Engine", *, done: int, steps: int) -> None:
+    def begins(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         self._engine = engine
 
     def after_step(self, step: TrainStep, steps: int) -> None:
@@ -68,16 +67,16 @@ class Examine(Attendant):
         every = self._settings.every
         if every is None or (step.step % every and step.step != steps):
             return
-        found = find_look(self._folder, step) if self._crew.rank == 0 else None
+        found = find_evaluation(self._folder, step) if self._crew.rank == 0 else None
         known = self._crew.tell(found is not None)
         look = self._course.judge(self._share(found if known else self._look(step.step)))
         if self._crew.rank == 0 and not known:
-            log_look(self._folder, look, step)
+            log_evaluation(self._folder, look, step)
         self.latest = look
-        self._on_word(tell_look(look, of=len(self._rows), best_step=self._course.best_step))
+        self._on_word(describe_evaluation(look, of=len(self._rows), best_step=self._course.best_step))
         patience = self._settings.patience
         if patience is not None and self._course.since >= patience and step.step != steps:
-            raise FinishEarly(
+            raise EarlyStop(
                 f"stopped early after step {step.step} of {steps}: {look.metric} was best at step "
                 f"{self._course.best_step}, and no better in the {self._course.since} look(s) since"
             )
@@ -135,16 +134,16 @@ class Examine(Attendant):
             seconds=self._settings.seconds,
             pulse=pulse,
         )
-        counted = grades[: count_cases(len(grades), asked=len(asked), common=common)]
+        counted = grades[: count_comparable_cases(len(grades), asked=len(asked), common=common)]
         return sum(counted) / len(counted), len(counted)
 
-    def _running(self) -> "Engine":
+    def _running(self) -> "TrainingEngine":
         assert self._engine is not None, "a look needs a run that has begun"
         return self._engine
 
 
-def choose_rows(
-    rows: Sequence[Row], *, settings: ExamineSettings, examiner: Examiner | None
+def choose_evaluation_rows(
+    rows: Sequence[Row], *, settings: ExamineSettings, examiner: TrainingEvaluator | None
 ) -> Sequence[Row]:
     """The first validation rows that the metric says anything about, or why there are none."""
     if settings.metric == LOSS:
@@ -168,7 +167,7 @@ def choose_rows(
     return chosen
 
 
-def tell_look(look: Look, *, of: int, best_step: int | None) -> str:
+def describe_evaluation(look: Look, *, of: int, best_step: int | None) -> str:
     """One line for whoever watches."""
     said = f"look after step {look.step}: {look.metric} {look.value:.4g} over {look.cases} case(s)"
     if look.cases < of:

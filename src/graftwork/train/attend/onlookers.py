@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING
 
 from graftwork.files.dataset_folder import read_rows
 from graftwork.records.run import Look, TrainJob
-from graftwork.train.attend.attendant import Attendant
-from graftwork.train.ports import Examiner
+from graftwork.train.attend.attendant import TrainingCallback
+from graftwork.train.ports import TrainingEvaluator
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.crew.crew import Crew
+    pass
 
 
-def onlookers(
+def reporting_callbacks(
     job: TrainJob,
     settings: TrainSettings,
     *,
-    examiner: Examiner | None = None,
+    examiner: TrainingEvaluator | None = None,
     crew: "Crew | None" = None,
     pulse: Callable[[], None] = lambda: None,
     on_word: Callable[[str], None] = lambda _word: None,
     stop_asked: Callable[[], bool] = lambda: False,
-) -> list[Attendant]:
-    from graftwork.train.attend.examine import Examine
-    from graftwork.train.attend.track import Track
+) -> list[TrainingCallback]:
+    from graftwork.train.attend.examine import EvaluationCallback
+    from graftwork.train.attend.track import TrackerCallback
     from graftwork.train.trackers.tracker import require_installed
 
     folder = Path(job.folder)
     require_installed(settings.run.trackers)
-    attendants: list[Attendant] = []
+    attendants: list[TrainingCallback] = []
     latest: Callable[[], Look | None] = lambda: None  # noqa: E731
     if settings.examine.every is not None:
-        examine = Examine(
+        examine = EvaluationCallback(
             settings.examine,
             read_rows(Path(job.dataset_folder), "validation"),
             folder=folder,
@@ -50,7 +50,7 @@ def onlookers(
         attendants.append(examine)
         latest = lambda: examine.latest  # noqa: E731
     if settings.run.trackers and (crew is None or crew.rank == 0):
-        track = Track(
+        track = TrackerCallback(
             settings.run.trackers,
             run_id=job.run_id,
             settings=settings.what_is_learned(),

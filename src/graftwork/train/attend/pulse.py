@@ -11,13 +11,13 @@ from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.records.errors import GraftError
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.attendant import TrainingCallback
 from graftwork.train.files import SAVED
 
 RECENT_STEPS = 16
 
 
-class Pulse(Attendant):
+class HeartbeatCallback(TrainingCallback):
     name = "pulse"
 
     def __init__(self, heart: Heart, folder: Path) -> None:

@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 
 from graftwork.files.whole import write_whole
-from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.attendant import TrainingCallback
 from graftwork.train.files import REHEARSED
 
 
-class Rehearsal(Attendant):
+class CrashRehearsal(TrainingCallback):
     name = "rehearsal"
 
     def __init__(self, folder: Path, *, checkpoint_every: int) -> None:

@@ -15,12 +15,12 @@ from graftwork.files.whole import write_whole
 from graftwork.process.apart import Apart
 from graftwork.records.run import Look, TrainStep
 from graftwork.text.unsaid import leave_secrets_unsaid
-from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.attendant import TrainingCallback
 from graftwork.train.files import TRACKED
 from graftwork.train.trackers.tracker import OpenRun, load_tracker
 
 if TYPE_CHECKING:
-    from graftwork.train.engine import Engine
+    from graftwork.train.engine import TrainingEngine
 
 SECRETS = (
     *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 60.0
 T = TypeVar("T")
 
 
-class Track(Attendant):
+class TrackerCallback(TrainingCallback):
     name = "track"
 
     def __init__(
@@ -58,7 +58,7 @@ class Track(Attendant):
         self._open: dict[str, OpenRun] = {}
         self._told = 0
 
-    def begins(self, engine: "Engine", *, done: int, steps: int) -> None:
+    def begins(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         mark = self._folder / TRACKED
         self._told = int(mark.read_text()) if mark.exists() else 0
         for name in self._trackers:
@@ -76,7 +76,7 @@ class Track(Attendant):
         self._told = step.step
         # Marked first: a kill in between costs one point of a curve and never doubles one.
         write_whole(self._folder / TRACKED, str(step.step), durable=False)
-        figures = name_figures(step, self._latest_look())
+        figures = tracked_metrics(step, self._latest_look())
         for name, run in list(self._open.items()):
             try:
                 self._call(name, partial(run.log, step.step, figures))
@@ -104,7 +104,7 @@ class Track(Attendant):
         )
 
 
-def name_figures(step: TrainStep, look: Look | None) -> dict[str, float]:
+def tracked_metrics(step: TrainStep, look: Look | None) -> dict[str, float]:
     """The figures of a step by the names that they have in every tracker."""
     figures = {
         "train/loss": step.loss,

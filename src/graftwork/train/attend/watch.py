@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo
-from graftwork.train.attend.attendant import Attendant
+from graftwork.train.attend.attendant import TrainingCallback
 from graftwork.train.settings import WatchSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.engine import Measured
+    from graftwork.train.engine import StepResult
 
 LEAST_KNOWN = 4
 """Of fewer losses nobody knows what is usual."""
@@ -30,7 +30,7 @@ class Diverged(AnswerIsNo):
     """The loss or the gradient went wrong, and stayed wrong."""
 
 
-class Watch(Attendant):
+class DivergenceCallback(TrainingCallback):
     name = "watch"
 
     def __init__(
@@ -41,7 +41,7 @@ class Watch(Attendant):
         self._usual: deque[float] = deque(maxlen=settings.window)
         self._in_a_row = 0
 
-    def judge(self, number: int, measured: "Measured", rows: Sequence[Row]) -> bool:
+    def judge(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
         fault = self._find_fault(measured)
         if fault is None:
             self._usual.append(measured.loss)
@@ -65,7 +65,7 @@ class Watch(Attendant):
         self._usual = deque(state.get("usual", ()), maxlen=self._settings.window)
         self._in_a_row = int(state.get("in_a_row", 0))
 
-    def _find_fault(self, measured: "Measured") -> str | None:
+    def _find_fault(self, measured: "StepResult") -> str | None:
         if not math.isfinite(measured.loss):
             return f"the loss is {measured.loss}"
         if not math.isfinite(measured.gradient_norm):

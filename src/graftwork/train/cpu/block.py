@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from graftwork.train.cpu.products import Product, frozen_product, learning_product
+from graftwork.train.cpu.products import Product, frozen_product, trainable_product
 
-KNOWN = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer")
+KNOWN_LAYERS = ("LlamaDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer", "MistralDecoderLayer")
 SMALL_MASK = 2**16
 """Places of a mask that is kept for the next layer; larger ones are cheaper made than held."""
 
@@ -31,13 +31,13 @@ class KeysValues:
     values: Tensor
 
 
-class Block:
+class CpuBlock:
     """`learns`: the gradient flows through it."""
 
     def __init__(self, layer: Any, *, learns: bool, packed: bool) -> None:
         self._layer = layer
         self._width = int(layer.self_attn.head_dim)
-        make = learning_product if learns else frozen_product
+        make = trainable_product if learns else frozen_product
         self._product: dict[str, Product] = {
             name: make(getattr(layer.self_attn if name[0] in "qkvo" else layer.mlp, name), packed=packed)
             for name in LINEARS

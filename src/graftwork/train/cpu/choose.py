@@ -16,10 +16,18 @@ from graftwork.model.lora import LoraLinear
 from graftwork.model.parts import PLAIN, parts_of
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
-from graftwork.train.cpu.block import KNOWN
-from graftwork.train.cpu.store import Budget, InFile, InMemory, Nowhere, States, Trunkload, choose_place
-from graftwork.train.cpu.trunk import beginning_of, number_rows
-from graftwork.train.cpu.way import ProcessorWay
+from graftwork.train.cpu.block import KNOWN_LAYERS
+from graftwork.train.cpu.store import (
+    CacheBudget,
+    CacheLoad,
+    FileCache,
+    HiddenStateCache,
+    MemoryCache,
+    NoCache,
+    choose_cache,
+)
+from graftwork.train.cpu.trunk import number_rows, shared_prefix
+from graftwork.train.cpu.way import CpuStep
 from graftwork.train.order import plan_steps
 from graftwork.train.settings import TrainSettings
 
@@ -33,36 +41,39 @@ ROTARY = ("default", "llama3", "linear", "yarn")
 """Rotary positions that do not depend on how long a batch is."""
 
 
-def processor_way(
+def make_cpu_step(
     model: Any, rows: Sequence[Row], *, settings: TrainSettings, folder: Path
-) -> tuple[ProcessorWay, str] | None:
-    first = first_learning(model)
-    if first is None or not is_known(model, longest=max(len(row.tokens) for row in rows)):
+) -> tuple[CpuStep, str] | None:
+    first = first_trained_block(model)
+    if first is None or not is_supported(model, longest=max(len(row.tokens) for row in rows)):
         return None
     memory = machine_memory().get("limit", 0.0) * 2**30
     packed = packed_bytes(model, first) <= memory * MEMORY_SHARE
-    load = weigh_trunk(model, first, rows, settings=settings)
-    budget = Budget(
+    load = cache_load(model, first, rows, settings=settings)
+    budget = CacheBudget(
         memory_bytes=memory * MEMORY_SHARE,
         disk_bytes=shutil.disk_usage(folder).free * DISK_SHARE,
         operations_a_second=torch.get_num_threads() * OPERATIONS_A_SECOND,
     )
-    choice = choose_place(load, budget)
-    states: States = InMemory() if choice.place == "memory" else Nowhere()
+    choice = choose_cache(load, budget)
+    states: HiddenStateCache = MemoryCache() if choice.place == "memory" else NoCache()
     if choice.place == "file":
-        skipped = len(beginning_of(rows)) + 1
+        skipped = len(shared_prefix(rows)) + 1
         lengths = tuple(len(tokens) - skipped for tokens in number_rows(rows))
-        states = InFile(folder, lengths=lengths, width=model.config.hidden_size, dtype=model.dtype)
+        states = FileCache(folder, lengths=lengths, width=model.config.hidden_size, dtype=model.dtype)
     word = f"the frozen trunk's output is kept {_where(choice.place)}: {choice.why}"
-    return ProcessorWay(model, first, rows, states=states, packed=packed), word
+    return CpuStep(model, first, rows, states=states, packed=packed), word
 
 
-def is_known(model: Any, *, longest: int) -> bool:
+def is_supported(model: Any, *, longest: int) -> bool:
     """Blocks as ours do them, on a processor, in float32, and nothing learns but adapters."""
     config, parts = model.config, parts_of(model)
     if any(p.device.type != "cpu" for p in model.parameters()) or model.dtype != torch.float32:
         return False
-    if any(type(block).__name__ not in KNOWN for block in parts.blocks) or config.model_type not in PLAIN:
+    if (
+        any(type(block).__name__ not in KNOWN_LAYERS for block in parts.blocks)
+        or config.model_type not in PLAIN
+    ):
         return False
     window = getattr(config, "sliding_window", None)
     if window is not None and window < longest and getattr(config, "use_sliding_window", True):
@@ -73,7 +84,7 @@ def is_known(model: Any, *, longest: int) -> bool:
     return rotary in ROTARY and not any(scaled) and not model.training and _only_adapters_learn(model)
 
 
-def first_learning(model: Any) -> int | None:
+def first_trained_block(model: Any) -> int | None:
     """The lowest block with something to learn."""
     blocks = enumerate(parts_of(model).blocks)
     return next((at for at, block in blocks if any(p.requires_grad for p in block.parameters())), None)
@@ -87,10 +98,10 @@ def packed_bytes(model: Any, first: int) -> int:
     return (below + 2 * above) * int(parts.head.weight.element_size())
 
 
-def weigh_trunk(model: Any, first: int, rows: Sequence[Row], *, settings: TrainSettings) -> Trunkload:
-    skipped = len(beginning_of(rows)) + 1
+def cache_load(model: Any, first: int, rows: Sequence[Row], *, settings: TrainSettings) -> CacheLoad:
+    skipped = len(shared_prefix(rows)) + 1
     steps = plan_steps(rows, settings=settings)
-    return Trunkload(
+    return CacheLoad(
         distinct_tokens=sum(len(tokens) - skipped for tokens in number_rows(rows)),
         visited_tokens=sum(len(rows[at].tokens) - skipped for step in steps for at in step),
         bytes_a_token=model.config.hidden_size * parts_of(model).head.weight.element_size(),

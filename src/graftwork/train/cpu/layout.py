@@ -15,7 +15,7 @@ from graftwork.train.order import shared_tokens
 
 
 @dataclass(frozen=True)
-class Layout:
+class TokenLayout:
     """`shared` tokens, then `rests[i]` of row i, the last `predicting[i]` of which predict its reply."""
 
     shared: int
@@ -31,9 +31,9 @@ class Layout:
         return torch.cat([torch.arange(self.shared), *(torch.arange(n) + self.shared for n in self.rests)])
 
 
-def lay_out(rows: Sequence[Row]) -> Layout:
+def layout_tokens(rows: Sequence[Row]) -> TokenLayout:
     shared = shared_tokens(rows)
-    return Layout(
+    return TokenLayout(
         shared=shared,
         rests=tuple(len(row.tokens) - 1 - shared for row in rows),
         predicting=tuple(len(row.tokens) - row.trained_from for row in rows),

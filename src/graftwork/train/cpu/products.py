@@ -46,7 +46,7 @@ def frozen_product(layer: Any, *, packed: bool) -> Product:
     return layer  # type: ignore[no-any-return]
 
 
-def learning_product(layer: Any, *, packed: bool) -> Product:
+def trainable_product(layer: Any, *, packed: bool) -> Product:
     """Of a layer through which the gradient flows: frozen, or with one acting adapter."""
     base = layer.base_layer if isinstance(layer, LoraLinear) else layer
     if type(base) is not nn.Linear:
@@ -55,19 +55,19 @@ def learning_product(layer: Any, *, packed: bool) -> Product:
     back = pack_product(base.weight.t().contiguous(), None, packed=True) if packed and can_pack() else None
     turned = back if back is not None else lambda g: g @ base.weight
     if base is layer:
-        return lambda x: _apply(_Frozen, x, forward, turned)
+        return lambda x: _apply(_FrozenProduct, x, forward, turned)
     name = layer.active
     if name not in layer.scales or name in layer.lora_magnitude_vector:
         return layer  # type: ignore[no-any-return]
     a, b, scale = layer.lora_A[name], layer.lora_B[name], layer.scales[name]
-    return lambda x: _apply(_Grafted, x, a, b, scale, forward, turned)
+    return lambda x: _apply(_LoraProduct, x, a, b, scale, forward, turned)
 
 
 def _apply(function: Any, *arguments: Any) -> Tensor:
     return function.apply(*arguments)  # type: ignore[no-any-return]
 
 
-class _Frozen(torch.autograd.Function):
+class _FrozenProduct(torch.autograd.Function):
     """y = W x. Keeps nothing."""
 
     @staticmethod
@@ -80,7 +80,7 @@ class _Frozen(torch.autograd.Function):
         return ctx.turned(gradients[0]), None, None
 
 
-class _Grafted(torch.autograd.Function):
+class _LoraProduct(torch.autograd.Function):
     """y = W x + s · B (A x), added up in place; keeps x and A x."""
 
     @staticmethod

@@ -21,7 +21,7 @@ FILE_BYTES_A_SECOND = 2e8
 
 
 @dataclass(frozen=True)
-class Trunkload:
+class CacheLoad:
     """What the trunk would have to give over a run."""
 
     distinct_tokens: int
@@ -36,19 +36,19 @@ class Trunkload:
 
 
 @dataclass(frozen=True)
-class Budget:
+class CacheBudget:
     memory_bytes: float
     disk_bytes: float
     operations_a_second: float
 
 
 @dataclass(frozen=True)
-class Choice:
+class CacheChoice:
     place: Literal["memory", "file", "nowhere"]
     why: str
 
 
-def choose_place(load: Trunkload, budget: Budget) -> Choice:
+def choose_cache(load: CacheLoad, budget: CacheBudget) -> CacheChoice:
     """The nearest place that is large enough and faster than computing again. Pure."""
     again = load.operations_a_token / budget.operations_a_second
     from_memory = load.bytes_a_token / MEMORY_BYTES_A_SECOND
@@ -56,30 +56,30 @@ def choose_place(load: Trunkload, budget: Budget) -> Choice:
     from_file = 2 * load.bytes_a_token / FILE_BYTES_A_SECOND
     size = f"{load.bytes / 2**20:.0f} MiB of hidden states"
     if load.operations_a_token == 0:
-        return Choice("nowhere", "no block below the adapters")
+        return CacheChoice("nowhere", "no block below the adapters")
     if load.visited_tokens <= load.distinct_tokens:
-        return Choice("nowhere", "no row is seen twice")
+        return CacheChoice("nowhere", "no row is seen twice")
     if load.bytes <= budget.memory_bytes and from_memory < again:
-        return Choice("memory", f"{size} instead of computing them again")
+        return CacheChoice("memory", f"{size} instead of computing them again")
     if budget.memory_bytes < load.bytes <= budget.disk_bytes and from_file < again:
-        return Choice("file", f"{size} are more than memory allows")
-    return Choice("nowhere", f"{size} are too many to keep, or as fast computed again")
+        return CacheChoice("file", f"{size} are more than memory allows")
+    return CacheChoice("nowhere", f"{size} are too many to keep, or as fast computed again")
 
 
-class States(Protocol):
+class HiddenStateCache(Protocol):
     def get(self, number: int) -> Tensor | None: ...
 
     def put(self, number: int, state: Tensor) -> None: ...
 
 
-class Nowhere:
+class NoCache:
     def get(self, number: int) -> Tensor | None:
         return None
 
     def put(self, number: int, state: Tensor) -> None: ...
 
 
-class InMemory:
+class MemoryCache:
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
@@ -90,7 +90,7 @@ class InMemory:
         self._states[number] = state
 
 
-class InFile:
+class FileCache:
     """A mapped file that has no name any more: whatever ends the process also frees the disk."""
 
     def __init__(self, folder: Path, *, lengths: tuple[int, ...], width: int, dtype: torch.dtype) -> None:

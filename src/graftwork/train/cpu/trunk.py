@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from graftwork.records.dataset import Row
-from graftwork.train.cpu.block import Block, KeysValues, attend
-from graftwork.train.cpu.store import States
+from graftwork.train.cpu.block import CpuBlock, KeysValues, attend
+from graftwork.train.cpu.store import HiddenStateCache
 from graftwork.train.order import shared_tokens
 
 
-class Trunk:
+class FrozenLayers:
     def __init__(
-        self, decoder: Any, first: int, rows: Sequence[Row], *, states: States, packed: bool
+        self, decoder: Any, first: int, rows: Sequence[Row], *, states: HiddenStateCache, packed: bool
     ) -> None:
         self._embed, self._rotary = decoder.embed_tokens, decoder.rotary_emb
-        self._blocks = [Block(layer, learns=False, packed=packed) for layer in decoder.layers[:first]]
-        self._beginning = beginning_of(rows)
+        self._blocks = [CpuBlock(layer, learns=False, packed=packed) for layer in decoder.layers[:first]]
+        self._beginning = shared_prefix(rows)
         self._numbers = number_rows(rows)
         self._states = states
         self._read_beginning: tuple[Tensor, list[KeysValues]] | None = None
@@ -67,7 +67,7 @@ class Trunk:
         return x, known
 
 
-def beginning_of(rows: Sequence[Row]) -> tuple[int, ...]:
+def shared_prefix(rows: Sequence[Row]) -> tuple[int, ...]:
     """The first tokens that all rows of the run share."""
     return rows[0].tokens[: shared_tokens(rows)] if rows else ()
 

@@ -13,35 +13,37 @@ from torch import Tensor, nn
 
 from graftwork.model.parts import parts_of
 from graftwork.records.dataset import Row
-from graftwork.train.cpu.block import Block, KeysValues, attend
-from graftwork.train.cpu.layout import Layout, lay_out
-from graftwork.train.cpu.products import learning_product
-from graftwork.train.cpu.store import States
-from graftwork.train.cpu.trunk import Trunk
-from graftwork.train.loss import Batch
+from graftwork.train.cpu.block import CpuBlock, KeysValues, attend
+from graftwork.train.cpu.layout import TokenLayout, layout_tokens
+from graftwork.train.cpu.products import trainable_product
+from graftwork.train.cpu.store import HiddenStateCache
+from graftwork.train.cpu.trunk import FrozenLayers
+from graftwork.train.loss import TokenBatch
 
 
-class ProcessorWay:
-    def __init__(self, model: Any, first: int, rows: Sequence[Row], *, states: States, packed: bool) -> None:
+class CpuStep:
+    def __init__(
+        self, model: Any, first: int, rows: Sequence[Row], *, states: HiddenStateCache, packed: bool
+    ) -> None:
         parts = parts_of(model)
         self._rotary, self._norm = parts.decoder.rotary_emb, parts.decoder.norm
-        self._head = learning_product(parts.head, packed=packed)
-        self._trunk = Trunk(parts.decoder, first, rows, states=states, packed=packed)
-        self._blocks = [Block(layer, learns=True, packed=packed) for layer in parts.blocks[first:]]
+        self._head = trainable_product(parts.head, packed=packed)
+        self._trunk = FrozenLayers(parts.decoder, first, rows, states=states, packed=packed)
+        self._blocks = [CpuBlock(layer, learns=True, packed=packed) for layer in parts.blocks[first:]]
 
-    def summed_loss(self, batch: Batch) -> Tensor:
+    def summed_loss(self, batch: TokenBatch) -> Tensor:
         """Cross entropy over the trained tokens, summed: what the plain loss is."""
-        layout = lay_out(batch.rows)
+        layout = layout_tokens(batch.rows)
         x = self._enter(batch.rows, layout)
         logits = self._head(self._norm(self._climb(x, layout)))
         return nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")
 
-    def _enter(self, rows: Sequence[Row], layout: Layout) -> Tensor:
+    def _enter(self, rows: Sequence[Row], layout: TokenLayout) -> Tensor:
         """What enters the first adapted block. The shared beginning is that of the first row."""
         states = [self._trunk.read(row) for row in rows]
         return torch.cat([states[0][: layout.shared], *(state[layout.shared :] for state in states)])
 
-    def _climb(self, x: Tensor, layout: Layout) -> Tensor:
+    def _climb(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """Through the adapted blocks; what comes out stands at the places that predict a reply."""
         cos, sin = self._rotary(x[None], layout.positions()[None])
         turn = cos[0], sin[0]
@@ -60,7 +62,7 @@ class ProcessorWay:
         return last.finish(_pick(x, layout), attend(asked.split_with_sizes(layout.predicting), own, shared))
 
 
-def _cut(known: KeysValues, layout: Layout) -> tuple[KeysValues | None, list[KeysValues]]:
+def _cut(known: KeysValues, layout: TokenLayout) -> tuple[KeysValues | None, list[KeysValues]]:
     """The shared beginning's keys and values, and each row's own."""
     parts = [
         KeysValues(keys, values)
@@ -73,7 +75,7 @@ def _cut(known: KeysValues, layout: Layout) -> tuple[KeysValues | None, list[Key
     return parts[0] if layout.shared else None, parts[1:]
 
 
-def _pick(x: Tensor, layout: Layout) -> Tensor:
+def _pick(x: Tensor, layout: TokenLayout) -> Tensor:
     """Of all tokens, those that predict a reply: the last ones of each row."""
     cuts = [layout.shared]
     for rest, count in zip(layout.rests, layout.predicting, strict=True):

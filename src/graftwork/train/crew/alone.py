@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.records.dataset import Row
-from graftwork.train.crew.crew import Held
-from graftwork.train.crew.deal import Portion, deal
+from graftwork.train.crew.crew import OptimizerState
+from graftwork.train.crew.deal import MicroBatch, split_into_micro_batches
 
 
-class Alone:
+class SingleProcess:
     rank = 0
     size = 1
     shards = False
@@ -28,8 +28,8 @@ class Alone:
         self._parameters, self._optimizer, self._loss = list(parameters), optimizer, loss
         return self._parameters
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[Portion]:
-        return deal(rows, size=1, micro_rows=micro_rows)[0]
+    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        return split_into_micro_batches(rows, size=1, micro_rows=micro_rows)[0]
 
     def loss(self, batch: Any) -> Tensor:
         return self._loss(batch)
@@ -61,10 +61,10 @@ class Alone:
     def put(self, parameter: Tensor, whole: Tensor) -> None:
         parameter.copy_(whole)
 
-    def held(self, parameter: nn.Parameter) -> Held:
+    def held(self, parameter: nn.Parameter) -> OptimizerState:
         return dict(self._optimizer.state.get(parameter, {}))
 
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
+    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         # A fused update wants the count of its steps where the weights are.
         self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
 

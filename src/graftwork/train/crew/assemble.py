@@ -7,30 +7,30 @@ from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from graftwork.train.crew.crew import Crew
+    from graftwork.train.crew.crew import DistributedStrategy
 
 
-def assemble(settings: TrainSettings, *, device: str, dtype: str) -> "Crew":
+def make_strategy(settings: TrainSettings, *, device: str, dtype: str) -> "DistributedStrategy":
     """Meet the others; alone where nobody else was started."""
-    from graftwork.train.crew.alone import Alone
+    from graftwork.train.crew.alone import SingleProcess
 
     on_cpu = device == "cpu"
     if settings.strategy == "single" or "RANK" not in os.environ:
-        return Alone()
+        return SingleProcess()
     _require_devices(on_cpu=on_cpu)
     if settings.strategy == "ddp":
-        from graftwork.train.crew.together import Together
+        from graftwork.train.crew.together import DataParallel
 
-        return Together(on_cpu=on_cpu)
+        return DataParallel(on_cpu=on_cpu)
     _require_possible(settings, dtype)
     if settings.strategy == "fsdp":
-        from graftwork.train.crew.fsdp import Sharded
+        from graftwork.train.crew.fsdp import FullyShardedDataParallel
 
-        return Sharded(on_cpu=on_cpu, offload=settings.offload)
-    from graftwork.train.crew.zero import Zero
+        return FullyShardedDataParallel(on_cpu=on_cpu, offload=settings.offload)
+    from graftwork.train.crew.zero import ZeroStrategy
 
     _require_deepspeed()
-    return Zero(
+    return ZeroStrategy(
         stage=int(settings.strategy[-1]),
         on_cpu=on_cpu,
         offload=settings.offload,

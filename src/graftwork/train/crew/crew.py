@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.records.dataset import Row
-from graftwork.train.crew.deal import Portion
+from graftwork.train.crew.deal import MicroBatch
 
-Held = dict[str, Tensor]
+OptimizerState = dict[str, Tensor]
 """What the optimizer holds of one parameter, by its own names."""
 
 
-class Crew(Protocol):
+class DistributedStrategy(Protocol):
     rank: int
     size: int
     shards: bool
@@ -36,7 +36,7 @@ class Crew(Protocol):
     ) -> list[nn.Parameter]:
         """Take the model over; the parameters as they are from now on, in the same order."""
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[Portion]:
+    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
         """The portions of a step that this process works on, one forward and backward each."""
 
     def loss(self, batch: Any) -> Tensor:
@@ -63,10 +63,10 @@ class Crew(Protocol):
     def put(self, parameter: Tensor, whole: Tensor) -> None:
         """Give a parameter other values."""
 
-    def held(self, parameter: nn.Parameter) -> Held:
+    def held(self, parameter: nn.Parameter) -> OptimizerState:
         """What the optimizer holds of it, whole; empty before the first step."""
 
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
+    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         """Give the optimizer back what it held."""
 
     def any(self, said: bool) -> bool:

@@ -11,7 +11,7 @@ from graftwork.records.dataset import Row
 
 
 @dataclass(frozen=True)
-class Portion:
+class MicroBatch:
     """Rows for one forward and backward. Who has nothing to do works on a row that does not count."""
 
     rows: Sequence[Row]
@@ -20,16 +20,18 @@ class Portion:
     """No other portion follows: the gradients can be added up over all processes."""
 
 
-def deal(rows: Sequence[Row], *, size: int, micro_rows: int | None = None) -> list[list[Portion]]:
+def split_into_micro_batches(
+    rows: Sequence[Row], *, size: int, micro_rows: int | None = None
+) -> list[list[MicroBatch]]:
     """The portions of each process, by rank. Every row is in exactly one that counts."""
-    hands = deal_hands([len(row.tokens) for row in rows], size=size)
+    hands = balance_rows([len(row.tokens) for row in rows], size=size)
     most = max(len(hand) for hand in hands)
     rounds = -(-most // max(micro_rows or most, 1))
     spare = min(rows, key=lambda row: len(row.tokens))
-    return [_portions([rows[at] for at in hand], rounds, spare) for hand in hands]
+    return [_micro_batches([rows[at] for at in hand], rounds, spare) for hand in hands]
 
 
-def deal_hands(lengths: Sequence[int], *, size: int) -> list[list[int]]:
+def balance_rows(lengths: Sequence[int], *, size: int) -> list[list[int]]:
     """Row numbers for each of `size`, in their order, so that the tokens are about even."""
     hands: list[list[int]] = [[] for _ in range(size)]
     tokens = [0] * size
@@ -40,11 +42,11 @@ def deal_hands(lengths: Sequence[int], *, size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
-def _portions(rows: Sequence[Row], rounds: int, spare: Row) -> list[Portion]:
+def _micro_batches(rows: Sequence[Row], rounds: int, spare: Row) -> list[MicroBatch]:
     """As many portions as there are rounds, none larger than needed."""
     bounds = [len(rows) * number // rounds for number in range(rounds + 1)]
     portions = []
     for number in range(rounds):
         some = rows[bounds[number] : bounds[number + 1]]
-        portions.append(Portion(some or (spare,), counts=bool(some), last=number == rounds - 1))
+        portions.append(MicroBatch(some or (spare,), counts=bool(some), last=number == rounds - 1))
     return portions

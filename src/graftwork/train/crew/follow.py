@@ -13,13 +13,13 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.learn import begin_learning, learned_tensors
 from graftwork.records.run import TrainJob
 from graftwork.train.checkpoint import Checkpoint, latest_good
-from graftwork.train.engine import Engine
+from graftwork.train.engine import TrainingEngine
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.settings import TrainSettings
-from graftwork.train.vault import Vault
+from graftwork.train.vault import CheckpointStore
 
 
-class ReadingVault(Vault):
+class ReadOnlyCheckpointStore(CheckpointStore):
     """Finds what the first process saved, and saves nothing itself."""
 
     def open(self) -> Checkpoint | None:
@@ -29,13 +29,13 @@ class ReadingVault(Vault):
         del checkpoint
 
 
-def reading_vault(folder: Path, settings: TrainSettings) -> ReadingVault:
-    return ReadingVault(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
+def open_read_only_store(folder: Path, settings: TrainSettings) -> ReadOnlyCheckpointStore:
+    return ReadOnlyCheckpointStore(folder / CHECKPOINTS, keep=settings.keep_checkpoints)
 
 
 @torch.no_grad()
-def whole_model(
-    job: TrainJob, engine: Engine, *, load: Callable[[TrainJob], Any], shape: AdapterShape
+def gather_model(
+    job: TrainJob, engine: TrainingEngine, *, load: Callable[[TrainJob], Any], shape: AdapterShape
 ) -> Any:
     """The trained model; where it lies in parts, a fresh one in host memory with what was learned."""
     if not engine.crew.shards:

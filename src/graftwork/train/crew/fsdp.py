@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.parts import parts_of
-from graftwork.train.crew.crew import Held
-from graftwork.train.crew.together import Together
+from graftwork.train.crew.crew import OptimizerState
+from graftwork.train.crew.together import DataParallel
 
 
-class Sharded(Together):
+class FullyShardedDataParallel(DataParallel):
     shards = True
 
     def __init__(self, *, on_cpu: bool, offload: bool) -> None:
@@ -74,7 +74,7 @@ class Sharded(Together):
     def put(self, parameter: Tensor, whole: Tensor) -> None:
         parameter.copy_(_part_of(whole, like=parameter))
 
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
+    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         self._optimizer.state[parameter] = {
             key: tensor.cpu() if key == "step" else _part_of(tensor, like=parameter)
             for key, tensor in held.items()

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, distributed, nn
 
 from graftwork.records.dataset import Row
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.deal import Portion, deal
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.crew.deal import MicroBatch, split_into_micro_batches
 
-PATIENCE = timedelta(hours=1)
+SYNC_TIMEOUT = timedelta(hours=1)
 """A process may write a large checkpoint or look at the model while the others wait."""
 
 
-class Learner(nn.Module):
+class LossModule(nn.Module):
     """A model whose forward is its loss, so that whoever wraps it sees all of a step."""
 
     def __init__(self, model: Any, loss: Callable[[Any], Tensor]) -> None:
@@ -34,7 +34,7 @@ class Learner(nn.Module):
         return self.of(batch)
 
 
-class Together(Alone):
+class DataParallel(SingleProcess):
     """DDP through accelerate. Its subclasses change how the model is held."""
 
     def __init__(self, *, on_cpu: bool) -> None:
@@ -48,14 +48,14 @@ class Together(Alone):
         self.accelerator = Accelerator(
             cpu=on_cpu,
             kwargs_handlers=[
-                InitProcessGroupKwargs(timeout=PATIENCE),
+                InitProcessGroupKwargs(timeout=SYNC_TIMEOUT),
                 DistributedDataParallelKwargs(find_unused_parameters=False),
             ],
             **self.plugins(),
         )
         self.device = str(self.accelerator.device)
         by_gloo = distributed.get_backend() == "gloo"
-        self._words = None if by_gloo else distributed.new_group(backend="gloo", timeout=PATIENCE)
+        self._words = None if by_gloo else distributed.new_group(backend="gloo", timeout=SYNC_TIMEOUT)
 
     def plugins(self) -> dict[str, Any]:
         return {}
@@ -70,13 +70,13 @@ class Together(Alone):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in parameters]
         self._model = model
-        self._run, self._optimizer = self.accelerator.prepare(Learner(model, loss), optimizer)
+        self._run, self._optimizer = self.accelerator.prepare(LossModule(model, loss), optimizer)
         now = dict(model.named_parameters())
         self._parameters = [now[name] for name in order]
         return self._parameters
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[Portion]:
-        return deal(rows, size=self.size, micro_rows=micro_rows)[self.rank]
+    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+        return split_into_micro_batches(rows, size=self.size, micro_rows=micro_rows)[self.rank]
 
     def loss(self, batch: Any) -> Tensor:
         loss: Tensor = self._run(batch)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.parts import parts_of
-from graftwork.train.crew.crew import Held
-from graftwork.train.crew.together import Together
+from graftwork.train.crew.crew import OptimizerState
+from graftwork.train.crew.together import DataParallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -42,7 +42,7 @@ def zero_config(stage: int, *, offload: bool, most: float) -> dict[str, Any]:
     }
 
 
-class Zero(Together):
+class ZeroStrategy(DataParallel):
     def __init__(self, *, stage: int, on_cpu: bool, offload: bool, most: float) -> None:
         self._stage = stage
         self.shards = stage == 3
@@ -143,7 +143,7 @@ class Zero(Together):
             parameter.copy_(whole)
         safe_set_local_fp32_param(parameter, self._part_of(whole, parameter))
 
-    def held(self, parameter: nn.Parameter) -> Held:
+    def held(self, parameter: nn.Parameter) -> OptimizerState:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         steps = self._steps()
@@ -152,7 +152,7 @@ class Zero(Together):
         held = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         return {**held, "step": steps[0].detach().clone()}
 
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
+    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
         self._begin_states()

@@ -15,9 +15,9 @@ from graftwork.model.load import tensors_digest
 from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.crew.alone import Alone
-from graftwork.train.crew.crew import Held
-from graftwork.train.engine import Engine, Measured
+from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.crew.crew import OptimizerState
+from graftwork.train.engine import StepResult, TrainingEngine
 from graftwork.train.gpu.batch import COMPILED_SHAPES, RECORDED_SHAPES, PackSizes, Portion, pack
 from graftwork.train.gpu.captured import Captured, ran_out
 from graftwork.train.gpu.decoder import Decoder
@@ -28,7 +28,7 @@ from graftwork.train.settings import TrainSettings
 GIB = 2**30
 
 
-class CardEngine(Engine):
+class CardEngine(TrainingEngine):
     def __init__(
         self,
         model: Any,
@@ -78,7 +78,7 @@ class CardEngine(Engine):
         self.tuning = tuning.model_copy(update={"peak_gib": peak})
         return self.tuning
 
-    def backward(self, rows: Sequence[Row]) -> Measured:
+    def backward(self, rows: Sequence[Row]) -> StepResult:
         trained = sum(len(row.tokens) - row.trained_from for row in rows)
         self._pulse("data")
         portions = self._pack(rows)
@@ -89,7 +89,7 @@ class CardEngine(Engine):
             total += self._learn(portion, scale)
         norm = self.crew.shorten(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
-        return Measured(float(total) / trained, norm, tokens, trained)
+        return StepResult(float(total) / trained, norm, tokens, trained)
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int = 0) -> float | None:
@@ -163,7 +163,7 @@ class CardEngine(Engine):
         return 0.0 if made else 2 * 4 * self.trainable / GIB
 
 
-class OnCard(Alone):
+class OnCard(SingleProcess):
     """Alone, with gradients that stay in their places: a recorded step writes to fixed addresses.
 
     Clipping and the update are recorded too: from Python, hundreds of adapters cost more than their sums.
@@ -220,7 +220,7 @@ class OnCard(Alone):
         self._optimizer.step()
         self.forget()
 
-    def hold(self, parameter: nn.Parameter, held: Held) -> None:
+    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         super().hold(parameter, held)
         self._update = None  # it writes to the states that were there before
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from graftwork.train.settings import TrainSettings
 
-FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
-FIRST_CARD = 8.0
+GPU_STEP_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
+LEAST_CAPABILITY = 8.0
 """Ampere: bfloat16, and attention over rows of different lengths."""
 
 
-def why_plain(settings: TrainSettings, config: Mapping[str, Any], *, capability: float | None) -> str | None:
+def why_eager(settings: TrainSettings, config: Mapping[str, Any], *, capability: float | None) -> str | None:
     """Why a run does not take the written-out step; None if it does."""
-    if capability is None or capability < FIRST_CARD:
+    if capability is None or capability < LEAST_CAPABILITY:
         return "the card is older than Ampere"
     if settings.method not in ("lora", "qlora"):
         return f"method {settings.method} is trained on the plain path"
@@ -26,13 +26,13 @@ def why_plain(settings: TrainSettings, config: Mapping[str, Any], *, capability:
         return f"it works in bfloat16, not in {settings.precision}"
     if settings.packing == "off":
         return "packing is off"
-    return why_not(config)
+    return why_unsupported(config)
 
 
-def why_not(config: Mapping[str, Any]) -> str | None:
+def why_unsupported(config: Mapping[str, Any]) -> str | None:
     """Why this model's blocks are not those that are written out; None if they are."""
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if family not in GPU_STEP_FAMILIES:
         return f"its blocks are of the family {family}, which are not written out"
     if config.get("hidden_act", "silu") != "silu":
         return f"its gate is {config['hidden_act']}, not silu"
