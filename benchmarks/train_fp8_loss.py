@@ -27,8 +27,8 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
     from graftwork.model.shape import read_shape
     from graftwork.plan.tuning import choose_tuning
     from graftwork.train.engine import TrainingEngine
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.furnish import load_quantized
     from graftwork.train.order import plan_steps
     from graftwork.train.schedule import learning_rate
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
@@ -58,9 +58,9 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
         )
         assert tuning is not None
         tuning = tuning.model_copy(update={"compiled": False})
-        furnished = furnish(model, tuning, device=device)
+        furnished = load_quantized(model, tuning, device=device)
         parameters = attach(model, adapter, seed=17)
-        engine = CardEngine(
+        engine = GpuEngine(
             model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape
         )
         engine.settle(rows)

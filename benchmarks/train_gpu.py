@@ -119,8 +119,8 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
 
     from graftwork.model.adapter import AdapterShape, attach
     from graftwork.plan.tuning import choose_tuning
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.furnish import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     model, shape = make_model(SHAPES["qwen2.5-7b"])
@@ -139,9 +139,9 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     if tuning is None:
         return None
     settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
-    furnished = furnish(model, tuning, device="cuda")
+    furnished = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
-    engine = CardEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     begun = time.perf_counter()
     engine.settle(make_rows(tuning.micro_tokens))

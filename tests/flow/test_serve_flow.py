@@ -54,10 +54,10 @@ def expected(tiny_base, adapter_folder):
     from graftwork.model.adapter import acting, load_adapter
     from graftwork.model.generate import Generator, Sampling
     from graftwork.model.load import load_base
-    from graftwork.model.template import Template
+    from graftwork.model.template import ChatTemplate
 
     model = load_base(tiny_base)
-    template = Template.from_folder(tiny_base)
+    template = ChatTemplate.from_folder(tiny_base)
     load_adapter(model, adapter_folder, name=RELEASE)
     generator = Generator(model, stop_tokens=[template.eos])
     prompt = template.prompt(tuple(Message(**m) for m in QUESTION))

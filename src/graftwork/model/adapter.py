@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, require_names, to_peft
-from graftwork.model.full_weights import act, holds_full_weights, load_full
+from graftwork.model.full_weights import activate_weights, holds_full_weights, load_full
 from graftwork.model.lora import LoraLinear
-from graftwork.model.parts import block_linears, is_transposed, parts_of
+from graftwork.model.parts import block_linears, decoder_parts, is_transposed
 from graftwork.records.errors import Damaged, UserMistake
 
 __all__ = [
@@ -61,7 +61,7 @@ def attach(model: Any, shape: AdapterShape, *, name: str = "default", seed: int)
 
 def activate(model: Any, name: str | None) -> None:
     """Let one adapter act, or none: then the model is its base."""
-    act(model, name)
+    activate_weights(model, name)
     for module in model.modules():
         if isinstance(module, LoraLinear):
             module.active = name
@@ -112,7 +112,7 @@ def read_adapter_shape(model: Any, folder: Path, tensors: dict[str, Tensor]) -> 
     """The shape that a PEFT folder states, for this model."""
     config = read_config(folder)
     paths = {key.removeprefix(PREFIX).partition(".lora_")[0] for key in tensors}
-    return from_peft(config, layers=len(parts_of(model).blocks), paths=paths, where=str(folder))
+    return from_peft(config, layers=len(decoder_parts(model).blocks), paths=paths, where=str(folder))
 
 
 def load_adapter(model: Any, folder: Path, *, name: str = "default") -> AdapterShape | None:

@@ -38,7 +38,7 @@ def reply_logits(model: Any, rows: Sequence[Row]) -> list[Tensor]:
     return found
 
 
-def compare(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str) -> Agreement:
+def compare_logits(one: Sequence[Tensor], other: Sequence[Tensor], *, dtype: str) -> Agreement:
     """How far `other` is from `one`, position by position."""
     largest = total = 0.0
     top = highest = positions = 0.0

@@ -14,7 +14,7 @@ import torch
 
 
 @contextmanager
-def set_aside(model: Any) -> Iterator[Any]:
+def eval_mode(model: Any) -> Iterator[Any]:
     modes = {module: module.training for module in model.modules()}
     attention = getattr(model.config, "_attn_implementation", None)
     caching = getattr(model.config, "use_cache", None)

@@ -30,7 +30,7 @@ FINGERPRINT_FILE = "graftwork.json"
 README = "README.md"
 
 
-class Base(Record):
+class BaseFolder(Record):
     """A base model on disk. `files` maps each file that matters to its SHA-256; `revision` is the
     hash over all of them."""
 
@@ -46,7 +46,7 @@ def models_folder() -> Path:
     return Path(os.environ.get("GRAFT_CACHE") or Path(cache) / "graftwork") / "models"
 
 
-def find_base(name: str, *, project_folder: Path) -> Base:
+def find_base(name: str, *, project_folder: Path) -> BaseFolder:
     """The base that `name` means; the embedded one is converted on first use (about 25 s)."""
     if name == EMBEDDED:
         return _embedded()
@@ -73,7 +73,7 @@ def note_on_weights(name: str) -> str:
     return EMBEDDED_NOTE if name == EMBEDDED else ""
 
 
-def copy_base(base: Base, target: Path) -> int:
+def copy_base(base: BaseFolder, target: Path) -> int:
     """Write the exact weights, tokenizer and template of a base as a folder that transformers loads.
 
     Returns the number of bytes. The copy is compared with the fingerprint before it counts.
@@ -110,7 +110,7 @@ def is_ready(name: str) -> bool:
     return name != EMBEDDED or (models_folder() / EMBEDDED / FINGERPRINT_FILE).exists()
 
 
-def verify_base(base: Base) -> None:
+def verify_base(base: BaseFolder) -> None:
     """Read every byte and compare: the files are the ones that the fingerprint names."""
     actual = _hash_files(Path(base.folder))
     if actual != base.files:
@@ -123,7 +123,7 @@ def verify_base(base: Base) -> None:
         )
 
 
-def _embedded() -> Base:
+def _embedded() -> BaseFolder:
     folder = models_folder() / EMBEDDED
     if not is_ready(EMBEDDED):
         with lock.hold(models_folder() / f".{EMBEDDED}.lock"):
@@ -147,7 +147,7 @@ def _convert_in_child(folder: Path) -> None:
         )
 
 
-def _describe(name: str, folder: Path) -> Base:
+def _describe(name: str, folder: Path) -> BaseFolder:
     for needed in FILES_NEEDED:
         if not (folder / needed).is_file():
             raise UserMistake(
@@ -163,7 +163,7 @@ def _describe(name: str, folder: Path) -> Base:
             where=str(folder),
         )
     files = _remembered_hashes(folder)
-    return Base(name=name, folder=str(folder), revision=fingerprint(files), files=files)
+    return BaseFolder(name=name, folder=str(folder), revision=fingerprint(files), files=files)
 
 
 def _remembered_hashes(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ UNKNOWN_SHAPE_ROWS = 32
 """For a decoder whose measures are not to be read; what is too much is found out by trying."""
 
 
-def rows_with_room(
+def rows_that_fit(
     config: Any, *, prompt_tokens: int, new_tokens: int, free_bytes: int, bytes_each: int = 2
 ) -> int:
     a_row = bytes_of_row(config, prompt_tokens=prompt_tokens, new_tokens=new_tokens, bytes_each=bytes_each)

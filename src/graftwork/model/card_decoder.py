@@ -42,7 +42,7 @@ def can_record(model: Any, cache: Any) -> bool:
     return on_card and plain and model.config._attn_implementation == attention.NAME
 
 
-class CardDecoder:
+class RecordedDecoder:
     """A recording for `rows` rows and `columns` columns, made at once; fill it with prompts, then step."""
 
     def __init__(self, model: Any, cache: Any, *, rows: int, columns: int) -> None:

@@ -21,7 +21,7 @@ def gguf_file() -> Path:
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
-def convert(folder: Path) -> None:
+def convert_embedded(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -41,4 +41,4 @@ def convert(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]))
+    convert_embedded(Path(sys.argv[1]))

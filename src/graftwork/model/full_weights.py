@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 from graftwork.records.errors import UserMistake
 
-WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
-_HELD = "_graft_weight_sets"
+FULL_WEIGHTS_FILE = "model.safetensors"
+MODEL_CONFIG_FILE = "config.json"
+_WEIGHT_SETS = "_graft_weight_sets"
 
 
 class WeightSets:
@@ -31,7 +31,7 @@ class WeightSets:
 
 
 def holds_full_weights(folder: Path) -> bool:
-    return (folder / WEIGHTS_FILE).is_file() and (folder / CONFIG_FILE).is_file()
+    return (folder / FULL_WEIGHTS_FILE).is_file() and (folder / MODEL_CONFIG_FILE).is_file()
 
 
 def weights_of(model: Any) -> dict[str, nn.Parameter]:
@@ -43,9 +43,9 @@ def weights_of(model: Any) -> dict[str, nn.Parameter]:
     }
 
 
-def free_weights(model: Any, layers: tuple[int, ...]) -> list[nn.Parameter]:
+def unfreeze_weights(model: Any, layers: tuple[int, ...]) -> list[nn.Parameter]:
     """Let the weights be learned: all of them, or those of the chosen blocks where they are not all."""
-    parts = parts_of(model)
+    parts = decoder_parts(model)
     whole = len(layers) == len(parts.blocks)
     chosen = model.parameters() if whole else (p for at in layers for p in parts.blocks[at].parameters())
     parameters = list(chosen)
@@ -63,19 +63,19 @@ def save_full(model: Any, folder: Path) -> None:
     """Write a folder that transformers loads as a model."""
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights_of(model).items()}
     with folder_made_whole(folder) as temporary:
-        save_file(tensors, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
-        write_whole(temporary / CONFIG_FILE, model.config.to_json_string())
+        save_file(tensors, temporary / FULL_WEIGHTS_FILE, metadata={"format": "pt"})
+        write_whole(temporary / MODEL_CONFIG_FILE, model.config.to_json_string())
 
 
 def load_full(model: Any, folder: Path, *, name: str) -> None:
     """Keep the folder's weights beside the base's; `act` swaps them."""
     weights = weights_of(model)
-    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors = load_file(folder / FULL_WEIGHTS_FILE)
     _require_fit(weights, tensors, folder)
-    held: WeightSets | None = getattr(model, _HELD, None)
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
     if held is None:
         held = WeightSets(model)
-        object.__setattr__(model, _HELD, held)
+        object.__setattr__(model, _WEIGHT_SETS, held)
     held.learned[name] = {
         key: tensor.to(weights[key].device, weights[key].dtype) for key, tensor in tensors.items()
     }
@@ -87,15 +87,15 @@ def load_full(model: Any, folder: Path, *, name: str) -> None:
 def start_from_full(model: Any, folder: Path) -> None:
     """Go on from learned weights: they become the model's own."""
     weights = weights_of(model)
-    tensors = load_file(folder / WEIGHTS_FILE)
+    tensors = load_file(folder / FULL_WEIGHTS_FILE)
     _require_fit(weights, tensors, folder)
     for name, tensor in tensors.items():
         weights[name].copy_(tensor)
 
 
-def act(model: Any, name: str | None) -> None:
+def activate_weights(model: Any, name: str | None) -> None:
     """Put the weights of a set in place; those of the base where no set has this name."""
-    held: WeightSets | None = getattr(model, _HELD, None)
+    held: WeightSets | None = getattr(model, _WEIGHT_SETS, None)
     if held is None:
         return
     wanted = name if name in held.learned else None

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from graftwork.model import attention
-from graftwork.model.card_decoder import CardDecoder, can_record
-from graftwork.model.sampling import Chooser, Sampling
+from graftwork.model.card_decoder import RecordedDecoder, can_record
+from graftwork.model.sampling import Sampling, TokenSampler
 
 __all__ = ["Generated", "Generator", "OnToken", "Sampling"]
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ OnToken = Callable[[int, int], bool]
 """Called with (row, token) for each new token; False ends that row."""
 
 
-class _Read(NamedTuple):
+class _Prefilled(NamedTuple):
     """What reading the prompts left behind."""
 
     cache: Any
@@ -79,7 +79,7 @@ class Generator:
         self._stop = frozenset(stop_tokens)
         self._device = next(model.parameters()).device
         self._recorded = recorded
-        self._decoder: CardDecoder | None = None
+        self._decoder: RecordedDecoder | None = None
 
     @torch.inference_mode()
     def generate(
@@ -88,7 +88,7 @@ class Generator:
         """Answer all prompts in one batch."""
         read = self._prefill(prompts)
         answers = _Answers(len(prompts), sampling.max_new_tokens, stop=self._stop, on_token=on_token)
-        chooser = Chooser(sampling, rows=len(prompts))
+        chooser = TokenSampler(sampling, rows=len(prompts))
         decoder = None
         if self._recorded and can_record(self._model, read.cache):
             decoder = self._record(read, columns=read.mask.shape[1] + sampling.max_new_tokens)
@@ -106,7 +106,7 @@ class Generator:
     def forget_recording(self) -> None:
         self._decoder = None
 
-    def _walk(self, answers: _Answers, read: _Read, chooser: Chooser) -> None:
+    def _walk(self, answers: _Answers, read: _Prefilled, chooser: TokenSampler) -> None:
         """Token by token; finished rows leave the batch, for they cost as much as living ones."""
         rows = list(range(len(answers.results)))
         cache, mask, scores = read
@@ -126,7 +126,9 @@ class Generator:
             mask = torch.cat([mask, mask.new_ones(len(rows), 1)], dim=1)
             scores = self._forward(chosen[:, None], mask, cache)
 
-    def _replay(self, answers: _Answers, scores: Tensor, chooser: Chooser, decoder: CardDecoder) -> None:
+    def _replay(
+        self, answers: _Answers, scores: Tensor, chooser: TokenSampler, decoder: RecordedDecoder
+    ) -> None:
         """The same from a recording of the step: all rows stay to the end of the longest."""
         rows = list(range(len(answers.results)))
         for step in count():
@@ -137,7 +139,7 @@ class Generator:
             if answers.alive:
                 scores = decoder.step(chosen)
 
-    def _record(self, read: _Read, *, columns: int) -> CardDecoder | None:
+    def _record(self, read: _Prefilled, *, columns: int) -> RecordedDecoder | None:
         """A recording that holds what was read: the last one where it has the right size, else a new one.
 
         None where the model's step cannot be recorded: some decide in Python how they go on.
@@ -147,7 +149,7 @@ class Generator:
             self._decoder = None  # its memory first
         if self._decoder is None:
             try:
-                self._decoder = CardDecoder(self._model, read.cache, rows=rows, columns=columns)
+                self._decoder = RecordedDecoder(self._model, read.cache, rows=rows, columns=columns)
             except torch.cuda.OutOfMemoryError:
                 raise
             except Exception as error:
@@ -157,7 +159,7 @@ class Generator:
         self._decoder.fill(read.cache, read.mask)
         return self._decoder
 
-    def _prefill(self, prompts: list[list[int]]) -> _Read:
+    def _prefill(self, prompts: list[list[int]]) -> _Prefilled:
         """Read the prompts: their common beginning once, the rest padded on the left."""
         from transformers import DynamicCache
 
@@ -176,7 +178,7 @@ class Generator:
             tokens[row, width - len(rest) :] = torch.tensor(rest)
             mask[row, shared + width - len(rest) :] = 1
         mask = mask.to(self._device)
-        return _Read(cache, mask, self._forward(tokens.to(self._device), mask, cache))
+        return _Prefilled(cache, mask, self._forward(tokens.to(self._device), mask, cache))
 
     def _forward(self, tokens: Tensor, mask: Tensor, cache: Any) -> Tensor:
         """Logits behind the last token of each row."""

@@ -22,17 +22,17 @@ from graftwork.model.adapter import (
 )
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.full_weights import (
-    free_weights,
     holds_full_weights,
     learned_weights,
     save_full,
     start_from_full,
+    unfreeze_weights,
 )
 from graftwork.model.load import tensors_digest
 from graftwork.records.errors import UserMistake
 
 
-def begin_learning(
+def make_trainable(
     model: Any, shape: AdapterShape, *, seed: int, start: Path | None = None
 ) -> list[nn.Parameter]:
     """The parameters to train: fresh, or as an earlier run left them in the folder `start`."""
@@ -40,19 +40,19 @@ def begin_learning(
         if start is not None:
             _require_full(start)
             start_from_full(model, start)
-        return free_weights(model, shape.layers)
+        return unfreeze_weights(model, shape.layers)
     parameters = attach(model, shape, seed=seed)
     if start is not None:
         _start_from(model, start, shape)
     return parameters
 
 
-def learned_tensors(model: Any) -> dict[str, Tensor]:
+def trained_tensors(model: Any) -> dict[str, Tensor]:
     """What training changes, by the names that it is saved under."""
     return adapter_tensors(model) or learned_weights(model)
 
 
-def learned_digest(model: Any) -> str:
+def trained_digest(model: Any) -> str:
     """One hash over what is learned, after every step.
 
     Adapters by all their bytes. Whole models by the sum of each tensor's bits, which costs a pass over
@@ -64,7 +64,7 @@ def learned_digest(model: Any) -> str:
     return tensors_digest({name: sum_bits(weight) for name, weight in learned_weights(model).items()})
 
 
-def save_learned(model: Any, folder: Path, *, shape: AdapterShape, base: str) -> None:
+def save_trained(model: Any, folder: Path, *, shape: AdapterShape, base: str) -> None:
     """A PEFT folder, or one of full weights."""
     if shape.kind == "full":
         save_full(model, folder)

@@ -52,24 +52,24 @@ def load_base(folder: Path, *, dtype: str = "float32", device: str = "cpu", four
         ) from error
     model.requires_grad_(False)
     if four_bits:
-        quantise_blocks(model, device=device)
+        quantize_blocks(model, device=device)
     return model.to(device).eval()
 
 
-def quantise_blocks(model: Any, *, device: str) -> int:
+def quantize_blocks(model: Any, *, device: str) -> int:
     """Put the linear layers of the blocks into four bits; how many were. What has no whole blocks stays."""
     from torch import nn
 
-    from graftwork.model.nf4 import can_quantise, quantise_linear
+    from graftwork.model.nf4 import can_quantize, quantize_linear
     from graftwork.model.parts import block_linears
 
     done = 0
     # Names, not layers: whoever still held them would keep all weights whole to the end.
     for path in [path for _, path, _ in block_linears(model)]:
         layer = model.get_submodule(path)
-        if isinstance(layer, nn.Linear) and can_quantise(layer.weight):
+        if isinstance(layer, nn.Linear) and can_quantize(layer.weight):
             parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, quantise_linear(layer, device=device))
+            setattr(model.get_submodule(parent), leaf, quantize_linear(layer, device=device))
             done += 1
     if not done:
         raise UserMistake(

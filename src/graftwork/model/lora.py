@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.nf4 import Nf4Linear, dequantise
-from graftwork.model.parts import is_transposed, sizes
+from graftwork.model.nf4 import Nf4Linear, dequantize
+from graftwork.model.parts import is_transposed, layer_sizes
 
 
 class LoraLinear(nn.Module):
@@ -19,7 +19,7 @@ class LoraLinear(nn.Module):
     def __init__(self, base: Any) -> None:
         super().__init__()
         self.base_layer = base
-        self.in_features, self.out_features = sizes(base)
+        self.in_features, self.out_features = layer_sizes(base)
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
         self.lora_magnitude_vector = nn.ParameterDict()
@@ -91,6 +91,6 @@ class LoraLinear(nn.Module):
 def weight_matrix(layer: Any) -> Tensor:
     """The layer's weight as [out, in], whatever it is kept as."""
     if isinstance(layer, Nf4Linear):
-        return dequantise(layer.quantised, torch.float32)
+        return dequantize(layer.quantised, torch.float32)
     weight: Tensor = layer.weight.detach()
     return weight.T if is_transposed(layer) else weight

@@ -19,8 +19,7 @@ from torch import Tensor
 from graftwork.model.adapter import CONFIG_FILE, PREFIX, WEIGHTS_FILE, read_config
 from graftwork.model.adapter_shape import AdapterShape, from_peft
 from graftwork.model.base import FINGERPRINT_FILE
-from graftwork.model.full_weights import WEIGHTS_FILE as FULL_WEIGHTS_FILE
-from graftwork.model.full_weights import holds_full_weights
+from graftwork.model.full_weights import FULL_WEIGHTS_FILE, holds_full_weights
 from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.errors import UserMistake
 

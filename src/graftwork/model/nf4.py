@@ -49,15 +49,15 @@ class Nf4Weight:
     offset: Tensor
 
 
-def can_quantise(weight: Tensor) -> bool:
+def can_quantize(weight: Tensor) -> bool:
     """Rows must be whole blocks."""
     return weight.dim() == 2 and weight.shape[1] % BLOCK == 0
 
 
 @torch.no_grad()
-def quantise(weight: Tensor) -> Nf4Weight:
+def quantize(weight: Tensor) -> Nf4Weight:
     """The nearest level for each element, in units of its block's largest."""
-    if not can_quantise(weight):
+    if not can_quantize(weight):
         raise ValueError(f"a weight of {tuple(weight.shape)} has no whole blocks of {BLOCK}")
     outputs, inputs = weight.shape
     levels = torch.tensor(LEVELS, device=weight.device)
@@ -73,10 +73,10 @@ def quantise(weight: Tensor) -> Nf4Weight:
         unit = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)[..., None]
         nearest = torch.bucketize(unit, middles, out_int32=True).to(torch.uint8).reshape(-1, inputs)
         codes[at : at + rows] = nearest[:, ::2] << 4 | nearest[:, 1::2]
-    return Nf4Weight(codes, *_quantise_scales(scales))
+    return Nf4Weight(codes, *_quantize_scales(scales))
 
 
-def dequantise(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
+def dequantize(weight: Nf4Weight, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] again, as near as four bits come."""
     outputs, half = weight.codes.shape
     pairs = _pairs(weight.codes.device).index_select(0, weight.codes.reshape(-1).int())
@@ -117,37 +117,37 @@ class Nf4Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         quantised = (self.codes, self.scale_codes, self.chunk_scales, self.offset)
-        y: Tensor = _Product.apply(x, *quantised)  # type: ignore[no-untyped-call]
+        y: Tensor = _Nf4Product.apply(x, *quantised)  # type: ignore[no-untyped-call]
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits=4"
 
 
-class _Product(torch.autograd.Function):
+class _Nf4Product(torch.autograd.Function):
     """x Wᵀ with W dequantised for the product, and again for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *quantised: Tensor) -> Tensor:
         ctx.save_for_backward(*quantised)
-        return nn.functional.linear(x, dequantise(Nf4Weight(*quantised), x.dtype))
+        return nn.functional.linear(x, dequantize(Nf4Weight(*quantised), x.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if not ctx.needs_input_grad[0]:
             return (None,) * 5
-        weight = dequantise(Nf4Weight(*ctx.saved_tensors), gradient.dtype)
+        weight = dequantize(Nf4Weight(*ctx.saved_tensors), gradient.dtype)
         return (gradient @ weight, None, None, None, None)
 
 
-def quantise_linear(layer: nn.Linear, *, device: str | torch.device | None = None) -> Nf4Linear:
+def quantize_linear(layer: nn.Linear, *, device: str | torch.device | None = None) -> Nf4Linear:
     """The layer in four bits, on `device`: only this one weight is there whole, and not for long."""
     weight = layer.weight.detach().to(device or layer.weight.device)
     bias = None if layer.bias is None else layer.bias.detach().to(weight.device)
-    return Nf4Linear(quantise(weight), bias)
+    return Nf4Linear(quantize(weight), bias)
 
 
-def _quantise_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _quantize_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scale codes, the scale of each chunk of them, and the offset: eight bits a block."""
     offset = scales.mean()
     flat = (scales - offset).reshape(-1)

@@ -7,7 +7,7 @@ from graftwork.records.errors import UserMistake
 
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedTokens:
     """`tokens[trained_from:]` is the reply and the token that ends its turn."""
 
     tokens: Sequence[int]

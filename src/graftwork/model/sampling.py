@@ -25,7 +25,7 @@ class Sampling:
     first_row: int = 0
 
 
-class Chooser:
+class TokenSampler:
     """Chooses for the rows of one batch."""
 
     def __init__(self, sampling: Sampling, *, rows: int) -> None:

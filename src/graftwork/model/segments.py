@@ -14,20 +14,20 @@ from array import array
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.model.words import NASTY, NASTY_WIDE, Words, find_cut
+from graftwork.model.words import PROBE_TEXTS, WIDE_PROBE_TEXTS, WordTokenizer, find_word_pattern
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Tokens by text; `lost` are those texts, of the ones to prove, that do not survive."""
 
     tokens: dict[str, bytes]
     lost: set[str]
 
 
-class Segments:
+class TextEncoder:
     """The tokenizer, as it sees text in which nothing is a control token."""
 
     CHECKED_FIRST = 64
@@ -36,8 +36,8 @@ class Segments:
 
     def __init__(self, tokenizer: "Tokenizer", definition: dict[str, Any]) -> None:
         self._tokenizer = tokenizer
-        cut = find_cut(definition)
-        self._words = Words(tokenizer, cut=cut) if cut else None
+        cut = find_word_pattern(definition)
+        self._words = WordTokenizer(tokenizer, cut=cut) if cut else None
         self._named = _find_named(definition)
         self._seen = 0
         self._recent: dict[str, bytes] = {}
@@ -46,14 +46,14 @@ class Segments:
         # Some decoders take one space off the beginning of whatever they decode.
         self._drops_space = self._decode([self._encode([" a"])[0]]) == ["a"]
         if self._words:
-            self._checked(list(NASTY), self._by_words(list(NASTY)))
+            self._checked(list(PROBE_TEXTS), self._by_words(list(PROBE_TEXTS)))
         self._is_wide = False
 
     @property
     def goes_by_words(self) -> bool:
         return self._words is not None
 
-    def encode(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> Encoded:
+    def encode(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> EncodedTexts:
         """Encode all; for the texts in `prove`, also find the ones that do not survive."""
         tokens: dict[str, bytes] = {}
         new: dict[str, None] = {}
@@ -69,7 +69,7 @@ class Segments:
         if not self._is_wide and not all(map(str.isascii, fresh)):
             self._is_wide = True
             if self._words:
-                self._checked(list(NASTY_WIDE), self._by_words(list(NASTY_WIDE)))
+                self._checked(list(WIDE_PROBE_TEXTS), self._by_words(list(WIDE_PROBE_TEXTS)))
         by_words = self._checked(fresh, self._by_words(fresh)) if self._words else [None] * len(fresh)
         proven = {text for text, ids in zip(fresh, by_words, strict=True) if ids is not None}
         rest = [text for text in fresh if text not in proven]
@@ -77,13 +77,13 @@ class Segments:
         tokens.update(zip(rest, self._encode(rest), strict=True))
         for text in fresh:
             self._remember(text, tokens[text])
-        return Encoded(tokens, self._find_lost([text for text in prove if text not in proven], tokens))
+        return EncodedTexts(tokens, self._find_lost([text for text in prove if text not in proven], tokens))
 
-    def encode_for_real(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> Encoded:
+    def encode_for_real(self, texts: Iterable[str], *, prove: Collection[str] = ()) -> EncodedTexts:
         """The same by the tokenizer alone: what every quicker way is measured by."""
         unique = list(dict.fromkeys(texts))
         tokens = dict(zip(unique, self._encode(unique), strict=True))
-        return Encoded(tokens, self._find_lost(prove, tokens))
+        return EncodedTexts(tokens, self._find_lost(prove, tokens))
 
     def _find_lost(self, texts: Collection[str], tokens: dict[str, bytes]) -> set[str]:
         decoded = self._decode([tokens[text] for text in texts])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from jinja2 import nodes
 
 from graftwork.model.rendered import CannotProve
-from graftwork.model.turns import GUARD, Turns, is_text
+from graftwork.model.turns import GUARD, ChatRenderer, is_text
 
 MARK = re.compile("\ue001([0-9]+)\ue001")
 _CHANGES_EDGES = {"trim", "strip", "lstrip", "rstrip"}
@@ -42,7 +42,7 @@ class Skeleton(NamedTuple):
         return [_fill(parts, contents) for parts in self.asked], _fill(self.body, contents)
 
 
-class Eye:
+class ContentChecks:
     """What in a content the template may react to."""
 
     def __init__(self, syntax: nodes.Template) -> None:
@@ -63,14 +63,14 @@ class Eye:
         return self._inside is None or self._inside.search(content) is None
 
 
-class Skeletons:
+class SkeletonCache:
     """Skeletons by sequence of roles, each proven before its first use."""
 
     LIMIT = 1024
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: ChatRenderer) -> None:
         self._turns = turns
-        self._eye = Eye(turns.syntax)
+        self._eye = ContentChecks(turns.syntax)
         self._known: dict[tuple[str, ...], Skeleton | None] = {}
         self.trusted = self._eye.copies_only
 

@@ -20,17 +20,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.model.rendered import CannotProve, Rendered, does_not_survive, not_a_plain_turn
-from graftwork.model.segments import Encoded, Segments
-from graftwork.model.skeleton import Skeletons
-from graftwork.model.turns import Turns
+from graftwork.model.rendered import CannotProve, RenderedTokens, does_not_survive, not_a_plain_turn
+from graftwork.model.segments import EncodedTexts, TextEncoder
+from graftwork.model.skeleton import SkeletonCache
+from graftwork.model.turns import ChatRenderer
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.interaction import Message
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["CannotProve", "Rendered", "Template"]
+__all__ = ["CannotProve", "RenderedTokens", "ChatTemplate"]
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -43,7 +43,7 @@ class _Draft(NamedTuple):
     body: str
 
 
-class Template:
+class ChatTemplate:
     """A base model's chat template and tokenizer.
 
     The end of turn is the control token that the template writes behind a reply; it need not be
@@ -64,7 +64,7 @@ class Template:
         self._drafted = 0
 
     @classmethod
-    def from_folder(cls, folder: Path, *, reasoning: bool = True) -> "Template":
+    def from_folder(cls, folder: Path, *, reasoning: bool = True) -> "ChatTemplate":
         config = json.loads((folder / "tokenizer_config.json").read_text())
         file = folder / "chat_template.jinja"
         source = file.read_text() if file.exists() else config.get("chat_template")
@@ -127,16 +127,16 @@ class Template:
         pieces = self._turns.ask(messages)
         return self._join(pieces, self._segments.encode_for_real(pieces[::2]).tokens).tolist()
 
-    def render(self, messages: Sequence[Message], reply: str) -> Rendered:
+    def render(self, messages: Sequence[Message], reply: str) -> RenderedTokens:
         """Prompt, reply and end of turn, proven: by the template and the tokenizer themselves."""
         draft = self._draft_for_real(messages, reply)
         encoded = self._segments.encode_for_real((*draft.pieces[::2], draft.body), prove=(draft.body,))
         row = self._finish(draft, encoded)
         if isinstance(row, CannotProve):
             raise row
-        return Rendered(tokens=tuple(row.tokens), trained_from=row.trained_from)
+        return RenderedTokens(tokens=tuple(row.tokens), trained_from=row.trained_from)
 
-    def render_batch(self, conversations: Sequence[Conversation]) -> list[Rendered | CannotProve]:
+    def render_batch(self, conversations: Sequence[Conversation]) -> list[RenderedTokens | CannotProve]:
         """The same rows as `render` gives one by one, many times as fast; a refusal is returned.
 
         Tokens come as arrays of 32-bit integers, whose bytes can be put into an Arrow column.
@@ -191,14 +191,14 @@ class Template:
             raise not_a_plain_turn()
         return _Draft(turn.asked, turn.body)
 
-    def _finish(self, draft: _Draft, encoded: Encoded) -> Rendered | CannotProve:
+    def _finish(self, draft: _Draft, encoded: EncodedTexts) -> RenderedTokens | CannotProve:
         if draft.body in encoded.lost:
             return does_not_survive()
         tokens = self._join(draft.pieces, encoded.tokens)
         trained_from = len(tokens)
         tokens.frombytes(encoded.tokens[draft.body])
         tokens.append(self.eos)
-        return Rendered(tokens=tokens, trained_from=trained_from)
+        return RenderedTokens(tokens=tokens, trained_from=trained_from)
 
     def _join(self, pieces: list[str], tokens: dict[str, bytes]) -> "array[int]":
         """Control tokens as themselves, everything between them as plain text in one piece."""
@@ -260,27 +260,29 @@ class Template:
         return json.dumps({**self._definition, "pre_tokenizer": {**pre, "prepend_scheme": "never"}})
 
     @cached_property
-    def _segments(self) -> Segments:
-        return Segments(self._tokenizer, self._definition)
+    def _segments(self) -> TextEncoder:
+        return TextEncoder(self._tokenizer, self._definition)
 
     @cached_property
-    def _turns(self) -> Turns:
+    def _turns(self) -> ChatRenderer:
         # Without one these two are written as nothing; a template may ask whether the others are defined.
         names = {"bos_token": "", "eos_token": ""}
         names |= {key: name for key in _NAMED if (name := self._special_name(key))}
-        return Turns(self._source, control_tokens=self._special, names=names, reasoning=self._reasoning)
+        return ChatRenderer(
+            self._source, control_tokens=self._special, names=names, reasoning=self._reasoning
+        )
 
     @cached_property
-    def _skeletons(self) -> Skeletons:
-        return Skeletons(self._turns)
+    def _skeletons(self) -> SkeletonCache:
+        return SkeletonCache(self._turns)
 
     def _special_name(self, key: str) -> str:
         value = self._config.get(key) or ""
         return value["content"] if isinstance(value, dict) else value
 
 
-def _rebuild(tokenizer_json: str, config: str, chat_template: str, reasoning: bool) -> Template:
-    return Template(
+def _rebuild(tokenizer_json: str, config: str, chat_template: str, reasoning: bool) -> ChatTemplate:
+    return ChatTemplate(
         tokenizer_json=tokenizer_json,
         config=json.loads(config),
         chat_template=chat_template,

@@ -29,7 +29,7 @@ _REASONING_SWITCHES = {"enable_thinking", "thinking"}
 """What templates call the switch between answering at once and reasoning first."""
 
 
-class Turn(NamedTuple):
+class RenderedTurn(NamedTuple):
     """Pieces up to the answer (plain text at even places, control tokens at odd ones), then the answer.
 
     `body` is what the template makes of the reply and `end` the control token behind it.
@@ -40,7 +40,7 @@ class Turn(NamedTuple):
     end: str
 
 
-class Turns:
+class ChatRenderer:
     """A chat template, rendered as transformers and vLLM render it.
 
     Without `reasoning` a template that has a switch for it is asked for answers without.
@@ -93,7 +93,7 @@ class Turns:
         """The pieces up to the place where the model begins to answer."""
         return self._pieces(self.write(self._guarded(messages), generate=True))
 
-    def answer(self, messages: Sequence[Message], reply: str) -> Turn:
+    def answer(self, messages: Sequence[Message], reply: str) -> RenderedTurn:
         """The same with the reply and its end of turn, which must directly follow."""
         turns = self._guarded((*messages, Message(role="assistant", content=reply)))
         asked = self.write(turns[:-1], generate=True)
@@ -105,7 +105,7 @@ class Turns:
         body = rest[: end.start()].replace(GUARD, "")
         if not _is_reply(body, reply, asked=asked):
             raise not_a_plain_turn()
-        return Turn(asked=self._pieces(asked), body=body, end=end.group())
+        return RenderedTurn(asked=self._pieces(asked), body=body, end=end.group())
 
     def _guarded(self, messages: Sequence[Message]) -> list[tuple[str, str]]:
         if any(GUARD in message.content for message in messages):

@@ -53,20 +53,20 @@ NormalForm = Literal["NFC", "NFD", "NFKC", "NFKD"]
 _NORMAL_FORMS: dict[str, NormalForm] = {"NFC": "NFC", "NFD": "NFD", "NFKC": "NFKC", "NFKD": "NFKD"}
 """Each leaves alone what is in that form already; ASCII is in all of them."""
 
-NASTY = (
+PROBE_TEXTS = (
     "It's  he'LL we've'd  x\t\ty \n z  \n\n  tail   1 22 333 4444,55555 a1b22c  -- ((x)) \"q\"=='p'\r\n\r\n",
     "\tIf(x){\n    return 'don''t';\n}  //!!?\n <<|>> <|x|> end_of_line CamelCaseHTTPServer2x 7's I'M \r",
     "\x1c \x0b\x0c a\x00b \x7f\x1f  \x0b x\x1e1 ",
 )
 """Every way in which the known patterns differ from each other, and then some."""
-NASTY_WIDE = (
+WIDE_PROBE_TEXTS = (
     "“Größe” – déjà\u00a0vu…  ½ ² Ⅷ ٣ x́y 植物12 と ǅ ʰ — it’s l'été\u2003\u2003 z\u3000 ok✓\u200d!\u2028 ",
     "🚀🚀 a🚀 1️⃣\u2028",
 )
 """The same beyond ASCII."""
 
 
-class Cut(NamedTuple):
+class WordPattern(NamedTuple):
     """How a tokenizer cuts text into words, and the normal forms that it first brings text into."""
 
     pattern: str
@@ -79,7 +79,7 @@ class Cut(NamedTuple):
         return re.compile(pattern).findall
 
 
-def find_cut(definition: dict[str, Any]) -> Cut | None:
+def find_word_pattern(definition: dict[str, Any]) -> WordPattern | None:
     """The cut of a tokenizer (its JSON); None if it is of no known form."""
     model = definition["model"]
     plain_bpe = model.get("type") == "BPE" and not any(
@@ -94,7 +94,7 @@ def find_cut(definition: dict[str, Any]) -> Cut | None:
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
         return None
     pattern = _find_pattern(steps[:-1], by_regex=steps[-1].get("use_regex", True))
-    return Cut(pattern, forms) if pattern else None
+    return WordPattern(pattern, forms) if pattern else None
 
 
 def _find_pattern(steps: list[dict[str, Any]], *, by_regex: bool) -> str | None:
@@ -118,13 +118,13 @@ def _find_forms(normalizer: dict[str, Any] | None) -> tuple[NormalForm, ...] | N
     return tuple(form for form in forms if form) if None not in forms else None
 
 
-class Words:
+class WordTokenizer:
     """Remembers the tokens of words. The memory is bounded, and what is remembered is proven."""
 
     LIMIT = 1 << 17
     LONGEST = 48
 
-    def __init__(self, tokenizer: "Tokenizer", *, cut: Cut) -> None:
+    def __init__(self, tokenizer: "Tokenizer", *, cut: WordPattern) -> None:
         self._tokenizer = tokenizer
         self._rule = cut
         self._cut_ascii = cut.compile(ASCII)

@@ -21,7 +21,7 @@ MERGED_FILE = "merged.json"
 
 
 def export(job: ExportJob) -> None:
-    from graftwork.model.agree import compare
+    from graftwork.model.agree import compare_logits
     from graftwork.model.merge import merge_into
     from graftwork.model.threads import use_threads
 
@@ -35,12 +35,12 @@ def export(job: ExportJob) -> None:
         unmerged = _logits(base, rows, dtype=dtype, adapter=adapter)
         heart.beat("logits of the merged model", 0, 1)
         merged = _logits(folder, rows, dtype=dtype)
-        agreement = compare(unmerged, merged, dtype=dtype)
+        agreement = compare_logits(unmerged, merged, dtype=dtype)
         _require(agreement)
         seen = None
         if job.four_bits:
             heart.beat("logits of the 4-bit base and adapter", 0, 1)
-            seen = compare(
+            seen = compare_logits(
                 _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
             )
         found = Merged(merged_weights=changed, agreement=agreement, to_four_bits=seen)

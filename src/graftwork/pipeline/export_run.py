@@ -13,7 +13,7 @@ from typing import NamedTuple
 from graftwork.files.digest import file_digest, folder_digest
 from graftwork.files.private import make_folder
 from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.model.base import Base, find_base, verify_base
+from graftwork.model.base import BaseFolder, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
 from graftwork.pipeline.export_process import MERGED_FILE
 from graftwork.pipeline.supervise import JOB_FILE, run_job
@@ -30,7 +30,7 @@ WORD_FILE = "graftwork_export.json"
 class _Source(NamedTuple):
     outcome: TrainOutcome
     plan: Plan
-    base: Base
+    base: BaseFolder
     folder: Path
 
 

@@ -13,7 +13,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.whole import write_whole
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.probe import probe_device
-from graftwork.model.template import Template
+from graftwork.model.template import ChatTemplate
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.propose import Proposal, measure_size, propose
 from graftwork.project.starter import write_proposal, write_starter
@@ -90,7 +90,7 @@ def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]
     if not is_ready(base):
         return None
     try:
-        template = Template.from_folder(Path(find_base(base, project_folder=folder).folder))
+        template = ChatTemplate.from_folder(Path(find_base(base, project_folder=folder).folder))
     except GraftError:
         return None
 

@@ -35,8 +35,8 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
     import torch
 
     from graftwork.model.adapter import attach
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.furnish import load_quantized
     from graftwork.train.settings import TrainSettings
 
     shape = job.shape.model_copy(update={"layers": layers, "parameters": None, "max_positions": 32768})
@@ -49,9 +49,9 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
         alpha=2 * job.rank,
         max_gradient_norm=1.0,
     )
-    furnished = furnish(model, tuning, device="cuda")
+    furnished = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, _adapter(shape, job.rank), seed=1)
-    engine = CardEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     rows = make_rows(tokens // length, length=length, vocabulary=shape.vocab_size)
     # Not settled: that would compile everything a second time, for a step that keeps nothing.

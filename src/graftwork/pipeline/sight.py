@@ -5,13 +5,13 @@ from pathlib import Path
 
 from graftwork.data.rules.note import Sight
 from graftwork.model.base import find_base, is_ready
-from graftwork.model.template import Template
+from graftwork.model.template import ChatTemplate
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import Project
 from graftwork.records.errors import GraftError
 
 
-def see(work: Workplace, *, template: Template) -> Sight:
+def see(work: Workplace, *, template: ChatTemplate) -> Sight:
     return _add(Sight(settings=work.settings.data, base=work.settings.base), template)
 
 
@@ -23,18 +23,18 @@ def see_what_is_there(project: Project) -> Sight:
     try:
         base = find_base(project.settings.base, project_folder=project.root)
         reasoning = project.settings.data.reasoning == "keep"
-        template = Template.from_folder(Path(base.folder), reasoning=reasoning)
+        template = ChatTemplate.from_folder(Path(base.folder), reasoning=reasoning)
     except GraftError:
         return sight
     return _add(sight, template)
 
 
-def load_template(work: Workplace) -> Template:
+def load_template(work: Workplace) -> ChatTemplate:
     """The base's template as this project uses it: rows, evaluation and serving alike."""
-    return Template.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")
+    return ChatTemplate.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")
 
 
-def _add(sight: Sight, template: Template) -> Sight:
+def _add(sight: Sight, template: ChatTemplate) -> Sight:
     return replace(
         sight,
         control_tokens=tuple(sorted(template.control_tokens)),

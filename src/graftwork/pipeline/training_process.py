@@ -24,7 +24,7 @@ from graftwork.train.worker import train
 
 if TYPE_CHECKING:
     from graftwork.model.generate import Generated
-    from graftwork.model.template import Template
+    from graftwork.model.template import ChatTemplate
 
 TOGETHER = 4
 """Cases asked in one batch. Batches are cut the same way whatever the clock says: the company that
@@ -34,7 +34,7 @@ a row keeps can change the last bit of its logits, and so its answer."""
 class GradedAnswers:
     """An examiner that asks as the evaluation does, greedily, and grades by the same functions."""
 
-    def __init__(self, template: "Template", *, fields: AnswerFields, max_new_tokens: int) -> None:
+    def __init__(self, template: "ChatTemplate", *, fields: AnswerFields, max_new_tokens: int) -> None:
         self._template = template
         self._fields = fields
         self._longest = max_new_tokens
@@ -49,12 +49,12 @@ class GradedAnswers:
     def examine(
         self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, pulse: Callable[[], None]
     ) -> tuple[float, ...]:
-        from graftwork.model.aside import set_aside
+        from graftwork.model.aside import eval_mode
         from graftwork.model.generate import Generator, Sampling
 
         until = time.monotonic() + seconds
         grades: list[float] = []
-        with set_aside(model):
+        with eval_mode(model):
             generator = Generator(model, stop_tokens=[self._template.eos])
             for some in _cut(rows):
                 in_time = _Watch(pulse, until=None if not grades else until)
@@ -112,10 +112,10 @@ def make_examiner(job: TrainJob) -> TrainingEvaluator | None:
     examination = job.plan.train.get("examination")
     if examination is None:
         return None
-    from graftwork.model.template import Template
+    from graftwork.model.template import ChatTemplate
 
     return GradedAnswers(
-        Template.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),
+        ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),
         fields=AnswerFields.model_validate(examination["fields"]),
         max_new_tokens=int(examination["max_new_tokens"]),
     )

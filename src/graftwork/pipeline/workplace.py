@@ -9,7 +9,7 @@ from functools import cached_property
 
 from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
-from graftwork.model.base import Base, find_base, is_ready, note_on_weights
+from graftwork.model.base import BaseFolder, find_base, is_ready, note_on_weights
 from graftwork.pipeline.narrator import Narrator
 from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
@@ -51,7 +51,7 @@ class Workplace:
         return self.project.settings.of_model(self.model)
 
     @cached_property
-    def base(self) -> Base:
+    def base(self) -> BaseFolder:
         if not is_ready(self.settings.base):
             self.narrator.word(f"making {self.settings.base} ready: once a machine, about half a minute")
         return find_base(self.settings.base, project_folder=self.project.root)

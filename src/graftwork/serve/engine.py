@@ -40,11 +40,11 @@ class Engine:
         from graftwork.model.adapter import load_adapter
         from graftwork.model.generate import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import Template
+        from graftwork.model.template import ChatTemplate
         from graftwork.model.threads import guard_spinning, use_threads
 
         folder = Path(job.base_folder)
-        self._template = Template.from_folder(folder, reasoning=job.reasoning)
+        self._template = ChatTemplate.from_folder(folder, reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
         guard_spinning(use_threads(job.threads))
         self._model = load_base(folder, dtype=job.dtype, device=job.device)

@@ -72,14 +72,14 @@ def _on_card(
     pulse: Callable[..., None],
     say: Callable[[str], None],
 ) -> "TrainingEngine":
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnished_of
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.furnish import frozen_weights_of
 
-    engine = CardEngine(
+    engine = GpuEngine(
         model,
         learned,
         settings=settings,
-        furnished=furnished_of(model),
+        furnished=frozen_weights_of(model),
         tuning=tuning,
         shape=read_shape(Path(job.base_folder)),
         pulse=pulse,

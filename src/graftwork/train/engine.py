@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.aside import set_aside
-from graftwork.model.learn import learned_digest, learned_tensors
+from graftwork.model.aside import eval_mode
+from graftwork.model.learn import trained_digest, trained_tensors
 from graftwork.model.load import tensors_digest
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
@@ -69,7 +69,7 @@ class TrainingEngine:
         self._overflowed = False
         self._copies = HostCopies()
         self._device = self.crew.device or str(next(model.parameters()).device)
-        self._names = _parameter_indices(learned_tensors(model), parameters)
+        self._names = _parameter_indices(trained_tensors(model), parameters)
         self.trainable = sum(parameter.numel() for parameter in parameters)
         optimizer = torch.optim.AdamW(
             parameters,
@@ -109,7 +109,7 @@ class TrainingEngine:
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int) -> float | None:
         """The loss a trained token over `rows`, shared by the crew; None where there are none."""
-        with set_aside(self.model):
+        with eval_mode(self.model):
             if not rows or self.crew.size == 1:
                 return mean_loss(self.model, rows, batch_rows=batch_rows, device=self._device)
             return self._shared_loss(rows, batch_rows)
@@ -144,11 +144,11 @@ class TrainingEngine:
     def learned(self) -> dict[str, Tensor]:
         """What training has changed, by the names that it is saved under."""
         if not self.crew.shards:
-            return learned_tensors(self.model)
+            return trained_tensors(self.model)
         return {name: self.crew.whole(self.parameters[place]).detach() for name, place in self._names.items()}
 
     def digest(self) -> str:
-        return tensors_digest(self.learned()) if self.crew.shards else learned_digest(self.model)
+        return tensors_digest(self.learned()) if self.crew.shards else trained_digest(self.model)
 
     def state(self) -> dict[str, Tensor]:
         """All that a later process needs to go on to the same bytes."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.parts import reader_of
+from graftwork.model.parts import logits_reader
 from graftwork.records.dataset import Row
 from graftwork.train.order import shared_tokens
 
@@ -44,7 +44,7 @@ class TokenBatch:
 
 def summed_loss(model: Any, batch: TokenBatch) -> Tensor:
     """Cross entropy over the trained tokens, summed."""
-    reader = reader_of(model)
+    reader = logits_reader(model)
     hidden = _hidden_states(reader.decoder, batch)
     logits = reader.logits(hidden[batch.predicts])
     return nn.functional.cross_entropy(logits.float(), batch.targets, reduction="sum")

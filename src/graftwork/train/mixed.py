@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graftwork.train.loss import TokenBatch
 
 
-def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> "Callable[[Batch], Tensor] | None":
+def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> "Callable[[TokenBatch], Tensor] | None":
     if settings.method != "full" or settings.strategy != "single" or dtype != "bfloat16":
         return None
     import torch

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 
 _CHECKPOINTED = "_graft_recomputes"
 
 
 def checkpoint_activations(model: Any) -> int:
     """From now on the blocks of this model compute again; how many there are. Twice is as once."""
-    blocks = parts_of(model).blocks
+    blocks = decoder_parts(model).blocks
     for block in blocks:
         if not getattr(block, _CHECKPOINTED, False):
             block.forward = _checkpointed(block, block.forward)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.lora import LoraLinear
-from graftwork.model.parts import reader_of
+from graftwork.model.parts import logits_reader
 from graftwork.records.dataset import Row
 from graftwork.train.crew.alone import SingleProcess
 from graftwork.train.crew.deal import MicroBatch
@@ -140,7 +140,7 @@ class SharedSteps:
         self._groups[:] = _row_ranges({run: len(own) for run, own in brought.items()})
         model = self._lead_model()
         batch = TokenBatch(rows, device=str(next(model.parameters()).device), share_beginning=False)
-        reader = reader_of(model)
+        reader = logits_reader(model)
         hidden = reader.decoder(
             input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False
         ).last_hidden_state

@@ -68,9 +68,9 @@ def load_for(job: TrainJob) -> Any:
         four_bits=method == "qlora" and tuning is None,
     )
     if tuning is not None:
-        from graftwork.train.gpu.furnish import furnish
+        from graftwork.train.gpu.furnish import load_quantized
 
-        furnish(model, tuning, device=job.plan.device.kind)
+        load_quantized(model, tuning, device=job.plan.device.kind)
     return model
 
 
@@ -79,7 +79,7 @@ def train(
     *,
     load: Callable[[TrainJob], Any] = load_for,
     examiner: TrainingEvaluator | None = None,
-    crew: "Crew | None" = None,
+    crew: "DistributedStrategy | None" = None,
 ) -> None:
     """Train the run to its end. `crew` is given where runs share their steps with others."""
     folder = Path(job.folder)
@@ -127,7 +127,7 @@ def _train(
     restarts: int,
     load: Callable[[TrainJob], Any],
     examiner: TrainingEvaluator | None,
-    given_crew: "Crew | None" = None,
+    given_crew: "DistributedStrategy | None" = None,
 ) -> TrainOutcome | None:
     """What became of the run; None behind the first process, which tells it for all."""
     from graftwork.train.crew.assemble import make_strategy
@@ -165,7 +165,7 @@ def _begin(
 ) -> _Begun:
     """Load the base, prove it, attach what is learned, measure the loss before."""
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.learn import begin_learning
+    from graftwork.model.learn import make_trainable
     from graftwork.train.assemble import make_engine
     from graftwork.train.crew.alone import SingleProcess
     from graftwork.train.loss import mean_loss
@@ -182,7 +182,7 @@ def _begin(
         loss_before = _once(job, lambda: mean_loss(model, checks, batch_rows=8, device=device), crew)
     shape = AdapterShape.model_validate(job.plan.train["adapter"])
     start = Path(job.start_adapter) if job.start_adapter else None
-    learned = begin_learning(model, shape, seed=settings.seed, start=start)
+    learned = make_trainable(model, shape, seed=settings.seed, start=start)
     pulse = stoppable_progress(heart.move, stop_asked.is_set) if crew.size == 1 else heart.move
     engine = make_engine(
         job, model, learned, rows, settings=settings, crew=crew, shares=shares, pulse=pulse, say=say
@@ -241,7 +241,7 @@ def _finish(
 ) -> TrainOutcome | None:
     """Prove the base again, save the adapter, say what came of it."""
     from graftwork.model.base import loadable_name
-    from graftwork.model.learn import save_learned
+    from graftwork.model.learn import save_trained
     from graftwork.train.crew.follow import gather_model
 
     engine, folder = ready.engine, Path(job.folder)
@@ -253,7 +253,7 @@ def _finish(
         return None
     require_base_unchanged(ready.base_hash, after, where=job.folder)
     adapter = folder / ADAPTER
-    save_learned(model, adapter, shape=ready.shape, base=loadable_name(job.plan.base))
+    save_trained(model, adapter, shape=ready.shape, base=loadable_name(job.plan.base))
     steps, looks = read_steps(folder), read_evaluations(folder)
     busy = sum(step.seconds for step in steps)
     return TrainOutcome(

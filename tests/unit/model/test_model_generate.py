@@ -7,7 +7,7 @@ import torch
 
 from graftwork.model.generate import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import Template
+from graftwork.model.template import ChatTemplate
 from graftwork.records.interaction import Message
 
 QUESTIONS = [
@@ -21,7 +21,7 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def loaded(embedded_base):
     folder = Path(embedded_base.folder)
-    return load_base(folder), Template.from_folder(folder)
+    return load_base(folder), ChatTemplate.from_folder(folder)
 
 
 def prompts(template):
@@ -101,7 +101,7 @@ def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
 
 
 def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):
-    from graftwork.model.card_decoder import CardDecoder
+    from graftwork.model.card_decoder import RecordedDecoder
 
     model, template = loaded
     generator = Generator(model, stop_tokens=[template.eos])
@@ -109,7 +109,7 @@ def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(
     with torch.inference_mode():
         walked, given = generator._prefill(asked), generator._prefill(asked)
         columns = given.mask.shape[1] + 8
-        decoder = CardDecoder(model, given.cache, rows=len(asked), columns=columns)
+        decoder = RecordedDecoder(model, given.cache, rows=len(asked), columns=columns)
         decoder.fill(given.cache, given.mask)
         mask, scores = walked.mask, walked.logits
         for _ in range(4):
@@ -152,7 +152,7 @@ def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(generate, "can_record", lambda *_: True)
-    monkeypatch.setattr(generate, "CardDecoder", refuse)
+    monkeypatch.setattr(generate, "RecordedDecoder", refuse)
     generator = Generator(model, stop_tokens=[template.eos], recorded=True)
     for _ in range(2):
         answers = generator.generate(prompts(template), Sampling(6))
@@ -160,10 +160,10 @@ def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
 
 
 def chosen_often(logits, *, top_p, times=4000):
-    from graftwork.model.sampling import Chooser
+    from graftwork.model.sampling import TokenSampler
 
     rows = torch.tensor([logits]).repeat(times, 1)
-    chooser = Chooser(Sampling(1, temperature=1.0, top_p=top_p), rows=times)
+    chooser = TokenSampler(Sampling(1, temperature=1.0, top_p=top_p), rows=times)
     chosen = chooser.choose(rows, rows=list(range(times)), step=0)
     return torch.bincount(chosen, minlength=len(logits))
 

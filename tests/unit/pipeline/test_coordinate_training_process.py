@@ -12,7 +12,7 @@ from graftwork.grading import METRICS, OF_ANSWERS
 from graftwork.grading.fields import AnswerFields
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import load_base
-from graftwork.model.template import Template
+from graftwork.model.template import ChatTemplate
 from graftwork.pipeline.training_process import GradedAnswers, make_examiner
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
@@ -34,7 +34,7 @@ REPLIES = (
 
 @pytest.fixture(scope="module")
 def template(tiny_base):
-    return Template.from_folder(tiny_base)
+    return ChatTemplate.from_folder(tiny_base)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outcome, parts, plan, write_adapter
 
-from graftwork.model.base import Base
+from graftwork.model.base import BaseFolder
 from graftwork.pipeline import serving
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import collect_garbage
@@ -43,7 +43,7 @@ def work(tmp_path, monkeypatch):
     template = type("Template", (), {"template_fingerprint": TEMPLATE_PRINT})
     monkeypatch.setattr(serving, "load_template", lambda _work: template)
     with open_workplace(open_project(tmp_path), Listener()) as opened:
-        opened.__dict__["base"] = Base(name="small", folder="small", revision=BASE_PRINT, files={})
+        opened.__dict__["base"] = BaseFolder(name="small", folder="small", revision=BASE_PRINT, files={})
         yield opened
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import begin_learning
+from graftwork.model.learn import make_trainable
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
@@ -51,7 +51,7 @@ def make_engine(base, *, crew=None, strategy="single", shape=SHAPE, **more):
     if crew is None:
         crew = SingleProcess()
     model = load_base(Path(base))
-    learned = begin_learning(model, shape, seed=settings.seed)
+    learned = make_trainable(model, shape, seed=settings.seed)
     return TrainingEngine(model, learned, settings=settings, crew=crew, micro_rows=2, **more)
 
 

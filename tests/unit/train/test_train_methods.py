@@ -203,19 +203,19 @@ def test_the_step_of_a_card_learns_what_the_plain_one_learns(tiny_base, tmp_path
 
 def test_a_killed_run_of_a_card_goes_on_to_the_same_adapter(tiny_base, tmp_path, monkeypatch):
     whole = train(on_a_card(make_job(tiny_base, tmp_path / "whole", method="qlora"), form="four"))
-    from graftwork.train.gpu.engine import CardEngine
+    from graftwork.train.gpu.engine import GpuEngine
 
-    backward, count = CardEngine.backward, iter(range(100))
+    backward, count = GpuEngine.backward, iter(range(100))
 
     def die(self, rows):
         if next(count) == 5:
             raise Killed
         return backward(self, rows)
 
-    monkeypatch.setattr(CardEngine, "backward", die)
+    monkeypatch.setattr(GpuEngine, "backward", die)
     with pytest.raises(Killed):
         train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
-    monkeypatch.setattr(CardEngine, "backward", backward)
+    monkeypatch.setattr(GpuEngine, "backward", backward)
     resumed = train(on_a_card(make_job(tiny_base, tmp_path / "cut", method="qlora"), form="four"))
     assert resumed.restarts == 1
     assert resumed.adapter_hash == whole.adapter_hash

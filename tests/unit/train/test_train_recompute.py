@@ -7,9 +7,9 @@ import torch
 from train_rows import SETTINGS, make_rows
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import begin_learning
+from graftwork.model.learn import make_trainable
 from graftwork.model.load import load_base
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 from graftwork.records.plan import PlainStep
 from graftwork.train.assemble import make_engine as assemble_engine
 from graftwork.train.crew.alone import SingleProcess
@@ -22,7 +22,7 @@ def make_engine(base, kind="lora", *, four_bits=False, **more):
     torch.set_num_threads(1)
     model = load_base(base, four_bits=four_bits)
     shape = AdapterShape(kind=kind, rank=4, alpha=8, targets=TARGETS, layers=(0, 1))
-    parameters = begin_learning(model, shape, seed=3)
+    parameters = make_trainable(model, shape, seed=3)
     if kind != "full":
         with torch.no_grad():
             # Fresh adapters do nothing, and half of their gradient is zero: give them something to do.
@@ -35,7 +35,7 @@ def count_products(engine):
     """How often the first block's MLP is called in one step."""
     calls = []
     # Before it and not behind: the second time is over when the last tensor that is needed is there.
-    hook = parts_of(engine.model).blocks[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    hook = decoder_parts(engine.model).blocks[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     engine.backward(make_rows(4))
     hook.remove()
     return len(calls)
@@ -52,7 +52,7 @@ def kept_bytes(engine):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        parts_of(engine.model).decoder(input_ids=torch.arange(5, 45)[None], use_cache=False)
+        decoder_parts(engine.model).decoder(input_ids=torch.arange(5, 45)[None], use_cache=False)
     return sum(sizes.values())
 
 
@@ -79,7 +79,7 @@ def test_a_block_is_computed_again_on_the_way_back_and_read_once_where_nothing_i
     assert count_products(again) == 2
     with torch.no_grad():
         calls = []
-        parts_of(again.model).blocks[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+        decoder_parts(again.model).blocks[0].mlp.register_forward_hook(lambda *_: calls.append(1))
         again.model(torch.tensor([[5, 6, 7]]))
     assert calls == [1]
 
@@ -111,7 +111,7 @@ def test_a_model_that_learns_this_way_still_answers_with_a_cache(tiny_base):
 def test_the_plan_decides_unless_the_settings_do(tiny_base, tmp_path, asked, planned, expected):
     model = load_base(tiny_base)
     shape = AdapterShape(rank=4, alpha=8, targets=TARGETS, layers=(0, 1))
-    learned = begin_learning(model, shape, seed=3)
+    learned = make_trainable(model, shape, seed=3)
     plain = None if planned is None else PlainStep(micro_rows=2, checkpointed=planned, peak_gib=1.0)
     plan = SimpleNamespace(tuning=None, plain=plain, train={}, dtype="float32")
     engine = assemble_engine(

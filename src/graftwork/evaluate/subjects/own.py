@@ -33,7 +33,7 @@ class OwnModel:
         from graftwork.model.adapter import load_adapter
         from graftwork.model.generate import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import Template
+        from graftwork.model.template import ChatTemplate
         from graftwork.model.threads import guard_spinning, use_threads
 
         self._job = job
@@ -45,7 +45,7 @@ class OwnModel:
         self._model = load_base(Path(job.base_folder), dtype=dtype, device=self._device)
         if job.adapter_folder is not None:
             load_adapter(self._model, Path(job.adapter_folder))
-        self.template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+        self.template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         stop = [self.template.eos]
         self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
         # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
@@ -169,11 +169,11 @@ class OwnModel:
             return self._generator.generate(prompts, sampling, self.on_token)
         import torch
 
-        from graftwork.model.batch_room import rows_with_room
+        from graftwork.model.batch_room import rows_that_fit
 
         free, _ = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        rows = rows_with_room(
+        rows = rows_that_fit(
             self._model.config.get_text_config(decoder=True),
             prompt_tokens=max(map(len, prompts)),
             new_tokens=sampling.max_new_tokens,

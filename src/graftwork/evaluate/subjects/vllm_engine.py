@@ -51,12 +51,12 @@ class VllmModel:
         os.environ.update(KEEPS_TO_ITSELF if self._on_card else {**KEEPS_TO_ITSELF, **NOT_COMPILED})
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-        from graftwork.model.template import Template
+        from graftwork.model.template import ChatTemplate
         from graftwork.model.threads import use_threads
 
         self._job = job = settle(job)
         threads = None if self._on_card else use_threads(job.threads)
-        self.template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+        self.template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
         adapter = Path(job.adapter_folder) if job.adapter_folder else None
         try:
             import vllm  # type: ignore[import-not-found, unused-ignore]

@@ -36,7 +36,7 @@ class EvaluationCallback(TrainingCallback):
         *,
         folder: Path,
         examiner: TrainingEvaluator | None = None,
-        crew: "Crew | None" = None,
+        crew: "DistributedStrategy | None" = None,
         on_word: Callable[[str], None] = lambda _word: None,
         pulse: Callable[[], None] = lambda: None,
         stop_asked: Callable[[], bool] = lambda: False,

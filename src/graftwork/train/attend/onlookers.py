@@ -23,7 +23,7 @@ def reporting_callbacks(
     settings: TrainSettings,
     *,
     examiner: TrainingEvaluator | None = None,
-    crew: "Crew | None" = None,
+    crew: "DistributedStrategy | None" = None,
     pulse: Callable[[], None] = lambda: None,
     on_word: Callable[[str], None] = lambda _word: None,
     stop_asked: Callable[[], bool] = lambda: False,

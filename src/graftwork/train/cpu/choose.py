@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from graftwork.model.lora import LoraLinear
-from graftwork.model.parts import PLAIN, parts_of
+from graftwork.model.parts import PLAIN_HEADS, decoder_parts
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
 from graftwork.train.cpu.block import KNOWN_LAYERS
@@ -67,12 +67,12 @@ def make_cpu_step(
 
 def is_supported(model: Any, *, longest: int) -> bool:
     """Blocks as ours do them, on a processor, in float32, and nothing learns but adapters."""
-    config, parts = model.config, parts_of(model)
+    config, parts = model.config, decoder_parts(model)
     if any(p.device.type != "cpu" for p in model.parameters()) or model.dtype != torch.float32:
         return False
     if (
         any(type(block).__name__ not in KNOWN_LAYERS for block in parts.blocks)
-        or config.model_type not in PLAIN
+        or config.model_type not in PLAIN_HEADS
     ):
         return False
     window = getattr(config, "sliding_window", None)
@@ -86,13 +86,13 @@ def is_supported(model: Any, *, longest: int) -> bool:
 
 def first_trained_block(model: Any) -> int | None:
     """The lowest block with something to learn."""
-    blocks = enumerate(parts_of(model).blocks)
+    blocks = enumerate(decoder_parts(model).blocks)
     return next((at for at, block in blocks if any(p.requires_grad for p in block.parameters())), None)
 
 
 def packed_bytes(model: Any, first: int) -> int:
     """What the packed copies take: one of each weight, two where the gradient comes back."""
-    parts = parts_of(model)
+    parts = decoder_parts(model)
     below = sum(_linear_weights(block) for block in parts.blocks[:first])
     above = sum(_linear_weights(block) for block in [*parts.blocks[first:], parts.head])
     return (below + 2 * above) * int(parts.head.weight.element_size())
@@ -104,8 +104,8 @@ def cache_load(model: Any, first: int, rows: Sequence[Row], *, settings: TrainSe
     return CacheLoad(
         distinct_tokens=sum(len(tokens) - skipped for tokens in number_rows(rows)),
         visited_tokens=sum(len(rows[at].tokens) - skipped for step in steps for at in step),
-        bytes_a_token=model.config.hidden_size * parts_of(model).head.weight.element_size(),
-        operations_a_token=2.0 * sum(_linear_weights(block) for block in parts_of(model).blocks[:first]),
+        bytes_a_token=model.config.hidden_size * decoder_parts(model).head.weight.element_size(),
+        operations_a_token=2.0 * sum(_linear_weights(block) for block in decoder_parts(model).blocks[:first]),
     )
 
 

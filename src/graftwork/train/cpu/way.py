@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 from graftwork.records.dataset import Row
 from graftwork.train.cpu.block import CpuBlock, KeysValues, attend
 from graftwork.train.cpu.layout import TokenLayout, layout_tokens
@@ -25,7 +25,7 @@ class CpuStep:
     def __init__(
         self, model: Any, first: int, rows: Sequence[Row], *, states: HiddenStateCache, packed: bool
     ) -> None:
-        parts = parts_of(model)
+        parts = decoder_parts(model)
         self._rotary, self._norm = parts.decoder.rotary_emb, parts.decoder.norm
         self._head = trainable_product(parts.head, packed=packed)
         self._trunk = FrozenLayers(parts.decoder, first, rows, states=states, packed=packed)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import begin_learning, learned_tensors
+from graftwork.model.learn import make_trainable, trained_tensors
 from graftwork.records.run import TrainJob
 from graftwork.train.checkpoint import Checkpoint, latest_good
 from graftwork.train.engine import TrainingEngine
@@ -44,7 +44,7 @@ def gather_model(
     if engine.crew.rank:
         return None
     fresh = load(job)
-    begin_learning(fresh, shape, seed=0)
-    for name, tensor in learned_tensors(fresh).items():
+    make_trainable(fresh, shape, seed=0)
+    for name, tensor in trained_tensors(fresh).items():
         tensor.copy_(learned[name])
     return fresh

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 from graftwork.train.crew.crew import OptimizerState
 from graftwork.train.crew.together import DataParallel
 
@@ -43,7 +43,7 @@ class FullyShardedDataParallel(DataParallel):
         optimizer: torch.optim.Optimizer,
         loss: Callable[[Any], Tensor],
     ) -> list[nn.Parameter]:
-        blocks = parts_of(model).blocks
+        blocks = decoder_parts(model).blocks
         self._plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for block in blocks})
         if self._on_cpu:
             self._also_on_processors()

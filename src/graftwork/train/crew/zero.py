@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.parts import parts_of
+from graftwork.model.parts import decoder_parts
 from graftwork.train.crew.crew import OptimizerState
 from graftwork.train.crew.together import DataParallel
 
@@ -192,7 +192,7 @@ def _gather_by_block(model: Any) -> None:
     """A block is gathered whole, as with FSDP: its parts read each other's weights."""
     from deepspeed.utils import set_z3_leaf_modules
 
-    set_z3_leaf_modules(model, sorted({type(block) for block in parts_of(model).blocks}, key=str))
+    set_z3_leaf_modules(model, sorted({type(block) for block in decoder_parts(model).blocks}, key=str))
     # A block whose input asks for no gradient would be dropped before it has gone back.
     model.get_input_embeddings().register_forward_hook(lambda _module, _in, out: out.requires_grad_())
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graftwork.records.dataset import Row
 from graftwork.train.gpu.attention import Documents
-from graftwork.train.gpu.decoder import Packed
+from graftwork.train.gpu.decoder import PackedLayout
 
 COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
 """A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass where each size is
@@ -26,15 +26,15 @@ FEWEST_DOCUMENTS = 16
 
 
 @dataclass(frozen=True)
-class Portion:
+class PackedPass:
     """One pass: its tokens, and what the decoder is told about them."""
 
     tokens: Tensor
-    packed: Packed
+    packed: PackedLayout
     count: int
 
 
-def deal_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
+def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
     """Which rows go together: the longest first, each where it leaves the least room. Pure."""
     bins: list[list[int]] = []
     left: list[int] = []
@@ -79,13 +79,13 @@ class PackSizes(NamedTuple):
     shapes: int = COMPILED_SHAPES
 
 
-def pack(rows: Sequence[Row], sizes: PackSizes, *, device: str) -> list[Portion]:
+def pack(rows: Sequence[Row], sizes: PackSizes, *, device: str) -> list[PackedPass]:
     """The passes of a step."""
-    bins = deal_rows([len(row.tokens) for row in rows], room=sizes.room)
+    bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
     return [_pack([rows[at] for at in some], sizes, device) for some in bins]
 
 
-def _pack(rows: Sequence[Row], sizes: PackSizes, device: str) -> Portion:
+def _pack(rows: Sequence[Row], sizes: PackSizes, device: str) -> PackedPass:
     count = sum(len(row.tokens) for row in rows)
     step = _token_step(sizes.room, sizes.shapes)
     fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
@@ -101,13 +101,13 @@ def _pack(rows: Sequence[Row], sizes: PackSizes, device: str) -> Portion:
     ]
     predicts = np.concatenate(places)
     idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
-    packed = Packed(
+    packed = PackedLayout(
         positions=_tensor(np.concatenate([np.arange(length) for length in lengths]), device),
         documents=_documents(starts, lengths, max(sizes.longest, step), device),
         predicts=_tensor(np.pad(predicts, (0, idle)), device),
         targets=_tensor(np.pad(tokens[predicts + 1], (0, idle), constant_values=-1), device),
     )
-    return Portion(_tensor(tokens[:-1], device), packed, count)
+    return PackedPass(_tensor(tokens[:-1], device), packed, count)
 
 
 def _tensor(numbers: "np.ndarray[Any, Any]", device: str) -> Tensor:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from graftwork.train.gpu.frozen import Eight, Frozen, turned_product_of_codes
+from graftwork.train.gpu.frozen import EightBitWeight, FrozenWeight, transposed_product_of_codes
 from graftwork.train.gpu.graft import (
-    Graft,
-    GraftGradient,
-    graft_gradient,
-    grafted_product,
+    LoraGradient,
+    LoraGroup,
     input_gradient,
+    lora_gradient,
+    lora_product,
     stacked_a,
     thin_gradient,
 )
@@ -40,14 +40,14 @@ class BlockWeights(NamedTuple):
     after_mlp: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    qkv: Frozen
-    out: Frozen
-    gate_up: Frozen
-    down: Frozen
-    qkv_graft: Graft
-    out_graft: Graft
-    gate_up_graft: Graft
-    down_graft: Graft
+    qkv: FrozenWeight
+    out: FrozenWeight
+    gate_up: FrozenWeight
+    down: FrozenWeight
+    qkv_graft: LoraGroup
+    out_graft: LoraGroup
+    gate_up_graft: LoraGroup
+    down_graft: LoraGroup
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -93,7 +93,7 @@ def before_attention(
     x: Tensor, cos: Tensor, sin: Tensor, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Queries, keys, values; the thin product; and what heads were before their norm, where they have one."""
-    qkv, low = grafted_product(w.qkv, w.qkv_graft, norm_if(x, w.before_attention, shape.epsilon))
+    qkv, low = lora_product(w.qkv, w.qkv_graft, norm_if(x, w.before_attention, shape.epsilon))
     q, k, v = _split(qkv, shape)
     raw = None
     if w.query_norm is not None and w.key_norm is not None:
@@ -116,7 +116,7 @@ def before_attention_backward(
     w: BlockWeights,
     shape: BlockShape,
     wants_input: bool,
-) -> tuple[Tensor | None, GraftGradient]:
+) -> tuple[Tensor | None, LoraGradient]:
     tokens = x.shape[0]
     dq, dk = rotate_backward(dq, cos, sin), rotate_backward(dk, cos, sin)
     if raw is not None and w.query_norm is not None and w.key_norm is not None:
@@ -127,13 +127,13 @@ def before_attention_backward(
     dqkv = torch.cat((dq.reshape(tokens, -1), dk.reshape(tokens, -1), dv.reshape(tokens, -1)), dim=1)
     normed = norm_if(x, w.before_attention, shape.epsilon)
     if not wants_input:
-        return None, graft_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
+        return None, lora_gradient(w.qkv_graft, normed, low, dqkv, thin_gradient(w.qkv_graft, dqkv))
     dn, dlow = input_gradient(w.qkv, w.qkv_graft, dqkv)
     dx = dx2 + norm_if_backward(dn, x, w.before_attention, shape.epsilon)
-    return dx, graft_gradient(w.qkv_graft, normed, low, dqkv, dlow)
+    return dx, lora_gradient(w.qkv_graft, normed, low, dqkv, dlow)
 
 
-class Kept(NamedTuple):
+class SavedActivations(NamedTuple):
     """What the second half keeps for its backward pass; `gate_up` is absent where it is computed again."""
 
     middle: Tensor
@@ -145,7 +145,9 @@ class Kept(NamedTuple):
     added: Tensor | None
 
 
-def after_attention(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> tuple[Tensor, Kept]:
+def after_attention(
+    x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape
+) -> tuple[Tensor, SavedActivations]:
     """The rest of the block: output product, norm, gated MLP, both residual sums."""
     kept = _middle(x, mixed, w, shape)
     added = _added(kept, w)
@@ -153,40 +155,42 @@ def after_attention(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape
     return y, kept if w.after_mlp is None else kept._replace(added=added)
 
 
-def kept_again(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Kept:
+def recompute_activations(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> SavedActivations:
     """What the backward pass needs of the second half; its last product only where that is normed."""
     kept = _middle(x, mixed, w, shape)
     return kept if w.after_mlp is None else kept._replace(added=_added(kept, w))
 
 
-def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> Kept:
-    attended, low_out = grafted_product(w.out, w.out_graft, mixed)
+def _middle(x: Tensor, mixed: Tensor, w: BlockWeights, shape: BlockShape) -> SavedActivations:
+    attended, low_out = lora_product(w.out, w.out_graft, mixed)
     middle = x + norm_if(attended, w.after_attention, shape.epsilon)
     normed = norm_if(middle, w.before_mlp, shape.epsilon)
-    gate_up, low = grafted_product(w.gate_up, w.gate_up_graft, normed)
-    return Kept(middle, gate_up, low_out, low, None if w.after_attention is None else attended, None)
+    gate_up, low = lora_product(w.gate_up, w.gate_up_graft, normed)
+    return SavedActivations(
+        middle, gate_up, low_out, low, None if w.after_attention is None else attended, None
+    )
 
 
-def _added(kept: Kept, w: BlockWeights) -> Tensor:
+def _added(kept: SavedActivations, w: BlockWeights) -> Tensor:
     assert kept.gate_up is not None
     gate, up = kept.gate_up.chunk(2, dim=1)
-    return grafted_product(w.down, w.down_graft, silu(gate) * up)[0]
+    return lora_product(w.down, w.down_graft, silu(gate) * up)[0]
 
 
 class HalfGradient(NamedTuple):
-    out: GraftGradient
-    gate_up: GraftGradient
-    down: GraftGradient
+    out: LoraGradient
+    gate_up: LoraGradient
+    down: LoraGradient
 
 
 def after_attention_backward(
-    dy: Tensor, mixed: Tensor, kept: Kept, w: BlockWeights, shape: BlockShape
+    dy: Tensor, mixed: Tensor, kept: SavedActivations, w: BlockWeights, shape: BlockShape
 ) -> tuple[Tensor, Tensor, HalfGradient]:
     """Gradients of the attention's output, of the residual stream, and of the adapters."""
     normed = norm_if(kept.middle, w.before_mlp, shape.epsilon)
     gate_up = kept.gate_up
     if gate_up is None:
-        gate_up, _ = grafted_product(w.gate_up, w.gate_up_graft, normed)
+        gate_up, _ = lora_product(w.gate_up, w.gate_up_graft, normed)
     d_added = norm_if_backward(dy, kept.added, w.after_mlp, shape.epsilon)
     d_lifted, d_low_down = input_gradient(w.down, w.down_graft, d_added)
     lifted, d_gate_up, dn = _gate_backward(gate_up, d_lifted, w.gate_up)
@@ -196,20 +200,26 @@ def after_attention_backward(
     d_attended = norm_if_backward(d_middle, kept.attended, w.after_attention, shape.epsilon)
     d_mixed, d_low_out = input_gradient(w.out, w.out_graft, d_attended)
     gradient = HalfGradient(
-        out=graft_gradient(w.out_graft, mixed, kept.low_out, d_attended, d_low_out),
-        gate_up=graft_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
-        down=graft_gradient(w.down_graft, lifted, low_down, d_added, d_low_down),
+        out=lora_gradient(w.out_graft, mixed, kept.low_out, d_attended, d_low_out),
+        gate_up=lora_gradient(w.gate_up_graft, normed, kept.low_gate_up, d_gate_up, d_low),
+        down=lora_gradient(w.down_graft, lifted, low_down, d_added, d_low_down),
     )
     return d_mixed, d_middle, gradient
 
 
-def _gate_backward(gate_up: Tensor, d_lifted: Tensor, frozen: Frozen) -> tuple[Tensor, Tensor, Tensor | None]:
+def _gate_backward(
+    gate_up: Tensor, d_lifted: Tensor, frozen: FrozenWeight
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """silu(gate) · up again, the gradient of both, and what that gives through an 8-bit weight."""
-    if isinstance(frozen, Eight) and gate_up.device.type == "cuda" and gate_up.dtype == torch.bfloat16:
+    if (
+        isinstance(frozen, EightBitWeight)
+        and gate_up.device.type == "cuda"
+        and gate_up.dtype == torch.bfloat16
+    ):
         from graftwork.train.gpu.kernels import gate_backward_eight
 
         lifted, d_gate_up, codes, scale = gate_backward_eight(gate_up, d_lifted, frozen.scale.view(-1))
-        return lifted, d_gate_up, turned_product_of_codes(frozen, codes, scale, gate_up.dtype)
+        return lifted, d_gate_up, transposed_product_of_codes(frozen, codes, scale, gate_up.dtype)
     gate, up = gate_up.chunk(2, dim=1)
     # The activation is rounded as in the forward pass.
     lit = silu(gate)

@@ -12,33 +12,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graftwork.train.gpu.decoder import Decoder, Packed
+from graftwork.train.gpu.decoder import GpuDecoder, PackedLayout
 
 
 @dataclass(frozen=True)
-class Recording:
+class GraphRecording:
     graph: Any
     x: Tensor
-    packed: Packed
+    packed: PackedLayout
     scale: Tensor
     loss: Tensor
 
 
-class Captured:
+class CudaGraphDecoder:
     """Stands in for the decoder where there is a card. Gradients live in fixed places from the start."""
 
-    def __init__(self, decoder: Decoder, parameters: Sequence[Tensor], *, plain_runs: int = 1) -> None:
+    def __init__(self, decoder: GpuDecoder, parameters: Sequence[Tensor], *, plain_runs: int = 1) -> None:
         self.decoder = decoder
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         self._runs: dict[Any, int] = {}
-        self._recordings: dict[Any, Recording] = {}
+        self._recordings: dict[Any, GraphRecording] = {}
         self._plain: set[Any] = set()
         self._plain_runs = plain_runs
         self._pool = torch.cuda.graph_pool_handle()
 
     def learn(
-        self, x: Tensor, packed: Packed, scale: Tensor, pulse: Callable[[], None] = lambda: None
+        self, x: Tensor, packed: PackedLayout, scale: Tensor, pulse: Callable[[], None] = lambda: None
     ) -> Tensor:
         shape = _shape_of(x, packed)
         if shape not in self._recordings:
@@ -49,7 +49,7 @@ class Captured:
             try:
                 self._recordings[shape] = self._record(x, packed, scale)
             except RuntimeError as error:
-                if not ran_out(error):
+                if not is_out_of_memory(error):
                     raise
                 # What a recording needs beside the others is not there: this shape stays plain.
                 self._plain.add(shape)
@@ -72,9 +72,9 @@ class Captured:
             torch.cuda.empty_cache()
         return compute()
 
-    def _record(self, x: Tensor, packed: Packed, scale: Tensor) -> Recording:
+    def _record(self, x: Tensor, packed: PackedLayout, scale: Tensor) -> GraphRecording:
         """Recording computes nothing: gradients stay what they are until the first replay."""
-        still = Packed(
+        still = PackedLayout(
             positions=packed.positions.clone(),
             documents=replace(packed.documents, starts=packed.documents.starts.clone()),
             predicts=packed.predicts.clone(),
@@ -87,10 +87,10 @@ class Captured:
         # A checkpoint is written meanwhile by a thread that has nothing to do with this.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             loss = self.decoder.learn(x, still, scale)
-        return Recording(graph, x, still, scale, loss)
+        return GraphRecording(graph, x, still, scale, loss)
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, also where that shows only behind the end of a recording."""
     found: BaseException | None = error
     while found is not None:
@@ -100,13 +100,13 @@ def ran_out(error: BaseException) -> bool:
     return False
 
 
-def _shape_of(x: Tensor, packed: Packed) -> Any:
+def _shape_of(x: Tensor, packed: PackedLayout) -> Any:
     documents = packed.documents
     even = documents.lengths if documents.even else (documents.longest,)
     return tuple(x.shape), even, documents.starts.shape[0], packed.predicts.shape[0]
 
 
-def _copy_into(recording: Recording, x: Tensor, packed: Packed, scale: Tensor) -> None:
+def _copy_into(recording: GraphRecording, x: Tensor, packed: PackedLayout, scale: Tensor) -> None:
     recording.x.copy_(x)
     recording.scale.copy_(scale)
     recording.packed.positions.copy_(packed.positions)

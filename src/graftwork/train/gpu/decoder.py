@@ -14,15 +14,15 @@ from torch import Tensor
 
 from graftwork.train.gpu import block as pieces
 from graftwork.train.gpu.attention import Documents, Island, attend, attend_keeping
-from graftwork.train.gpu.block import BlockShape, BlockWeights, Kept
-from graftwork.train.gpu.frozen import Frozen
-from graftwork.train.gpu.graft import Graft, GraftGradient
+from graftwork.train.gpu.block import BlockShape, BlockWeights, SavedActivations
+from graftwork.train.gpu.frozen import FrozenWeight
+from graftwork.train.gpu.graft import LoraGradient, LoraGroup
 from graftwork.train.gpu.head import chunk_loss, chunk_loss_only
 
-Level = Literal["keep", "lean", "again"]
+KeepLevel = Literal["keep", "lean", "again"]
 
 
-class Packed(NamedTuple):
+class PackedLayout(NamedTuple):
     """Documents behind each other in one sequence, and where a token is predicted."""
 
     positions: Tensor
@@ -39,14 +39,14 @@ class BlockMemory(NamedTuple):
     island: Island | None
     low: Tensor | None
     raw: Tensor | None
-    kept: Kept | None
+    kept: SavedActivations | None
 
 
 @dataclass(frozen=True)
-class Thrift:
+class MemoryPolicy:
     """How the decoder spends memory."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[KeepLevel, ...]
     chunk_tokens: int
     """Tokens of one go through the second half of a block, and of one chunk of the head."""
     head_tokens: int
@@ -54,30 +54,34 @@ class Thrift:
 
 
 @dataclass
-class Outside:
+class EmbeddingAndHead:
     """What stands around the blocks."""
 
     embed: Callable[[Tensor], Tensor]
     rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     final_norm: Tensor
-    head: Frozen
+    head: FrozenWeight
 
 
-class Decoder:
+class GpuDecoder:
     def __init__(
-        self, blocks: Sequence[BlockWeights], outside: Outside, shape: BlockShape, thrift: Thrift
+        self,
+        blocks: Sequence[BlockWeights],
+        outside: EmbeddingAndHead,
+        shape: BlockShape,
+        thrift: MemoryPolicy,
     ) -> None:
         self.blocks = list(blocks)
         self.outside = outside
         self.shape = shape
         self.thrift = thrift
-        adapted = [at for at, block in enumerate(self.blocks) if _grafts(block)]
+        adapted = [at for at, block in enumerate(self.blocks) if _has_adapters(block)]
         self.first = adapted[0] if adapted else len(self.blocks)
         wrap: Callable[[Any], Any] = _compile if thrift.compiled else lambda function: function
         self._before = wrap(pieces.before_attention)
         self._before_backward = wrap(pieces.before_attention_backward)
         self._after = wrap(pieces.after_attention)
-        self._after_again = wrap(pieces.kept_again)
+        self._after_again = wrap(pieces.recompute_activations)
         self._after_backward = wrap(pieces.after_attention_backward)
         self._chunk_loss, self._chunk_loss_only = wrap(chunk_loss), wrap(chunk_loss_only)
         self._norm, self._norm_backward = wrap(pieces.norm), wrap(pieces.norm_backward)
@@ -88,7 +92,7 @@ class Decoder:
 
     @torch.no_grad()
     def learn(
-        self, x: Tensor, packed: Packed, scale: Tensor, pulse: Callable[[], None] = lambda: None
+        self, x: Tensor, packed: PackedLayout, scale: Tensor, pulse: Callable[[], None] = lambda: None
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
         found: Gradients = []
@@ -106,14 +110,14 @@ class Decoder:
         return loss
 
     @torch.no_grad()
-    def lose(self, x: Tensor, packed: Packed) -> Tensor:
+    def lose(self, x: Tensor, packed: PackedLayout) -> Tensor:
         """The summed loss alone."""
         cos, sin = self._positions(x, packed)
         for block in self.blocks:
             x = self._pass(block, x, cos, sin, packed.documents)
         return self._lose(x, packed, None)[0]
 
-    def _positions(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+    def _positions(self, x: Tensor, packed: PackedLayout) -> tuple[Tensor, Tensor]:
         cos, sin = self.outside.rotary(x, packed.positions)
         return cos.to(x.dtype), sin.to(x.dtype)
 
@@ -176,7 +180,13 @@ class Decoder:
         return dx  # type: ignore[no-any-return]
 
     def _second_half_backward(
-        self, w: BlockWeights, x: Tensor, mixed: Tensor, kept: Kept | None, dy: Tensor, found: "Gradients"
+        self,
+        w: BlockWeights,
+        x: Tensor,
+        mixed: Tensor,
+        kept: SavedActivations | None,
+        dy: Tensor,
+        found: "Gradients",
     ) -> tuple[Tensor, Tensor]:
         """In chunks where the widest tensors were not kept: then they are never there for all tokens."""
         if kept is not None and kept.gate_up is not None:
@@ -197,7 +207,7 @@ class Decoder:
             return parts[0]
         return torch.cat([pair[0] for pair in parts]), torch.cat([pair[1] for pair in parts])
 
-    def _lose(self, x: Tensor, packed: Packed, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _lose(self, x: Tensor, packed: PackedLayout, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """The loss at the places that predict, and the gradient of the last block's output."""
         weight, epsilon = self.outside.final_norm, self.shape.epsilon
         total = torch.zeros((), dtype=torch.float32, device=x.device)
@@ -227,17 +237,17 @@ def _compile(function: Any) -> Any:
     return torch.compile(function, fullgraph=True, dynamic=False)
 
 
-def _grafts(block: BlockWeights) -> bool:
+def _has_adapters(block: BlockWeights) -> bool:
     return any(g.a for g in (block.qkv_graft, block.out_graft, block.gate_up_graft, block.down_graft))
 
 
-def _part(kept: Kept, some: slice) -> Kept:
+def _part(kept: SavedActivations, some: slice) -> SavedActivations:
     """What was kept of some tokens."""
 
     def of(held: Tensor | None) -> Tensor | None:
         return None if held is None else held[some]
 
-    return Kept(
+    return SavedActivations(
         middle=kept.middle[some],
         gate_up=None,
         low_out=of(kept.low_out),
@@ -247,7 +257,7 @@ def _part(kept: Kept, some: slice) -> Kept:
     )
 
 
-Gradients = list[tuple[Graft, GraftGradient]]
+Gradients = list[tuple[LoraGroup, LoraGradient]]
 
 
 def _collect(w: BlockWeights, gradient: pieces.HalfGradient, found: Gradients) -> None:

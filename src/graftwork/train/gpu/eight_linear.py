@@ -7,14 +7,14 @@ for looks and generation, which go through the model itself. Training reads the 
 import torch
 from torch import Tensor, nn
 
-from graftwork.train.gpu.frozen import Eight
+from graftwork.train.gpu.frozen import EightBitWeight
 
 
-class EightLinear(nn.Module):
+class EightBitLinear(nn.Module):
     codes: Tensor
     scale: Tensor
 
-    def __init__(self, shared: Eight, *, begin: int, rows: int, dtype: torch.dtype) -> None:
+    def __init__(self, shared: EightBitWeight, *, begin: int, rows: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.shared = shared
         self.out_features, self.in_features = rows, shared.codes.shape[1]

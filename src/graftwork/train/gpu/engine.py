@@ -18,37 +18,37 @@ from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.crew.alone import SingleProcess
 from graftwork.train.crew.crew import OptimizerState
 from graftwork.train.engine import StepResult, TrainingEngine
-from graftwork.train.gpu.batch import COMPILED_SHAPES, RECORDED_SHAPES, PackSizes, Portion, pack
-from graftwork.train.gpu.captured import Captured, ran_out
-from graftwork.train.gpu.decoder import Decoder
-from graftwork.train.gpu.furnish import Furnished
-from graftwork.train.gpu.install import build, thrift_of
+from graftwork.train.gpu.batch import COMPILED_SHAPES, RECORDED_SHAPES, PackedPass, PackSizes, pack
+from graftwork.train.gpu.captured import CudaGraphDecoder, is_out_of_memory
+from graftwork.train.gpu.decoder import GpuDecoder
+from graftwork.train.gpu.furnish import FrozenWeights
+from graftwork.train.gpu.install import build_decoder, memory_policy
 from graftwork.train.settings import TrainSettings
 
 GIB = 2**30
 
 
-class CardEngine(TrainingEngine):
+class GpuEngine(TrainingEngine):
     def __init__(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
         *,
         settings: TrainSettings,
-        furnished: Furnished,
+        furnished: FrozenWeights,
         tuning: Tuning,
         shape: ModelShape,
         pulse: Callable[..., None] = lambda *_: None,
     ) -> None:
-        super().__init__(model, parameters, settings=settings, crew=OnCard(), pulse=pulse)
+        super().__init__(model, parameters, settings=settings, crew=SingleGpu(), pulse=pulse)
         self.tuning = tuning
         self._furnished = furnished
         self._shape = shape
         self._on_card = self._device.startswith("cuda")
         self._compiled = tuning.compiled and self._on_card
         self._recorded = (tuning.compiled or tuning.recorded) and self._on_card
-        self._decoder: Decoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
-        self._runner: Decoder | Captured = self._decoder
+        self._decoder: GpuDecoder = self._build(tuning.model_copy(update={"keep": 0, "lean": 0}))
+        self._runner: GpuDecoder | CudaGraphDecoder = self._decoder
 
     def settle(self, rows: Sequence[Row]) -> Tuning:
         """Measure one step that keeps nothing, then keep what the limit allows; what was settled on.
@@ -69,7 +69,7 @@ class CardEngine(TrainingEngine):
                 for _ in range(3):
                     peak = self._measure(rows)
             except RuntimeError as error:
-                if not ran_out(error):
+                if not is_out_of_memory(error):
                     raise
                 peak = tuning.limit_gib + 0.25
             if peak <= tuning.limit_gib or tuning.keep + tuning.lean == 0:
@@ -111,7 +111,7 @@ class CardEngine(TrainingEngine):
     def peak_memory_gib(self) -> float:
         return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
 
-    def _pack(self, rows: Sequence[Row]) -> list[Portion]:
+    def _pack(self, rows: Sequence[Row]) -> list[PackedPass]:
         tuning = self.tuning
         sizes = PackSizes(
             room=tuning.micro_tokens,
@@ -121,23 +121,23 @@ class CardEngine(TrainingEngine):
         )
         return pack(rows, sizes, device=self._device)
 
-    def _lose(self, portion: Portion) -> Tensor:
+    def _lose(self, portion: PackedPass) -> Tensor:
         decoder, runner = self._decoder, self._runner
 
         def compute() -> Tensor:
             return decoder.lose(decoder.embed(portion.tokens), portion.packed)
 
-        return runner.give_way(compute) if isinstance(runner, Captured) else compute()
+        return runner.give_way(compute) if isinstance(runner, CudaGraphDecoder) else compute()
 
-    def _learn(self, portion: Portion, scale: Tensor) -> Tensor:
+    def _learn(self, portion: PackedPass, scale: Tensor) -> Tensor:
         return self._runner.learn(
             self._decoder.embed(portion.tokens), portion.packed, scale, lambda: self._pulse("backward")
         )
 
-    def _build(self, tuning: Tuning) -> Decoder:
+    def _build(self, tuning: Tuning) -> GpuDecoder:
         layers = len(self._furnished.blocks)
-        thrift = thrift_of(tuning, layers=layers, compiled=self._compiled)
-        return build(self.model, self._furnished, thrift)
+        thrift = memory_policy(tuning, layers=layers, compiled=self._compiled)
+        return build_decoder(self.model, self._furnished, thrift)
 
     def _use(self, tuning: Tuning) -> None:
         self.tuning = tuning
@@ -145,7 +145,7 @@ class CardEngine(TrainingEngine):
         if self._recorded:
             # A compiled piece is compiled at its first run and tuned at its second.
             plain_runs = 2 if self._compiled else 1
-            self._runner = Captured(self._decoder, self.parameters, plain_runs=plain_runs)
+            self._runner = CudaGraphDecoder(self._decoder, self.parameters, plain_runs=plain_runs)
 
     def _measure(self, rows: Sequence[Row]) -> float:
         """GiB that the allocator takes for one pass as large as they come."""
@@ -163,7 +163,7 @@ class CardEngine(TrainingEngine):
         return 0.0 if made else 2 * 4 * self.trainable / GIB
 
 
-class OnCard(SingleProcess):
+class SingleGpu(SingleProcess):
     """Alone, with gradients that stay in their places: a recorded step writes to fixed addresses.
 
     Clipping and the update are recorded too: from Python, hundreds of adapters cost more than their sums.

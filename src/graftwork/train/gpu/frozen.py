@@ -10,19 +10,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EIGHT = torch.float8_e4m3fn
+FLOAT8 = torch.float8_e4m3fn
 LARGEST = 448.0
 """The largest number that e4m3 holds."""
 
 SMALLEST_SCALE = 1e-12
 
 
-class Whole(NamedTuple):
+class WholeWeight(NamedTuple):
     weight: Tensor
     bias: Tensor | None
 
 
-class Eight(NamedTuple):
+class EightBitWeight(NamedTuple):
     """Row i of the weight is `codes[i] * scale[i]`. `turned` is the same turned over, where memory allows."""
 
     codes: Tensor
@@ -31,7 +31,7 @@ class Eight(NamedTuple):
     bias: Tensor | None
 
 
-class FourPart(NamedTuple):
+class Nf4Part(NamedTuple):
     """NF4 of one layer as `model/nf4.py` lays it out: two codes a byte, a scale for every 64 weights."""
 
     codes: Tensor
@@ -40,33 +40,33 @@ class FourPart(NamedTuple):
     offset: Tensor
 
 
-class Four(NamedTuple):
+class FourBitWeight(NamedTuple):
     """4-bit weights of layers that are used side by side."""
 
-    parts: tuple[FourPart, ...]
+    parts: tuple[Nf4Part, ...]
     levels: Tensor
     bias: Tensor | None
 
 
-Frozen = Whole | Eight | Four
+FrozenWeight = WholeWeight | EightBitWeight | FourBitWeight
 
 BLOCK = 64
 CHUNK = 256
 
 
-def to_eight(weight: Tensor, bias: Tensor | None, *, turned: bool) -> Eight:
+def quantize_eight(weight: Tensor, bias: Tensor | None, *, turned: bool) -> EightBitWeight:
     """The nearest 8-bit weight with a scale a row."""
     scale = (weight.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
-    codes = (weight.float() / scale).clamp(-LARGEST, LARGEST).to(EIGHT)
-    return Eight(codes, scale, codes.t().contiguous() if turned else None, bias)
+    codes = (weight.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8)
+    return EightBitWeight(codes, scale, codes.t().contiguous() if turned else None, bias)
 
 
-def dequantise(four: Four, dtype: torch.dtype) -> Tensor:
+def dequantize_four(four: FourBitWeight, dtype: torch.dtype) -> Tensor:
     """The 4-bit weight as numbers."""
-    return torch.cat([_dequantise_part(part, four.levels, dtype) for part in four.parts])
+    return torch.cat([_dequantize_part(part, four.levels, dtype) for part in four.parts])
 
 
-def _dequantise_part(part: FourPart, levels: Tensor, dtype: torch.dtype) -> Tensor:
+def _dequantize_part(part: Nf4Part, levels: Tensor, dtype: torch.dtype) -> Tensor:
     rows, half = part.codes.shape
     codes = torch.stack((part.codes >> 4, part.codes & 15), dim=-1).view(rows, half * 2)
     blocks = half * 2 // BLOCK
@@ -76,39 +76,41 @@ def _dequantise_part(part: FourPart, levels: Tensor, dtype: torch.dtype) -> Tens
     return values.to(dtype).view(rows, half * 2)
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """8-bit codes of each row, and its scale."""
     scale = (x.abs().amax(dim=1, keepdim=True).float() / LARGEST).clamp(min=SMALLEST_SCALE)
-    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(EIGHT), scale
+    return (x.float() / scale).clamp(-LARGEST, LARGEST).to(FLOAT8), scale
 
 
-def product(frozen: Frozen, x: Tensor) -> Tensor:
+def product(frozen: FrozenWeight, x: Tensor) -> Tensor:
     """x Wᵀ + bias."""
-    if isinstance(frozen, Eight):
-        codes, scale = quantise_rows(x)
+    if isinstance(frozen, EightBitWeight):
+        codes, scale = quantize_rows(x)
         y = _eight_product(codes, scale, frozen.codes, frozen.scale.t(), x.dtype)
     else:
         y = x @ _as_numbers(frozen, x.dtype).t()
     return y if frozen.bias is None else y + frozen.bias
 
 
-def turned_product(frozen: Frozen, y: Tensor) -> Tensor:
+def transposed_product(frozen: FrozenWeight, y: Tensor) -> Tensor:
     """y W."""
-    if isinstance(frozen, Eight):
+    if isinstance(frozen, EightBitWeight):
         # The rows' scales go into y, so that the same codes serve both products.
-        return turned_product_of_codes(frozen, *quantise_rows(y.float() * frozen.scale.t()), y.dtype)
+        return transposed_product_of_codes(frozen, *quantize_rows(y.float() * frozen.scale.t()), y.dtype)
     return y @ _as_numbers(frozen, y.dtype)
 
 
-def turned_product_of_codes(frozen: Eight, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def transposed_product_of_codes(
+    frozen: EightBitWeight, codes: Tensor, scale: Tensor, dtype: torch.dtype
+) -> Tensor:
     """y W, where y times the rows' scales is in 8 bits already."""
     turned = frozen.codes.t().contiguous() if frozen.turned is None else frozen.turned
     ones = torch.ones(1, turned.shape[0], dtype=torch.float32, device=codes.device)
     return _eight_product(codes, scale, turned, ones, dtype)
 
 
-def _as_numbers(frozen: Whole | Four, dtype: torch.dtype) -> Tensor:
-    return frozen.weight if isinstance(frozen, Whole) else dequantise(frozen, dtype)
+def _as_numbers(frozen: WholeWeight | FourBitWeight, dtype: torch.dtype) -> Tensor:
+    return frozen.weight if isinstance(frozen, WholeWeight) else dequantize_four(frozen, dtype)
 
 
 def _eight_product(

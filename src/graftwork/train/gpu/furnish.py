@@ -12,12 +12,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.nf4 import LEVELS, Nf4Linear, can_quantise, quantise_linear
+from graftwork.model.nf4 import LEVELS, Nf4Linear, can_quantize, quantize_linear
 from graftwork.records.plan import Tuning
-from graftwork.train.gpu.eight_linear import EightLinear
-from graftwork.train.gpu.frozen import Eight, Four, FourPart, Frozen, Whole, to_eight
+from graftwork.train.gpu.eight_linear import EightBitLinear
+from graftwork.train.gpu.frozen import (
+    EightBitWeight,
+    FourBitWeight,
+    FrozenWeight,
+    Nf4Part,
+    WholeWeight,
+    quantize_eight,
+)
 
-GROUPS = {
+LINEAR_GROUPS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "out": ("self_attn.o_proj",),
     "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
@@ -26,41 +33,41 @@ GROUPS = {
 
 
 @dataclass(frozen=True)
-class Furnished:
+class FrozenWeights:
     """The frozen weights of each block by group, and the head."""
 
-    blocks: tuple[dict[str, Frozen], ...]
-    head: Frozen
+    blocks: tuple[dict[str, FrozenWeight], ...]
+    head: FrozenWeight
 
 
-def furnish(model: Any, tuning: Tuning, *, device: str) -> Furnished:
+def load_quantized(model: Any, tuning: Tuning, *, device: str) -> FrozenWeights:
     """Move the model; what is frozen in its blocks and its head changes form on the way."""
     blocks = []
     for layer in model.model.layers:
-        blocks.append({name: _group(layer, paths, tuning, device) for name, paths in GROUPS.items()})
+        blocks.append({name: _group(layer, paths, tuning, device) for name, paths in LINEAR_GROUPS.items()})
     embedding = model.model.embed_tokens
     tied = model.lm_head.weight is embedding.weight
-    head: Frozen
+    head: FrozenWeight
     if tuning.head == "eight":
-        head = to_eight(model.lm_head.weight.detach().to(device), None, turned=tuning.turned)
-        model.lm_head = EightLinear(head, begin=0, rows=head.codes.shape[0], dtype=model.dtype)
+        head = quantize_eight(model.lm_head.weight.detach().to(device), None, turned=tuning.turned)
+        model.lm_head = EightBitLinear(head, begin=0, rows=head.codes.shape[0], dtype=model.dtype)
     if tuning.host_embedding:
         if tied and tuning.head == "whole":
             model.lm_head.weight = nn.Parameter(embedding.weight.detach().to(device), requires_grad=False)
         model.model.embed_tokens = HostEmbedding(embedding.weight.detach().cpu(), device=device)
     model.to(device)
     if tuning.head == "whole":
-        head = Whole(model.lm_head.weight.detach(), None)
-    _FURNISHED[model] = Furnished(tuple(blocks), head)
-    return _FURNISHED[model]
+        head = WholeWeight(model.lm_head.weight.detach(), None)
+    _LOADED[model] = FrozenWeights(tuple(blocks), head)
+    return _LOADED[model]
 
 
-_FURNISHED: "WeakKeyDictionary[Any, Furnished]" = WeakKeyDictionary()
+_LOADED: "WeakKeyDictionary[Any, Furnished]" = WeakKeyDictionary()
 
 
-def furnished_of(model: Any) -> Furnished:
+def frozen_weights_of(model: Any) -> FrozenWeights:
     """What `furnish` made of this model, which may have been for an earlier run."""
-    return _FURNISHED[model]
+    return _LOADED[model]
 
 
 class HostEmbedding(nn.Module):
@@ -81,7 +88,7 @@ class HostEmbedding(nn.Module):
         return rows.to(self._device, non_blocking=True)
 
 
-def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> Frozen:
+def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> FrozenWeight:
     linears = [layer.get_submodule(path) for path in paths]
     if tuning.form == "four" and all(can_be_four(linear) for linear in linears):
         return _four(layer, paths, linears, device)
@@ -89,7 +96,7 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(device)
     if tuning.form == "eight":
-        return _eight(layer, paths, linears, to_eight(weight, bias, turned=tuning.turned))
+        return _eight(layer, paths, linears, quantize_eight(weight, bias, turned=tuning.turned))
     begin = 0
     for linear in linears:
         rows = slice(begin, begin + linear.out_features)
@@ -97,30 +104,30 @@ def _group(layer: Any, paths: tuple[str, ...], tuning: Tuning, device: str) -> F
         if bias is not None:
             linear.bias = nn.Parameter(bias[rows], requires_grad=False)
         begin += linear.out_features
-    return Whole(weight, bias)
+    return WholeWeight(weight, bias)
 
 
 def can_be_four(linear: Any) -> bool:
-    return isinstance(linear, Nf4Linear) or can_quantise(linear.weight)
+    return isinstance(linear, Nf4Linear) or can_quantize(linear.weight)
 
 
-def _four(layer: Any, paths: tuple[str, ...], linears: list[Any], device: str) -> Four:
-    parts: list[FourPart] = []
+def _four(layer: Any, paths: tuple[str, ...], linears: list[Any], device: str) -> FourBitWeight:
+    parts: list[Nf4Part] = []
     biases: list[Tensor] = []
     for path, linear in zip(paths, linears, strict=True):
-        four = linear if isinstance(linear, Nf4Linear) else quantise_linear(linear, device=device)
+        four = linear if isinstance(linear, Nf4Linear) else quantize_linear(linear, device=device)
         _replace(layer, path, four)
-        parts.append(FourPart(four.codes, four.scale_codes, four.chunk_scales, four.offset))
+        parts.append(Nf4Part(four.codes, four.scale_codes, four.chunk_scales, four.offset))
         biases += [] if four.bias is None else [four.bias.detach()]
     bias = torch.cat(biases) if biases else None
-    return Four(tuple(parts), torch.tensor(LEVELS, device=device), bias)
+    return FourBitWeight(tuple(parts), torch.tensor(LEVELS, device=device), bias)
 
 
-def _eight(layer: Any, paths: tuple[str, ...], linears: list[Any], shared: Eight) -> Eight:
+def _eight(layer: Any, paths: tuple[str, ...], linears: list[Any], shared: EightBitWeight) -> EightBitWeight:
     begin = 0
     for path, linear in zip(paths, linears, strict=True):
         rows = linear.out_features
-        _replace(layer, path, EightLinear(shared, begin=begin, rows=rows, dtype=linear.weight.dtype))
+        _replace(layer, path, EightBitLinear(shared, begin=begin, rows=rows, dtype=linear.weight.dtype))
         begin += rows
     return shared
 

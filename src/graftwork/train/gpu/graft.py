@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from graftwork.train.gpu.frozen import Frozen, product, turned_product
+from graftwork.train.gpu.frozen import FrozenWeight, product, transposed_product
 
 
-class Graft(NamedTuple):
+class LoraGroup(NamedTuple):
     """Adapters beside one frozen product. Empty tuples where nothing is adapted."""
 
     a: tuple[Tensor, ...]
@@ -24,16 +24,16 @@ class Graft(NamedTuple):
     """Which of the layers each adapter belongs to."""
 
 
-class GraftGradient(NamedTuple):
+class LoraGradient(NamedTuple):
     a: tuple[Tensor, ...]
     b: tuple[Tensor, ...]
 
 
-def stacked_a(graft: Graft, dtype: torch.dtype) -> Tensor:
+def stacked_a(graft: LoraGroup, dtype: torch.dtype) -> Tensor:
     return torch.cat([a.to(dtype) for a in graft.a])
 
 
-def stacked_b(graft: Graft, dtype: torch.dtype) -> Tensor:
+def stacked_b(graft: LoraGroup, dtype: torch.dtype) -> Tensor:
     """[all outputs, all ranks], zero where an output does not belong to the rank's layer."""
     ranks = [b.shape[1] for b in graft.b]
     strips = []
@@ -54,7 +54,7 @@ def add_thin(y: Tensor, left: Tensor, right: Tensor) -> None:
     y.addmm_(left, right)
 
 
-def grafted_product(frozen: Frozen, graft: Graft, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def lora_product(frozen: FrozenWeight, graft: LoraGroup, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """x Wᵀ + s (x Aᵀ) Bᵀ, and x Aᵀ, which the backward pass wants again."""
     y = product(frozen, x)
     if not graft.a:
@@ -65,10 +65,10 @@ def grafted_product(frozen: Frozen, graft: Graft, x: Tensor) -> tuple[Tensor, Te
 
 
 def input_gradient(
-    frozen: Frozen, graft: Graft, dy: Tensor, base: Tensor | None = None
+    frozen: FrozenWeight, graft: LoraGroup, dy: Tensor, base: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """The gradient of the input, and of x Aᵀ. `base` is dy W where somebody has computed it already."""
-    dx = turned_product(frozen, dy) if base is None else base
+    dx = transposed_product(frozen, dy) if base is None else base
     if not graft.a:
         return dx, None
     dlow = dy @ stacked_b(graft, dy.dtype)
@@ -76,21 +76,21 @@ def input_gradient(
     return dx, dlow
 
 
-def thin_gradient(graft: Graft, dy: Tensor) -> Tensor | None:
+def thin_gradient(graft: LoraGroup, dy: Tensor) -> Tensor | None:
     """The gradient of x Aᵀ alone, for a block below which nobody asks."""
     return dy @ stacked_b(graft, dy.dtype) if graft.a else None
 
 
-def graft_gradient(
-    graft: Graft, x: Tensor, low: Tensor | None, dy: Tensor, dlow: Tensor | None
-) -> GraftGradient:
+def lora_gradient(
+    graft: LoraGroup, x: Tensor, low: Tensor | None, dy: Tensor, dlow: Tensor | None
+) -> LoraGradient:
     """The gradient of A and B."""
     if low is None or dlow is None:
-        return GraftGradient((), ())
+        return LoraGradient((), ())
     return _gradient(graft, dlow.t() @ x, low.t() @ dy)
 
 
-def _gradient(graft: Graft, da: Tensor, db: Tensor) -> GraftGradient:
+def _gradient(graft: LoraGroup, da: Tensor, db: Tensor) -> LoraGradient:
     """Cut the stacked gradients into those of each layer."""
     starts = [sum(graft.outs[:place]) for place in range(len(graft.outs))]
     ga, gb, at = [], [], 0
@@ -100,4 +100,4 @@ def _gradient(graft: Graft, da: Tensor, db: Tensor) -> GraftGradient:
         ga.append(da[at : at + rank].float().contiguous())
         gb.append((db[at : at + rank, begin:end].t().float() * graft.scales[number]).contiguous())
         at += rank
-    return GraftGradient(tuple(ga), tuple(gb))
+    return LoraGradient(tuple(ga), tuple(gb))

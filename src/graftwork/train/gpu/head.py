@@ -7,10 +7,10 @@ its gradient by the hidden states. At no time are more logits there than those o
 import torch
 from torch import Tensor
 
-from graftwork.train.gpu.frozen import Frozen, product, turned_product
+from graftwork.train.gpu.frozen import FrozenWeight, product, transposed_product
 
 
-def chunk_loss(hidden: Tensor, targets: Tensor, head: Frozen) -> tuple[Tensor, Tensor]:
+def chunk_loss(hidden: Tensor, targets: Tensor, head: FrozenWeight) -> tuple[Tensor, Tensor]:
     """Summed loss over a chunk and its gradient; a negative target counts nothing."""
     logits = product(head, hidden).float()
     counted = targets >= 0
@@ -19,10 +19,10 @@ def chunk_loss(hidden: Tensor, targets: Tensor, head: Frozen) -> tuple[Tensor, T
     losses = (level - logits.gather(1, place))[:, 0]
     columns = torch.arange(logits.shape[1], device=logits.device)[None]
     d = (torch.exp(logits - level) - (columns == place).float()) * counted[:, None]
-    return (losses * counted).sum(), turned_product(head, d.to(hidden.dtype))
+    return (losses * counted).sum(), transposed_product(head, d.to(hidden.dtype))
 
 
-def chunk_loss_only(hidden: Tensor, targets: Tensor, head: Frozen) -> Tensor:
+def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight) -> Tensor:
     """The summed loss where nobody learns."""
     logits = product(head, hidden).float()
     taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]

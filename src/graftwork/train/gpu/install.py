@@ -11,12 +11,12 @@ from torch import Tensor
 from graftwork.model.lora import LoraLinear
 from graftwork.records.plan import Tuning
 from graftwork.train.gpu.block import BlockShape, BlockWeights
-from graftwork.train.gpu.decoder import Decoder, Level, Outside, Thrift
-from graftwork.train.gpu.furnish import GROUPS, Furnished
-from graftwork.train.gpu.graft import Graft
+from graftwork.train.gpu.decoder import EmbeddingAndHead, GpuDecoder, KeepLevel, MemoryPolicy
+from graftwork.train.gpu.furnish import LINEAR_GROUPS, FrozenWeights
+from graftwork.train.gpu.graft import LoraGroup
 
 
-def build(model: Any, furnished: Furnished, thrift: Thrift) -> Decoder:
+def build_decoder(model: Any, furnished: FrozenWeights, thrift: MemoryPolicy) -> GpuDecoder:
     config, inner = model.config, model.model
     shape = BlockShape(
         heads=config.num_attention_heads,
@@ -24,22 +24,26 @@ def build(model: Any, furnished: Furnished, thrift: Thrift) -> Decoder:
         head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         epsilon=config.rms_norm_eps,
     )
-    outside = Outside(
+    outside = EmbeddingAndHead(
         embed=inner.embed_tokens,
         rotary=lambda x, positions: _first(inner.rotary_emb(x[None], positions[None])),
         final_norm=inner.norm.weight,
         head=furnished.head,
     )
     blocks = [_block(layer, frozen) for layer, frozen in zip(inner.layers, furnished.blocks, strict=True)]
-    return Decoder(blocks, outside, shape, thrift)
+    return GpuDecoder(blocks, outside, shape, thrift)
 
 
-def thrift_of(tuning: Tuning, *, layers: int, compiled: bool) -> Thrift:
+def memory_policy(tuning: Tuning, *, layers: int, compiled: bool) -> MemoryPolicy:
     """The levels of the blocks from the top down: keep, lean, again."""
     again = max(layers - tuning.keep - tuning.lean, 0)
-    order: tuple[tuple[Level, int], ...] = (("again", again), ("lean", tuning.lean), ("keep", tuning.keep))
+    order: tuple[tuple[KeepLevel, int], ...] = (
+        ("again", again),
+        ("lean", tuning.lean),
+        ("keep", tuning.keep),
+    )
     levels = [level for level, count in order for _ in range(count)]
-    return Thrift(
+    return MemoryPolicy(
         levels=tuple(levels[-layers:]),
         chunk_tokens=tuning.chunk_tokens,
         head_tokens=tuning.head_tokens,
@@ -52,7 +56,10 @@ def _first(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _block(layer: Any, frozen: dict[str, Any]) -> BlockWeights:
-    grafts = {name: _graft([layer.get_submodule(path) for path in paths]) for name, paths in GROUPS.items()}
+    grafts = {
+        name: _lora_group([layer.get_submodule(path) for path in paths])
+        for name, paths in LINEAR_GROUPS.items()
+    }
     attention = layer.self_attn
     return BlockWeights(
         **_norms(layer),
@@ -83,14 +90,14 @@ def _weight(norm: Any) -> Tensor | None:
     return weight
 
 
-def _graft(layers: list[Any]) -> Graft:
+def _lora_group(layers: list[Any]) -> LoraGroup:
     """The adapters that act beside one product."""
     adapted = [
         (place, layer)
         for place, layer in enumerate(layers)
         if isinstance(layer, LoraLinear) and layer.active in layer.scales
     ]
-    return Graft(
+    return LoraGroup(
         a=tuple(layer.lora_A[str(layer.active)] for _, layer in adapted),
         b=tuple(layer.lora_B[str(layer.active)] for _, layer in adapted),
         scales=tuple(layer.scales[str(layer.active)] for _, layer in adapted),
