@@ -34,7 +34,7 @@ import pyarrow as pa
 
 from graftwork.data.pack import pack
 from graftwork.model.base import EMBEDDED, find_base
-from graftwork.model.template import CannotProve, ChatTemplate
+from graftwork.model.chat.template import CannotProve, ChatTemplate
 from graftwork.records.interaction import Message
 
 LENGTH = 2048

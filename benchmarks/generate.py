@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from graftwork.model.base import EMBEDDED, find_base
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import ChatTemplate
 from graftwork.model.threads import use_threads
 from graftwork.records.interaction import Message
 

@@ -106,11 +106,11 @@ def serve_steps(folder: Path) -> None:
     """The child: load the base, warm up, then one step for each line of standard input."""
     import torch
 
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.load import load_base
     from graftwork.model.threads import guard_spinning, use_threads
-    from graftwork.train.cpu.choose import make_cpu_step
+    from graftwork.train.cpu.step import make_cpu_step
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 

@@ -33,7 +33,7 @@ def measure(configuration: dict[str, Any], *, device: str = "cuda") -> dict[str,
     try:
         _run(configuration, found, device=device)
     except RuntimeError as error:
-        from graftwork.train.gpu.captured import is_out_of_memory
+        from graftwork.train.gpu.decoder import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -121,12 +121,12 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
     import torch
     from plan_memory_shapes import shape_of, tuning_of
 
-    from graftwork.model.adapter import AdapterShape
-    from graftwork.model.learn import make_trainable
+    from graftwork.model.adapters.peft import AdapterShape
+    from graftwork.model.adapters.trainable import make_trainable
     from graftwork.train.engine import TrainingEngine
+    from graftwork.train.engine_choice import mixed_loss
     from graftwork.train.gpu.engine import GpuEngine
-    from graftwork.train.gpu.furnish import load_quantized
-    from graftwork.train.mixed import mixed_loss
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     method, layers = configuration["method"], configuration["layers"]
@@ -203,7 +203,7 @@ def randomise(model: Any, furnished: Any) -> None:
     """Numbers in place of what was never written: products of zeros would be faster than real ones."""
     import torch
 
-    from graftwork.train.gpu.frozen import EightBitWeight, FourBitWeight, WholeWeight
+    from graftwork.train.gpu.quantized import EightBitWeight, FourBitWeight, WholeWeight
 
     if (table := model.model.embed_tokens.weight).device.type != "cpu":
         table.normal_(std=0.02)

@@ -49,12 +49,12 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     import torch
     import transformers  # noqa: F401 - imported while another setting is measured
 
-    from graftwork.model.adapter import attach
     from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.shape import linear_names
     from graftwork.pipeline.probe_step import make_model, make_rows
     from graftwork.train.gpu.engine import GpuEngine
-    from graftwork.train.gpu.furnish import load_quantized
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import TrainSettings
 
     if not sys.stdin.readline():

@@ -23,19 +23,18 @@ from results import save_results
 from transformers import AutoTokenizer
 
 from graftwork.files.dataset_folder import read_rows
-from graftwork.model.adapter import AdapterShape, adapter_tensors, attach, load_adapter
+from graftwork.model.adapters.peft import AdapterShape, adapter_tensors, attach, load_adapter
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.model.threads import use_threads
 from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
-from graftwork.train.attend.pulse import HeartbeatCallback
-from graftwork.train.cpu.choose import make_cpu_step
-from graftwork.train.cpu.layout import layout_tokens
+from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.cpu.step import layout_tokens, make_cpu_step
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.loop import Loop
 from graftwork.train.loss import mean_loss
-from graftwork.train.schedule import learning_rate
+from graftwork.train.objectives.epochs import learning_rate
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 DATASETS = Path(__file__).parents[1] / "examples" / "cited_answers" / ".graft" / "datasets"
@@ -208,7 +207,7 @@ def roofline(
 
 def best_rate() -> float:
     """The best of many packed products of a step's size."""
-    from graftwork.train.cpu.products import pack_product
+    from graftwork.train.cpu.layers import pack_product
 
     x, weight = torch.randn(736, 576), torch.randn(1536, 576)
     product = pack_product(weight, None, packed=True)

@@ -22,15 +22,14 @@ FORMS = ("plain", "whole", "eight", "four")
 
 def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
     """One run; every loss of it."""
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.load import load_base
     from graftwork.model.shape import read_shape
     from graftwork.plan.tuning import choose_tuning
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.gpu.engine import GpuEngine
-    from graftwork.train.gpu.furnish import load_quantized
-    from graftwork.train.order import plan_steps
-    from graftwork.train.schedule import learning_rate
+    from graftwork.train.gpu.load import load_quantized
+    from graftwork.train.objectives.epochs import learning_rate, plan_steps
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     settings = TrainSettings(rank=16, alpha=32, epochs=EPOCHS, batch_rows=BATCH, learning_rate=2e-3)
@@ -90,7 +89,7 @@ def _loss_on_whole_base(
     """The adapter's loss where it will work: on the base as it is served, not as it was trained on."""
     import torch
 
-    from graftwork.model.adapter import attach
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.load import load_base
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import TrainSettings
@@ -113,7 +112,7 @@ def main() -> None:
     from graftwork.files.dataset_folder import read_rows
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.threads import use_threads
-    from graftwork.train.order import choose_rows
+    from graftwork.train.objectives.epochs import choose_rows
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=96)

@@ -63,7 +63,7 @@ def measure(method: str, fp8: str, cap: float) -> dict[str, Any]:
 def measure_loop(cap: float) -> dict[str, Any]:
     """What data, journal, heartbeat and checkpoints every 50 steps add to the bare step."""
     from graftwork.process.heartbeat import Heart
-    from graftwork.train.attend.pulse import HeartbeatCallback
+    from graftwork.train.callbacks.reporting import HeartbeatCallback
     from graftwork.train.loop import Loop
     from graftwork.train.settings import TrainSettings
 
@@ -117,10 +117,10 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     import torch
     from train_gpu_model import SHAPES
 
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.plan.tuning import choose_tuning
     from graftwork.train.gpu.engine import GpuEngine
-    from graftwork.train.gpu.furnish import load_quantized
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
     model, shape = make_model(SHAPES["qwen2.5-7b"])

@@ -7,7 +7,7 @@ import torch
 
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.text.unsaid import leave_login_unsaid
-from graftwork.train.checkpoint import (
+from graftwork.train.checkpoints.checkpoint import (
     MANIFEST,
     TENSORS,
     Checkpoint,
@@ -15,8 +15,8 @@ from graftwork.train.checkpoint import (
     list_saved,
     write_checkpoint,
 )
-from graftwork.train.mirror import FsspecMirror
-from graftwork.train.vault import CheckpointStore
+from graftwork.train.checkpoints.mirror import FsspecMirror
+from graftwork.train.checkpoints.store import CheckpointStore
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -5,9 +5,9 @@ import torch
 from s3_server import new_url
 
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.train.checkpoint import Checkpoint
-from graftwork.train.mirror import FsspecMirror
-from graftwork.train.vault import CheckpointStore
+from graftwork.train.checkpoints.checkpoint import Checkpoint
+from graftwork.train.checkpoints.mirror import FsspecMirror
+from graftwork.train.checkpoints.store import CheckpointStore
 
 
 def mirror_of(url):

@@ -40,7 +40,13 @@ from graftwork.registry.memory import ReleasesInMemory
 from graftwork.registry.places.place import Place
 from graftwork.registry.publish import publish
 from graftwork.registry.store import ReleaseStore
-from graftwork.train.checkpoint import CONTENT, CheckpointManifest, list_saved, step_name, verify_checkpoint
+from graftwork.train.checkpoints.checkpoint import (
+    CONTENT,
+    CheckpointManifest,
+    list_saved,
+    step_name,
+    verify_checkpoint,
+)
 
 DEEP = 5_000
 MARK = "\u0001mark {} \u0001"

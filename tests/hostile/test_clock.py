@@ -20,9 +20,9 @@ from graftwork.process.vitals import Sampler
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
 from graftwork.records.job import Beat, Moment
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.deadline import DeadlineCallback
-from graftwork.train.files import ATTEMPTS, SAVED
-from graftwork.train.safety import deadline_of
+from graftwork.train.callbacks.guards import DeadlineCallback
+from graftwork.train.run_folder import ATTEMPTS, SAVED
+from graftwork.train.run_setup import deadline_of
 from graftwork.train.settings import TrainSettings
 
 HOUR = 3600.0
@@ -176,7 +176,7 @@ def test_a_deadline_read_after_the_jump_is_the_same(clocks, jump):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, clocks, jump):
-    from graftwork.train.many import _require_patience
+    from graftwork.train.multi_run import _require_patience
 
     job = type(
         "Job",

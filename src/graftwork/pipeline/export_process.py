@@ -21,8 +21,7 @@ MERGED_FILE = "merged.json"
 
 
 def export(job: ExportJob) -> None:
-    from graftwork.model.agree import compare_logits
-    from graftwork.model.merge import merge_into
+    from graftwork.model.adapters.merge import compare_logits, merge_into
     from graftwork.model.threads import use_threads
 
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
@@ -76,8 +75,8 @@ def _rows(job: ExportJob) -> list[Row]:
 def _logits(
     folder: Path, rows: list[Row], *, dtype: str, adapter: Path | None = None, four_bits: bool = False
 ) -> Any:
-    from graftwork.model.adapter import load_adapter
-    from graftwork.model.agree import reply_logits
+    from graftwork.model.adapters.merge import reply_logits
+    from graftwork.model.adapters.peft import load_adapter
     from graftwork.model.load import load_base
 
     model = load_base(folder, dtype=dtype, four_bits=four_bits)

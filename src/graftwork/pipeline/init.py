@@ -12,8 +12,8 @@ from graftwork.data.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.whole import write_whole
 from graftwork.model.base import find_base, is_ready
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.probe import probe_device
-from graftwork.model.template import ChatTemplate
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.propose import Proposal, measure_size, propose
 from graftwork.project.starter import write_proposal, write_starter

@@ -23,7 +23,13 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.job import Job
-from graftwork.train.launch import DEFAULT_PORT, LAUNCHER, NodeGroup, parse_address, torchrun_arguments
+from graftwork.train.distributed.launch import (
+    DEFAULT_PORT,
+    LAUNCHER,
+    NodeGroup,
+    parse_address,
+    torchrun_arguments,
+)
 from graftwork.train.settings import TrainSettings
 
 WORKER = "graftwork.pipeline.training_process"

@@ -22,7 +22,7 @@ from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
-from graftwork.train.gpu.families import why_eager
+from graftwork.train.engine_choice import why_eager
 from graftwork.train.settings import TrainSettings
 
 COMPILING_PAYS_SECONDS = 120.0

@@ -34,9 +34,9 @@ def probe_card_step(job: ProbeJob, *, layers: int, tokens: int, form: Form) -> P
     """One optimizer step of `tokens` tokens on the card, all kept where that fits."""
     import torch
 
-    from graftwork.model.adapter import attach
+    from graftwork.model.adapters.peft import attach
     from graftwork.train.gpu.engine import GpuEngine
-    from graftwork.train.gpu.furnish import load_quantized
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import TrainSettings
 
     shape = job.shape.model_copy(update={"layers": layers, "parameters": None, "max_positions": 32768})
@@ -68,9 +68,9 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
     """One optimizer step on the processor, as large as keeps it short."""
     import torch
 
-    from graftwork.model.adapter import attach
+    from graftwork.model.adapters.peft import attach
     from graftwork.process.memory import peak_memory_gib
-    from graftwork.train.cpu.choose import make_cpu_step
+    from graftwork.train.cpu.step import make_cpu_step
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.settings import TrainSettings
 

@@ -13,7 +13,7 @@ from graftwork.plan.residuals import COMPUTE, WAITING, split_memory
 from graftwork.records.residual import RunParts
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.records.vitals import Vitals
-from graftwork.train.log import read_journal
+from graftwork.train.run_folder import read_journal
 
 
 def read_parts(folder: Path, outcome: TrainOutcome, *, minutes: float) -> RunParts:

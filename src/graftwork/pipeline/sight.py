@@ -5,7 +5,7 @@ from pathlib import Path
 
 from graftwork.data.rules.note import Sight
 from graftwork.model.base import find_base, is_ready
-from graftwork.model.template import ChatTemplate
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import Project
 from graftwork.records.errors import GraftError

@@ -20,8 +20,7 @@ from graftwork.process.worker import ERROR_FILE
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.train.files import OUTCOME
-from graftwork.train.settled import failure_of
+from graftwork.train.run_folder import OUTCOME, failure_of
 
 State = Literal["trained", "unchanged", "failed"]
 

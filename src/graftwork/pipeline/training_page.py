@@ -13,8 +13,7 @@ from graftwork.process.vitals import VITALS_FILE
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
 from graftwork.records.vitals import Vitals
-from graftwork.train.files import PAGE
-from graftwork.train.log import read_journal
+from graftwork.train.run_folder import PAGE, read_journal
 
 
 def write_training_page(folder: Path, plan: Plan, outcome: TrainOutcome) -> Path:

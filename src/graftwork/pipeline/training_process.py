@@ -18,13 +18,13 @@ from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
 from graftwork.text.publish import hide_in_tracebacks
-from graftwork.train.launch import is_main_process
-from graftwork.train.ports import TrainingEvaluator
+from graftwork.train.callbacks.evaluation import TrainingEvaluator
+from graftwork.train.distributed.launch import is_main_process
 from graftwork.train.worker import train
 
 if TYPE_CHECKING:
-    from graftwork.model.generate import Generated
-    from graftwork.model.template import ChatTemplate
+    from graftwork.model.chat.template import ChatTemplate
+    from graftwork.model.generate.generator import Generated
 
 TOGETHER = 4
 """Cases asked in one batch. Batches are cut the same way whatever the clock says: the company that
@@ -49,8 +49,8 @@ class GradedAnswers:
     def examine(
         self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, pulse: Callable[[], None]
     ) -> tuple[float, ...]:
-        from graftwork.model.aside import eval_mode
-        from graftwork.model.generate import Generator, Sampling
+        from graftwork.model.generate.generator import Generator, Sampling
+        from graftwork.model.load import eval_mode
 
         until = time.monotonic() + seconds
         grades: list[float] = []
@@ -112,7 +112,7 @@ def make_examiner(job: TrainJob) -> TrainingEvaluator | None:
     examination = job.plan.train.get("examination")
     if examination is None:
         return None
-    from graftwork.model.template import ChatTemplate
+    from graftwork.model.chat.template import ChatTemplate
 
     return GradedAnswers(
         ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),

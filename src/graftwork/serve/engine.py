@@ -37,10 +37,10 @@ class Engine:
     """A Backend over a real model. `_answer` runs in the batcher's thread, the rest in the loop."""
 
     def __init__(self, job: EngineJob) -> None:
-        from graftwork.model.adapter import load_adapter
-        from graftwork.model.generate import Generator
+        from graftwork.model.adapters.peft import load_adapter
+        from graftwork.model.chat.template import ChatTemplate
+        from graftwork.model.generate.generator import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import ChatTemplate
         from graftwork.model.threads import guard_spinning, use_threads
 
         folder = Path(job.base_folder)
@@ -81,7 +81,7 @@ class Engine:
         self._models = [*self._models, request.name]
 
     def _attach(self, request: LoadAdapter) -> None:
-        from graftwork.model.adapter import load_adapter
+        from graftwork.model.adapters.peft import load_adapter
 
         with self._model_lock:
             load_adapter(self._model, Path(request.folder), name=request.name)
@@ -125,8 +125,8 @@ class Engine:
         return ApiError(400, message, param="messages", code="context_length_exceeded")
 
     def _answer(self, batch: list[Ticket]) -> None:
-        from graftwork.model.adapter import acting
-        from graftwork.model.generate import Sampling
+        from graftwork.model.adapters.peft import acting
+        from graftwork.model.generate.generator import Sampling
 
         request = batch[0].request
         rows = [_Row(ticket, self._template.decode) for ticket in batch]

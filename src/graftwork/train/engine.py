@@ -11,20 +11,103 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from graftwork.model.aside import eval_mode
-from graftwork.model.learn import trained_digest, trained_tensors
-from graftwork.model.load import tensors_digest
+from graftwork.model.adapters.trainable import trained_digest, trained_tensors
+from graftwork.model.load import eval_mode, tensors_digest
+from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
-from graftwork.train.chance import random_states, restore_random_states
-from graftwork.train.crew.alone import SingleProcess
-from graftwork.train.crew.crew import DistributedStrategy
-from graftwork.train.host_copy import HostCopies
+from graftwork.train.checkpoints.store import HostCopies
+from graftwork.train.distributed.strategies import DistributedStrategy, SingleProcess
 from graftwork.train.loss import TokenBatch, mean_loss, summed_loss
-from graftwork.train.recompute import checkpoint_activations
-from graftwork.train.scaler import LossScaler
 from graftwork.train.settings import TrainSettings
+
+HOST_RANDOM = "random/torch"
+DEVICE_RANDOM = "random/cuda"
+
+
+def random_states() -> dict[str, Tensor]:
+    states = {HOST_RANDOM: torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states[DEVICE_RANDOM] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_states(tensors: dict[str, Tensor]) -> None:
+    torch.set_rng_state(tensors[HOST_RANDOM])
+    if DEVICE_RANDOM in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors[DEVICE_RANDOM])
+
+
+FIRST_SCALE = 2.0**16
+SMALLEST_SCALE, LARGEST_SCALE = 1.0, 2.0**24
+GROW_EVERY = 200
+
+
+class LossScaler:
+    """`on` is False for types with a range like that of float32: then the factor is always 1."""
+
+    def __init__(self, *, on: bool, first: float = FIRST_SCALE, grow_every: int = GROW_EVERY) -> None:
+        self.factor = first if on else 1.0
+        self._on = on
+        self._good = 0
+        self._grow_every = grow_every
+
+    @property
+    def can_fall(self) -> bool:
+        """An overflow is the factor's fault as long as it can still become smaller."""
+        return self._on and self.factor > SMALLEST_SCALE
+
+    def overflowed(self) -> None:
+        self.factor, self._good = max(self.factor / 2, SMALLEST_SCALE), 0
+
+    def went_well(self) -> None:
+        if not self._on:
+            return
+        self._good += 1
+        if self._good == self._grow_every:
+            self.factor, self._good = min(self.factor * 2, LARGEST_SCALE), 0
+
+    def state(self) -> dict[str, Tensor]:
+        if not self._on:
+            return {}
+        return {
+            "scaler/factor": torch.tensor(self.factor, dtype=torch.float64),
+            "scaler/good": torch.tensor(self._good),
+        }
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        if self._on and "scaler/factor" in tensors:
+            self.factor, self._good = float(tensors["scaler/factor"]), int(tensors["scaler/good"])
+
+
+_CHECKPOINTED = "_graft_recomputes"
+
+
+def checkpoint_activations(model: Any) -> int:
+    """From now on the blocks of this model compute again; how many there are. Twice is as once."""
+    blocks = decoder_parts(model).blocks
+    for block in blocks:
+        if not getattr(block, _CHECKPOINTED, False):
+            block.forward = _checkpointed(block, block.forward)
+            setattr(block, _CHECKPOINTED, True)
+    return len(blocks)
+
+
+def _checkpointed(block: Any, forward: Any) -> Any:
+    def compute(*given: Any, **named: Any) -> Any:
+        # Who only reads, keeps nothing; and a cache would be filled a second time.
+        filled = any(hasattr(one, "get_seq_length") for one in (*given, *named.values()))
+        if filled or not torch.is_grad_enabled():
+            return forward(*given, **named)
+        # A block in evaluation mode draws nothing by chance: there is no state to be brought back.
+        return checkpoint(
+            forward, *given, use_reentrant=False, preserve_rng_state=bool(block.training), **named
+        )
+
+    return compute
+
 
 OPTIMIZER_STATES = ("exp_avg", "exp_avg_sq", "step")
 

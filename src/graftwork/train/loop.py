@@ -15,13 +15,13 @@ from graftwork.process import clock
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.attendant import EarlyStop, TrainingCallback
-from graftwork.train.chance import random_states, restore_random_states
-from graftwork.train.checkpoint import Checkpoint
-from graftwork.train.engine import StepResult, TrainingEngine
-from graftwork.train.files import CHECKPOINTS
-from graftwork.train.keep import is_better
-from graftwork.train.log import (
+from graftwork.train.callbacks import EarlyStop, TrainingCallback
+from graftwork.train.checkpoints.checkpoint import Checkpoint, is_better, require_same_run, run_identity
+from graftwork.train.checkpoints.store import CheckpointStore
+from graftwork.train.engine import StepResult, TrainingEngine, random_states, restore_random_states
+from graftwork.train.objectives.epochs import learning_rate, plan_steps
+from graftwork.train.run_folder import (
+    CHECKPOINTS,
     Replay,
     StepLog,
     copy_side_files,
@@ -29,11 +29,7 @@ from graftwork.train.log import (
     read_journal,
     restore_side_files,
 )
-from graftwork.train.order import plan_steps
-from graftwork.train.origin import require_same_run, run_identity
-from graftwork.train.schedule import learning_rate
 from graftwork.train.settings import TrainSettings
-from graftwork.train.vault import CheckpointStore
 
 DIGEST_SHARE = 0.01
 """The weights are hashed at every step only where that takes less of a step than this."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from graftwork.model.parts import logits_reader
 from graftwork.records.dataset import Row
-from graftwork.train.order import shared_tokens
+from graftwork.train.objectives.epochs import shared_tokens
 
 
 class TokenBatch:

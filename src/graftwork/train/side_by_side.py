@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.lora import LoraLinear
+from graftwork.model.adapters.lora import LoraLinear
 from graftwork.model.parts import logits_reader
 from graftwork.records.dataset import Row
-from graftwork.train.crew.alone import SingleProcess
-from graftwork.train.crew.deal import MicroBatch
+from graftwork.train.distributed.strategies import MicroBatch, SingleProcess
 from graftwork.train.loss import TokenBatch
 
 ADAPTER_NAME = "default"
@@ -37,7 +36,7 @@ def share_weights(model: Any) -> Any:
 class GroupedLinear(nn.Module):
     """One product with the frozen weight for all rows, then each group's own adapter."""
 
-    def __init__(self, layers: dict[int, LoraLinear], groups: "list[Group]") -> None:
+    def __init__(self, layers: dict[int, LoraLinear], groups: "list[RowRange]") -> None:
         super().__init__()
         # Outside the module tree: the weights belong to the runs.
         object.__setattr__(self, "_layers", layers)

@@ -12,10 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from graftwork.files.dataset_folder import read_rows
 from graftwork.files.digest import folder_digest
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
+from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.trainable import make_trainable, trained_tensors
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
@@ -23,32 +27,53 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.publish import hide_in_tracebacks
-from graftwork.train.attend.attendant import TrainingCallback
-from graftwork.train.attend.onlookers import reporting_callbacks
-from graftwork.train.attend.pulse import HeartbeatCallback
-from graftwork.train.attend.rehearsal import CrashRehearsal
-from graftwork.train.files import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED
-from graftwork.train.launch import SilentHeartbeat, is_main_process, threads_per_process
-from graftwork.train.log import read_steps
-from graftwork.train.looks import find_best_step, read_evaluations
-from graftwork.train.order import choose_training_rows
-from graftwork.train.ports import TrainingEvaluator
-from graftwork.train.proof import hash_base, require_base_unchanged
-from graftwork.train.safety import (
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.callbacks.evaluation import TrainingEvaluator, find_best_step, read_evaluations
+from graftwork.train.callbacks.guards import CrashRehearsal
+from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
+from graftwork.train.engine import TrainingEngine
+from graftwork.train.objectives.epochs import choose_training_rows
+from graftwork.train.run_folder import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED, read_steps
+from graftwork.train.run_setup import (
     deadline_of,
     guard_callbacks,
     open_checkpoint_store,
+    reporting_callbacks,
     run_inputs,
     stoppable_progress,
 )
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from graftwork.train.distributed.strategies import DistributedStrategy
+
+if TYPE_CHECKING:
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.train.crew.crew import DistributedStrategy
+    from graftwork.train.distributed.strategies import DistributedStrategy
     from graftwork.train.engine import TrainingEngine
-    from graftwork.train.log import Replay
     from graftwork.train.loop import Loop
+    from graftwork.train.run_folder import Replay
+
+
+def hash_base(job: TrainJob, model: Any, crew: "DistributedStrategy", *, first: bool) -> str:
+    """A hash of the base: of its weights in memory, or of its files where those in memory are learned."""
+    from graftwork.model.load import base_digest, base_files_digest
+
+    full = job.plan.method == "full"
+    if not first and (full or not crew.shards):
+        return ""
+    return base_files_digest(Path(job.base_folder)) if full else base_digest(model, whole=crew.whole)
+
+
+def require_base_unchanged(before: str, after: str, *, where: str) -> None:
+    if after != before:
+        raise EnvironmentLacks(
+            "the base weights changed during training",
+            why="an adapter trained on shifting ground cannot be served",
+            fix="this is a fault of the program: please report it with the run's folder",
+            where=where,
+        )
 
 
 def load_for(job: TrainJob) -> Any:
@@ -68,7 +93,7 @@ def load_for(job: TrainJob) -> Any:
         four_bits=method == "qlora" and tuning is None,
     )
     if tuning is not None:
-        from graftwork.train.gpu.furnish import load_quantized
+        from graftwork.train.gpu.load import load_quantized
 
         load_quantized(model, tuning, device=job.plan.device.kind)
     return model
@@ -130,7 +155,7 @@ def _train(
     given_crew: "DistributedStrategy | None" = None,
 ) -> TrainOutcome | None:
     """What became of the run; None behind the first process, which tells it for all."""
-    from graftwork.train.crew.assemble import make_strategy
+    from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
     crew = given_crew or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
@@ -165,9 +190,9 @@ def _begin(
 ) -> _Begun:
     """Load the base, prove it, attach what is learned, measure the loss before."""
     from graftwork.model.adapter_shape import AdapterShape
-    from graftwork.model.learn import make_trainable
-    from graftwork.train.assemble import make_engine
-    from graftwork.train.crew.alone import SingleProcess
+    from graftwork.model.adapters.trainable import make_trainable
+    from graftwork.train.distributed.strategies import SingleProcess
+    from graftwork.train.engine_choice import make_engine
     from graftwork.train.loss import mean_loss
 
     model = load(job)
@@ -203,7 +228,7 @@ def _make_loop(
     crew: "DistributedStrategy",
     looking_on: Sequence[TrainingCallback],
 ) -> "Loop":
-    from graftwork.train.crew.follow import open_read_only_store
+    from graftwork.train.checkpoints.store import open_read_only_store
     from graftwork.train.loop import Loop
 
     folder = Path(job.folder)
@@ -240,9 +265,8 @@ def _finish(
     loaded: float,
 ) -> TrainOutcome | None:
     """Prove the base again, save the adapter, say what came of it."""
+    from graftwork.model.adapters.trainable import save_trained
     from graftwork.model.base import loadable_name
-    from graftwork.model.learn import save_trained
-    from graftwork.train.crew.follow import gather_model
 
     engine, folder = ready.engine, Path(job.folder)
     loss_after = engine.mean_loss(ready.checks, batch_rows=8)
@@ -351,3 +375,20 @@ def _versions() -> dict[str, str]:
 if __name__ == "__main__":
     hide_in_tracebacks()
     sys.exit(run_worker(TrainJob, lambda job: Path(job.folder), train, first=is_main_process()))
+
+
+@torch.no_grad()
+def gather_model(
+    job: TrainJob, engine: TrainingEngine, *, load: Callable[[TrainJob], Any], shape: AdapterShape
+) -> Any:
+    """The trained model; where it lies in parts, a fresh one in host memory with what was learned."""
+    if not engine.crew.shards:
+        return engine.model
+    learned = engine.learned()
+    if engine.crew.rank:
+        return None
+    fresh = load(job)
+    make_trainable(fresh, shape, seed=0)
+    for name, tensor in trained_tensors(fresh).items():
+        tensor.copy_(learned[name])
+    return fresh

@@ -2,8 +2,7 @@
 
 import torch
 
-from graftwork.model.aside import eval_mode
-from graftwork.model.load import load_base
+from graftwork.model.load import eval_mode, load_base
 
 
 def test_modes_attention_caching_and_chance_come_back(tiny_base):

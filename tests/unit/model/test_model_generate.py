@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import ChatTemplate
 from graftwork.records.interaction import Message
 
 QUESTIONS = [
@@ -101,7 +101,7 @@ def test_equal_prompts_of_a_batch_are_drawn_apart(loaded):
 
 
 def test_the_step_that_cards_record_gives_the_scores_of_the_step_that_is_walked(loaded):
-    from graftwork.model.card_decoder import RecordedDecoder
+    from graftwork.model.generate.recorded import RecordedDecoder
 
     model, template = loaded
     generator = Generator(model, stop_tokens=[template.eos])
@@ -124,8 +124,8 @@ def test_only_what_a_recording_can_hold_is_recorded(loaded):
 
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    from graftwork.model.attention import NAME
-    from graftwork.model.card_decoder import can_record
+    from graftwork.model.generate.generator import NAME
+    from graftwork.model.generate.recorded import can_record
 
     def a_model(attention, device):
         weight = SimpleNamespace(device=torch.device(device))
@@ -143,7 +143,7 @@ def test_only_what_a_recording_can_hold_is_recorded(loaded):
 
 
 def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
-    from graftwork.model import generate
+    from graftwork.model.generate import generator
 
     model, template = loaded
     walked = Generator(model, stop_tokens=[template.eos]).generate(prompts(template), Sampling(6))
@@ -151,8 +151,8 @@ def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
     def refuse(*_arguments, **_named):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(generate, "can_record", lambda *_: True)
-    monkeypatch.setattr(generate, "RecordedDecoder", refuse)
+    monkeypatch.setattr(generator, "can_record", lambda *_: True)
+    monkeypatch.setattr(generator, "RecordedDecoder", refuse)
     generator = Generator(model, stop_tokens=[template.eos], recorded=True)
     for _ in range(2):
         answers = generator.generate(prompts(template), Sampling(6))
@@ -160,7 +160,7 @@ def test_a_step_that_cannot_be_recorded_is_walked(loaded, monkeypatch):
 
 
 def chosen_often(logits, *, top_p, times=4000):
-    from graftwork.model.sampling import TokenSampler
+    from graftwork.model.generate.generator import TokenSampler
 
     rows = torch.tensor([logits]).repeat(times, 1)
     chooser = TokenSampler(Sampling(1, temperature=1.0, top_p=top_p), rows=times)

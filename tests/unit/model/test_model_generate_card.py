@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from graftwork.model.generate import Generator, Sampling
+from graftwork.model.chat.template import ChatTemplate
+from graftwork.model.generate.generator import Generator, Sampling
 from graftwork.model.load import load_base
-from graftwork.model.template import ChatTemplate
 from graftwork.records.interaction import Message
 
 pytestmark = pytest.mark.gpu

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.parts import (
     PLAIN_HEADS,
     block_linears,

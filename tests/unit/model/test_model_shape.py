@@ -3,9 +3,9 @@
 import model_families
 import pytest
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.headers import count_tensors, read_sizes
-from graftwork.model.learn import make_trainable
 from graftwork.model.parts import block_linears, layer_sizes
 from graftwork.model.shape import adapter_parameters, linear_names, linear_sizes, read_shape, total_parameters
 from graftwork.records.errors import Damaged

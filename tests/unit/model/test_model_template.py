@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.template import CannotProve, ChatTemplate
+from graftwork.model.chat.template import CannotProve, ChatTemplate
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
 

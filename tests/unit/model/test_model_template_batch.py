@@ -10,10 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.alphabet import uncertain, wide
-from graftwork.model.segments import TextEncoder
-from graftwork.model.template import CannotProve, ChatTemplate
-from graftwork.model.words import SPLITS, WordPattern, WordTokenizer, find_word_pattern
+from graftwork.model.chat.template import CannotProve, ChatTemplate
+from graftwork.model.chat.tokens import (
+    SPLITS,
+    TextEncoder,
+    WordPattern,
+    WordTokenizer,
+    find_word_pattern,
+    uncertain,
+    wide,
+)
 from graftwork.records.interaction import Message
 
 CHATML = (
@@ -234,7 +240,7 @@ def test_a_pattern_that_disagrees_with_the_tokenizer_is_left_for_good(
     definitions, tokenizers_by_form, monkeypatch
 ):
     monkeypatch.setattr(
-        "graftwork.model.segments.find_word_pattern", lambda _definition: WordPattern(r"\w+|\W")
+        "graftwork.model.chat.tokens.find_word_pattern", lambda _definition: WordPattern(r"\w+|\W")
     )
     tokenizer = tokenizers_by_form["gpt2"]
     segments = TextEncoder(tokenizer, json.loads(definitions["gpt2"]))
@@ -245,7 +251,7 @@ def test_a_pattern_that_disagrees_with_the_tokenizer_is_left_for_good(
 
 
 def test_a_disagreement_that_shows_late_is_found_by_the_checks(definitions, tokenizers_by_form, monkeypatch):
-    monkeypatch.setattr("graftwork.model.segments.PROBE_TEXTS", ())
+    monkeypatch.setattr("graftwork.model.chat.tokens.PROBE_TEXTS", ())
     tokenizer = tokenizers_by_form["gpt2"]
     segments = TextEncoder(tokenizer, json.loads(definitions["gpt2"]))
     assert segments.goes_by_words

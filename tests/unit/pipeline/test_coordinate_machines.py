@@ -9,8 +9,8 @@ from graftwork.files.whole import write_whole
 from graftwork.fleet import local
 from graftwork.pipeline import machines
 from graftwork.pipeline.machines import CALL_FILE, Call, _answer
-from graftwork.train import leaving
-from graftwork.train.launch import NodeGroup
+from graftwork.train.distributed import torchrun
+from graftwork.train.distributed.launch import NodeGroup
 
 ENDS_BY_ITSELF = """
 import pathlib, sys, time
@@ -59,7 +59,7 @@ def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
 
 def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
     """A store that does not answer is tried twice."""
-    goodbye = leaving.DOOR_SECONDS + 2 * leaving.REACHED_WITHIN.total_seconds()
+    goodbye = torchrun.DOOR_SECONDS + 2 * torchrun.REACHED_WITHIN.total_seconds()
     assert goodbye < machines.LEAVING_SECONDS
 
 

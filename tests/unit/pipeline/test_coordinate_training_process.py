@@ -10,18 +10,17 @@ import torch
 
 from graftwork.grading import METRICS, OF_ANSWERS
 from graftwork.grading.fields import AnswerFields
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
-from graftwork.model.template import ChatTemplate
 from graftwork.pipeline.training_process import GradedAnswers, make_examiner
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.attend.attendant import TrainingCallback
-from graftwork.train.attend.examine import EvaluationCallback
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.callbacks.evaluation import EvaluationCallback, read_evaluations
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.log import read_steps
-from graftwork.train.looks import read_evaluations
 from graftwork.train.loop import Loop
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import ExamineSettings, TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))

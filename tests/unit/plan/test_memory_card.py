@@ -11,7 +11,7 @@ from graftwork.model.step_sizes import Tally
 from graftwork.model.step_walk import round_places, walk_of
 from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.gpu.batch import round_places as round_places_of_batches
+from graftwork.train.gpu.engine import round_places as round_places_of_batches
 
 GIB = 2**30
 SMALL = ModelShape(

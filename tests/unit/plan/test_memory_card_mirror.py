@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from graftwork.model import step_pieces
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
 from graftwork.model.step_sizes import Tally
 from graftwork.model.step_walk import take_pass, walk_of
@@ -27,7 +27,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.gpu.engine import GpuEngine
-from graftwork.train.gpu.furnish import load_quantized
+from graftwork.train.gpu.load import load_quantized
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 LAYERS, TOKENS, RANK = 3, 256, 8

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import make_trainable
+from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import TrainingEngine
 from graftwork.train.settings import TrainSettings
 
@@ -76,7 +76,7 @@ def meet(strategy):
     """A crew as in a fresh process: accelerate remembers the last one."""
     from accelerate.state import AcceleratorState
 
-    from graftwork.train.crew.assemble import make_strategy
+    from graftwork.train.distributed.launch import make_strategy
 
     AcceleratorState._reset_state(reset_partial_state=True)
     for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:

@@ -19,9 +19,9 @@ from safetensors.torch import save_file
 from train_samples import SETTINGS, make_engine, make_rows
 
 from graftwork.files.journal import Journal
-from graftwork.train import tensors
-from graftwork.train.attend.attendant import TrainingCallback
-from graftwork.train.attend.watch import DivergenceCallback
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.callbacks.guards import DivergenceCallback
+from graftwork.train.checkpoints import checkpoint
 from graftwork.train.loop import Loop
 
 LONG = SETTINGS.model_copy(update={"epochs": 25, "learning_rate": 5e-3})
@@ -46,7 +46,7 @@ class Trap(TrainingCallback):
         self.touches = 0
         for module, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")):
             setattr(module, name, self._set(getattr(module, name)))
-        parts = tensors._parts
+        parts = checkpoint._parts
 
         def one_by_one(named):
             for part in parts(named):
@@ -55,7 +55,7 @@ class Trap(TrainingCallback):
                 self._touch()
                 yield part[len(part) // 2 :]
 
-        tensors._parts = one_by_one
+        checkpoint._parts = one_by_one
 
     def _set(self, call):
         def touched(*arguments, **named):

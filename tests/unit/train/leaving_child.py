@@ -29,8 +29,8 @@ def hear_late(first: int) -> None:
 
 
 if __name__ == "__main__":
-    from graftwork.train.launch import NodeGroup, torchrun_arguments
-    from graftwork.train.torchrun import main
+    from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments
+    from graftwork.train.distributed.torchrun import main
 
     rank, port, module = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if rank:

@@ -6,15 +6,24 @@ from cpu_rows import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import load_base
-from graftwork.train.attend.attendant import TrainingCallback
-from graftwork.train.cpu.store import CacheBudget, CacheLoad, FileCache, MemoryCache, NoCache, choose_cache
-from graftwork.train.cpu.trunk import FrozenLayers, number_rows, shared_prefix
-from graftwork.train.cpu.way import CpuStep
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.cpu.layers import (
+    CacheBudget,
+    CacheLoad,
+    FileCache,
+    FrozenLayers,
+    MemoryCache,
+    NoCache,
+    choose_cache,
+    number_rows,
+    shared_prefix,
+)
+from graftwork.train.cpu.step import CpuStep
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.log import read_steps
 from graftwork.train.loop import Loop
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
 SETTINGS = TrainSettings(

@@ -12,12 +12,16 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model.adapter import AdapterShape, attach
-from graftwork.train.cpu.choose import cache_load, first_trained_block, is_supported, make_cpu_step
-from graftwork.train.cpu.layout import layout_tokens
-from graftwork.train.cpu.products import can_pack
-from graftwork.train.cpu.store import NoCache
-from graftwork.train.cpu.way import CpuStep
+from graftwork.model.adapters.peft import AdapterShape, attach
+from graftwork.train.cpu.layers import NoCache, can_pack
+from graftwork.train.cpu.step import (
+    CpuStep,
+    cache_load,
+    first_trained_block,
+    is_supported,
+    layout_tokens,
+    make_cpu_step,
+)
 from graftwork.train.loss import TokenBatch, summed_loss
 from graftwork.train.settings import TrainSettings
 

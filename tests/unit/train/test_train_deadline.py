@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from graftwork.records.errors import StoppedInOrder
-from graftwork.train.attend.deadline import (
+from graftwork.train.callbacks.guards import (
     SAVE_ALLOWANCE,
     STEP_ALLOWANCE,
     UNKNOWN_SAVE_SECONDS,

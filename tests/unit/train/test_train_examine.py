@@ -5,15 +5,14 @@ import torch
 from test_train_loop import SETTINGS, SHAPE, Before, Killed, final, make_rows
 
 from graftwork.files.journal import Journal
-from graftwork.model.adapter import attach
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.train.attend.examine import EvaluationCallback, choose_evaluation_rows
-from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.callbacks.evaluation import EvaluationCallback, choose_evaluation_rows, read_evaluations
+from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.log import read_steps
-from graftwork.train.looks import read_evaluations
 from graftwork.train.loop import Loop
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import ExamineSettings
 
 

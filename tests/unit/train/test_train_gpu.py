@@ -15,20 +15,20 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.nf4 import dequantize as dequantise_nf4
+from graftwork.model.adapters.nf4 import quantize
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import base_digest
-from graftwork.model.nf4 import dequantize as dequantise_nf4
-from graftwork.model.nf4 import quantize
 from graftwork.model.shape import linear_sizes
 from graftwork.model.step_memory import best_levels, extra_bytes, kept_bytes, weights_again
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.gpu.batch import PackSizes, bin_rows, pack, round_places, round_tokens
-from graftwork.train.gpu.engine import GpuEngine
-from graftwork.train.gpu.families import why_eager, why_unsupported
-from graftwork.train.gpu.frozen import (
+from graftwork.train.engine_choice import why_eager, why_unsupported
+from graftwork.train.gpu.engine import GpuEngine, PackSizes, bin_rows, pack, round_places, round_tokens
+from graftwork.train.gpu.load import load_quantized
+from graftwork.train.gpu.quantized import (
     FourBitWeight,
     Nf4Part,
     dequantize_four,
@@ -36,7 +36,6 @@ from graftwork.train.gpu.frozen import (
     quantize_eight,
     transposed_product,
 )
-from graftwork.train.gpu.furnish import load_quantized
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 SETTINGS = TrainSettings(rank=4, alpha=8, max_gradient_norm=1e9)
@@ -219,7 +218,7 @@ def test_eight_bits_give_both_products_from_the_same_codes():
 
 def test_four_bits_are_read_as_they_are_written():
     found = [quantize(torch.randn(rows, 128)) for rows in (40, 8)]
-    levels = torch.tensor(__import__("graftwork.model.nf4", fromlist=["LEVELS"]).LEVELS)
+    levels = torch.tensor(__import__("graftwork.model.adapters.nf4", fromlist=["LEVELS"]).LEVELS)
     parts = tuple(Nf4Part(w.codes, w.scale_codes, w.chunk_scales, w.offset) for w in found)
     ours = dequantize_four(FourBitWeight(parts, levels, None), torch.float32)
     assert torch.allclose(ours, torch.cat([dequantise_nf4(w, torch.float32) for w in found]), atol=1e-6)
@@ -319,7 +318,7 @@ class Crowded:
 
 
 def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
-    from graftwork.train.gpu.captured import CudaGraphDecoder
+    from graftwork.train.gpu.decoder import CudaGraphDecoder
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
@@ -336,7 +335,7 @@ def test_recordings_give_way_to_a_batch_of_another_shape(monkeypatch):
 
 
 def test_memory_that_ran_out_is_known_behind_another_error():
-    from graftwork.train.gpu.captured import is_out_of_memory
+    from graftwork.train.gpu.decoder import is_out_of_memory
 
     broken = RuntimeError("the recording was broken off")
     broken.__context__ = torch.OutOfMemoryError("no room")
@@ -346,7 +345,7 @@ def test_memory_that_ran_out_is_known_behind_another_error():
 
 
 def test_the_optimizer_goes_on_with_its_count_where_the_weights_are():
-    from graftwork.train.crew.alone import SingleProcess
+    from graftwork.train.distributed.strategies import SingleProcess
 
     weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
     crew = SingleProcess()

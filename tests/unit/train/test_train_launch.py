@@ -8,10 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.errors import UserMistake
-from graftwork.train.crew.assemble import _require_possible
-from graftwork.train.crew.deal import balance_rows, split_into_micro_batches
-from graftwork.train.crew.zero import zero_config
-from graftwork.train.launch import NodeGroup, combined_exit_code, parse_address, torchrun_arguments
+from graftwork.train.distributed.launch import (
+    NodeGroup,
+    _require_possible,
+    combined_exit_code,
+    parse_address,
+    torchrun_arguments,
+)
+from graftwork.train.distributed.strategies import balance_rows, split_into_micro_batches
+from graftwork.train.distributed.zero import zero_config
 from graftwork.train.settings import TrainSettings
 from graftwork.train.worker import job_settings
 

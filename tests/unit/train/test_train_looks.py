@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.records.run import Look, TrainStep
-from graftwork.train.looks import (
+from graftwork.train.callbacks.evaluation import (
     EvaluationHistory,
     count_comparable_cases,
     find_best_step,

@@ -11,23 +11,22 @@ import torch
 from train_samples import SETTINGS, SHAPE, make_engine, make_rows
 
 from graftwork.files.journal import Journal
-from graftwork.model.adapter import attach
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder
 from graftwork.records.run import TrainStep
-from graftwork.train import tensors as checkpoint_tensors
-from graftwork.train.attend.attendant import EarlyStop, TrainingCallback
-from graftwork.train.attend.pulse import HeartbeatCallback
-from graftwork.train.attend.watch import Diverged, DivergenceCallback
-from graftwork.train.checkpoint import latest_good
-from graftwork.train.log import Replay, StepLog, read_journal, read_steps
+from graftwork.train.callbacks import EarlyStop, TrainingCallback
+from graftwork.train.callbacks.guards import Diverged, DivergenceCallback
+from graftwork.train.callbacks.reporting import HeartbeatCallback
+from graftwork.train.checkpoints import checkpoint as checkpoint_tensors
+from graftwork.train.checkpoints.checkpoint import CheckpointMismatch, latest_good
+from graftwork.train.checkpoints.store import CheckpointStore
 from graftwork.train.loop import Loop, StepGivenUp
 from graftwork.train.loss import TokenBatch, summed_loss
-from graftwork.train.order import shared_tokens
-from graftwork.train.origin import CheckpointMismatch
-from graftwork.train.safety import stoppable_progress
+from graftwork.train.objectives.epochs import shared_tokens
+from graftwork.train.run_folder import Replay, StepLog, read_journal, read_steps
+from graftwork.train.run_setup import stoppable_progress
 from graftwork.train.settings import ExamineSettings
-from graftwork.train.vault import CheckpointStore
 
 
 class Killed(BaseException):

@@ -8,8 +8,8 @@ import torch
 from test_train_gpu import make_tuning
 from test_train_loop import make_rows
 
-from graftwork.model.adapter import activate, load_adapter
 from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import activate, load_adapter
 from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
 from graftwork.records.errors import UserMistake

@@ -4,7 +4,7 @@ import pytest
 import torch
 from train_rows import SETTINGS, SHAPE, make_rows
 
-from graftwork.model.adapter import attach
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.train.engine import TrainingEngine
 

@@ -8,14 +8,13 @@ from cpu_rows import make_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import load_base
-from graftwork.train.attend.attendant import TrainingCallback
-from graftwork.train.engine import TrainingEngine
-from graftwork.train.log import read_steps
+from graftwork.train.callbacks import TrainingCallback
+from graftwork.train.engine import LARGEST_SCALE, SMALLEST_SCALE, LossScaler, TrainingEngine
+from graftwork.train.engine_choice import choose_precision, has_amx
 from graftwork.train.loop import Loop
-from graftwork.train.precision import choose_precision, has_amx
-from graftwork.train.scaler import LARGEST_SCALE, SMALLEST_SCALE, LossScaler
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
 SHAPE = AdapterShape(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), layers=(0, 1))

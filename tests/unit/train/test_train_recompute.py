@@ -7,13 +7,13 @@ import torch
 from train_rows import SETTINGS, make_rows
 
 from graftwork.model.adapter_shape import AdapterShape
-from graftwork.model.learn import make_trainable
+from graftwork.model.adapters.trainable import make_trainable
 from graftwork.model.load import load_base
 from graftwork.model.parts import decoder_parts
 from graftwork.records.plan import PlainStep
-from graftwork.train.assemble import make_engine as assemble_engine
-from graftwork.train.crew.alone import SingleProcess
+from graftwork.train.distributed.strategies import SingleProcess
 from graftwork.train.engine import TrainingEngine
+from graftwork.train.engine_choice import make_engine as assemble_engine
 
 TARGETS = ("q_proj", "v_proj", "down_proj")
 

@@ -7,16 +7,15 @@ import pytest
 import torch
 from test_train_gpu import make_tuning
 
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import PlainStep
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.grouping import choose_side_by_side
-from graftwork.train.held import BaseCache
-from graftwork.train.log import read_steps
 from graftwork.train.loop import Loop
+from graftwork.train.multi_run import BaseCache, choose_side_by_side
+from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 from graftwork.train.side_by_side import train_side_by_side
 

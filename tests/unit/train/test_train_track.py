@@ -9,8 +9,8 @@ from test_train_looks import make_step
 
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import Look
-from graftwork.train.attend.track import TrackerCallback
-from graftwork.train.trackers.tracker import require_installed
+from graftwork.train.callbacks.reporting import TrackerCallback
+from graftwork.train.trackers import require_installed
 
 
 class Tape:
@@ -127,7 +127,7 @@ def test_a_tracker_that_is_not_installed_is_said_before_the_run(monkeypatch):
 
 
 def test_a_missing_tracker_is_said_before_rows_are_read_or_a_model_is_loaded(tmp_path, monkeypatch):
-    from graftwork.train.attend.onlookers import reporting_callbacks
+    from graftwork.train.run_setup import reporting_callbacks
     from graftwork.train.settings import RunSettings, TrainSettings
 
     monkeypatch.setattr("graftwork.train.trackers.wandb.PACKAGE", "surely_not_installed")

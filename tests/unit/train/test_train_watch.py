@@ -8,7 +8,7 @@ import pytest
 
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
-from graftwork.train.attend.watch import Diverged, DivergenceCallback, name_rows
+from graftwork.train.callbacks.guards import Diverged, DivergenceCallback, name_rows
 from graftwork.train.engine import StepResult
 from graftwork.train.settings import WatchSettings
 

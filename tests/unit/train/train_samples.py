@@ -4,8 +4,8 @@ import random
 
 import torch
 
-from graftwork.model.adapter import attach
 from graftwork.model.adapter_shape import AdapterShape
+from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin

@@ -9,7 +9,7 @@ from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
-from graftwork.train.files import PAGE
+from graftwork.train.run_folder import PAGE
 
 NAMES = {
     "total_parameters": "parameters of the base",

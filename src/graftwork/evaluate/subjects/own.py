@@ -18,7 +18,7 @@ from graftwork.records.interaction import Message
 from graftwork.records.report import EvalJob
 
 if TYPE_CHECKING:
-    from graftwork.model.generate import Generated, OnToken, Sampling
+    from graftwork.model.generate.generator import Generated, OnToken, Sampling
 
 WEIGHED_TOGETHER = 4
 """Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
@@ -30,10 +30,10 @@ class OwnModel:
     def __init__(self, job: EvalJob) -> None:
         import torch
 
-        from graftwork.model.adapter import load_adapter
-        from graftwork.model.generate import Generator
+        from graftwork.model.adapters.peft import load_adapter
+        from graftwork.model.chat.template import ChatTemplate
+        from graftwork.model.generate.generator import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import ChatTemplate
         from graftwork.model.threads import guard_spinning, use_threads
 
         self._job = job
@@ -62,13 +62,13 @@ class OwnModel:
 
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load another adapter beside the base, to be chosen by `act_as`."""
-        from graftwork.model.adapter import load_adapter
+        from graftwork.model.adapters.peft import load_adapter
 
         load_adapter(self._model, folder, name=name)
 
     def act_as(self, name: str | None) -> None:
         """Answer with the adapter of this name, or as the base."""
-        from graftwork.model.adapter import activate
+        from graftwork.model.adapters.peft import activate
 
         activate(self._model, name)
 
@@ -97,7 +97,7 @@ class OwnModel:
 
     def weigh(self, conversations: list[tuple[tuple[Message, ...], str]]) -> list[float | None]:
         """The mean loss of a token of each reply, its end of turn included; None for one that is refused."""
-        from graftwork.model.template import CannotProve
+        from graftwork.model.chat.template import CannotProve
 
         rows: list[tuple[int, Sequence[int], int]] = []
         for place, row in enumerate(self.template.render_batch(conversations)):
@@ -169,7 +169,7 @@ class OwnModel:
             return self._generator.generate(prompts, sampling, self.on_token)
         import torch
 
-        from graftwork.model.batch_room import rows_that_fit
+        from graftwork.model.generate.recorded import rows_that_fit
 
         free, _ = torch.cuda.mem_get_info(self._device)
         held = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
@@ -204,7 +204,7 @@ class OwnModel:
         return None if told is None else lambda row, token: told(from_row + row, token)
 
     def _sampling(self, *, seed: int, temperature: float) -> "Sampling":
-        from graftwork.model.generate import Sampling
+        from graftwork.model.generate.generator import Sampling
 
         return Sampling(
             max_new_tokens=self._job.max_new_tokens, temperature=temperature, top_p=self._job.top_p, seed=seed

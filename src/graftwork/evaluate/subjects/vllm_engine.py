@@ -51,7 +51,7 @@ class VllmModel:
         os.environ.update(KEEPS_TO_ITSELF if self._on_card else {**KEEPS_TO_ITSELF, **NOT_COMPILED})
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-        from graftwork.model.template import ChatTemplate
+        from graftwork.model.chat.template import ChatTemplate
         from graftwork.model.threads import use_threads
 
         self._job = job = settle(job)
@@ -94,7 +94,7 @@ class VllmModel:
 
     def weigh(self, conversations: list[tuple[tuple[Message, ...], str]]) -> list[float | None]:
         """The mean loss of a token of each reply, read off the log-probabilities of the prompt."""
-        from graftwork.model.template import CannotProve
+        from graftwork.model.chat.template import CannotProve
 
         rows = self.template.render_batch(conversations)
         good = [(place, row) for place, row in enumerate(rows) if not isinstance(row, CannotProve)]

@@ -23,8 +23,8 @@ from graftwork.project.folder import Project
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
-from graftwork.train.checkpoint import verify_checkpoint
-from graftwork.train.files import CHECKPOINTS
+from graftwork.train.checkpoints.checkpoint import verify_checkpoint
+from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
 
 STEPS = 10

@@ -13,7 +13,7 @@ from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 
 def _do(work: Workplace, made: Made) -> Verdict:

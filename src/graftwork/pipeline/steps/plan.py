@@ -30,8 +30,8 @@ from graftwork.records.base import fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
-from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.precision import choose_precision, has_amx_here
+from graftwork.train.engine_choice import choose_precision, has_amx_here
+from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.settings import LOSS, TrainSettings
 
 

@@ -19,7 +19,7 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.report.inputs import ReportPage, SideBySide
 from graftwork.report.page import render_report
-from graftwork.train.log import read_journal
+from graftwork.train.run_folder import read_journal
 
 
 class Written(Record):

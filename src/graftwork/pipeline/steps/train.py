@@ -29,8 +29,8 @@ from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, Stopp
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.publish import publishable
-from graftwork.train.files import MESSAGES, OUTCOME, WAITED
-from graftwork.train.safety import pass_mirrors
+from graftwork.train.run_folder import MESSAGES, OUTCOME, WAITED
+from graftwork.train.run_setup import pass_mirrors
 
 
 def _do(work: Workplace, made: Made) -> TrainOutcome:

@@ -5,22 +5,116 @@ those tensors that the plan keeps for the backward pass; or the gradient. Attent
 between the pieces, because it is a kernel of its own. Pure functions, compiled or not.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from inspect import signature
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention, silu
 
-from graftwork.train.gpu.frozen import EightBitWeight, FrozenWeight, transposed_product_of_codes
-from graftwork.train.gpu.graft import (
-    LoraGradient,
-    LoraGroup,
-    input_gradient,
-    lora_gradient,
-    lora_product,
-    stacked_a,
-    thin_gradient,
+from graftwork.train.gpu.quantized import (
+    EightBitWeight,
+    FrozenWeight,
+    product,
+    transposed_product,
+    transposed_product_of_codes,
 )
+
+
+class LoraGroup(NamedTuple):
+    """Adapters beside one frozen product. Empty tuples where nothing is adapted."""
+
+    a: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
+    scales: tuple[float, ...]
+    outs: tuple[int, ...]
+    """Output widths of the layers side by side, also of those without an adapter (their b is absent)."""
+    places: tuple[int, ...]
+    """Which of the layers each adapter belongs to."""
+
+
+class LoraGradient(NamedTuple):
+    a: tuple[Tensor, ...]
+    b: tuple[Tensor, ...]
+
+
+def stacked_a(graft: LoraGroup, dtype: torch.dtype) -> Tensor:
+    return torch.cat([a.to(dtype) for a in graft.a])
+
+
+def stacked_b(graft: LoraGroup, dtype: torch.dtype) -> Tensor:
+    """[all outputs, all ranks], zero where an output does not belong to the rank's layer."""
+    ranks = [b.shape[1] for b in graft.b]
+    strips = []
+    for place, out in enumerate(graft.outs):
+        blocks = []
+        for at, rank in enumerate(ranks):
+            if graft.places[at] == place:
+                blocks.append((graft.b[at] * graft.scales[at]).to(dtype))
+            else:
+                blocks.append(torch.zeros(out, rank, dtype=dtype, device=graft.b[at].device))
+        strips.append(torch.cat(blocks, dim=1))
+    return torch.cat(strips)
+
+
+@torch.library.custom_op("graftwork::add_thin", mutates_args={"y"})
+def add_thin(y: Tensor, left: Tensor, right: Tensor) -> None:
+    """y += left right, in place: a plain `addmm` in a compiled function copies y first."""
+    y.addmm_(left, right)
+
+
+def lora_product(frozen: FrozenWeight, graft: LoraGroup, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """x Wᵀ + s (x Aᵀ) Bᵀ, and x Aᵀ, which the backward pass wants again."""
+    y = product(frozen, x)
+    if not graft.a:
+        return y, None
+    low = x @ stacked_a(graft, x.dtype).t()
+    add_thin(y, low, stacked_b(graft, x.dtype).t())
+    return y, low
+
+
+def input_gradient(
+    frozen: FrozenWeight, graft: LoraGroup, dy: Tensor, base: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the input, and of x Aᵀ. `base` is dy W where somebody has computed it already."""
+    dx = transposed_product(frozen, dy) if base is None else base
+    if not graft.a:
+        return dx, None
+    dlow = dy @ stacked_b(graft, dy.dtype)
+    add_thin(dx, dlow, stacked_a(graft, dy.dtype))
+    return dx, dlow
+
+
+def thin_gradient(graft: LoraGroup, dy: Tensor) -> Tensor | None:
+    """The gradient of x Aᵀ alone, for a block below which nobody asks."""
+    return dy @ stacked_b(graft, dy.dtype) if graft.a else None
+
+
+def lora_gradient(
+    graft: LoraGroup, x: Tensor, low: Tensor | None, dy: Tensor, dlow: Tensor | None
+) -> LoraGradient:
+    """The gradient of A and B."""
+    if low is None or dlow is None:
+        return LoraGradient((), ())
+    return _gradient(graft, dlow.t() @ x, low.t() @ dy)
+
+
+def _gradient(graft: LoraGroup, da: Tensor, db: Tensor) -> LoraGradient:
+    """Cut the stacked gradients into those of each layer."""
+    starts = [sum(graft.outs[:place]) for place in range(len(graft.outs))]
+    ga, gb, at = [], [], 0
+    for number, b in enumerate(graft.b):
+        rank, begin = b.shape[1], starts[graft.places[number]]
+        end = begin + graft.outs[graft.places[number]]
+        ga.append(da[at : at + rank].float().contiguous())
+        gb.append((db[at : at + rank, begin:end].t().float() * graft.scales[number]).contiguous())
+        at += rank
+    return LoraGradient(tuple(ga), tuple(gb))
 
 
 class BlockShape(NamedTuple):
@@ -234,3 +328,94 @@ def _split(qkv: Tensor, shape: BlockShape) -> tuple[Tensor, Tensor, Tensor]:
     q = heads[:, : shape.heads]
     k = heads[:, shape.heads : shape.heads + shape.groups]
     return q, k, heads[:, shape.heads + shape.groups :]
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Where the documents of a packed sequence begin and end."""
+
+    starts: Tensor
+    """Cumulative lengths, int32, one more than documents."""
+    lengths: tuple[int, ...]
+    at_most: int = 0
+    """No document is longer: a round number, so that few different ones occur. 0: the longest itself."""
+
+    @property
+    def longest(self) -> int:
+        return self.at_most or max(self.lengths)
+
+    @property
+    def even(self) -> bool:
+        """All of one length."""
+        return min(self.lengths) == max(self.lengths)
+
+
+@dataclass(frozen=True)
+class Island:
+    """One attention with its own small graph, cut off from everything around it."""
+
+    inputs: tuple[Tensor, Tensor, Tensor]
+    mixed: Tensor
+
+    def backward(self, d_mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = torch.autograd.grad(self.mixed, self.inputs, d_mixed.view_as(self.mixed))
+        return dq, dk, dv
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    """[tokens, heads, width] of mixed values."""
+    if documents.even:
+        return _attend_evenly(q, k, v, documents)
+    if q.device.type == "cuda":
+        return _attend_packed(q, k, v, documents)
+    split = [torch.split(x, list(documents.lengths)) for x in (q, k, v)]
+    parts = [
+        _attend_evenly(a, b, c, Documents(documents.starts[:2], (a.shape[0],)))
+        for a, b, c in zip(*split, strict=True)
+    ]
+    return torch.cat(parts)
+
+
+def attend_keeping(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Island:
+    """The same, with what its backward pass needs."""
+    inputs = (q.detach().requires_grad_(), k.detach().requires_grad_(), v.detach().requires_grad_())
+    with torch.enable_grad():
+        return Island(inputs, attend(*inputs, documents))
+
+
+def _attend_evenly(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    count, length = len(documents.lengths), documents.lengths[0]
+    batched = [x.view(count, length, x.shape[1], x.shape[2]).transpose(1, 2) for x in (q, k, v)]
+    with _kernels(q):
+        mixed = scaled_dot_product_attention(
+            batched[0], batched[1], batched[2], is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    return mixed.transpose(1, 2).reshape(q.shape)
+
+
+def _attend_packed(q: Tensor, k: Tensor, v: Tensor, documents: Documents) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # Since 2.12 the caller must say that heads share keys; before, the word is unknown.
+    grouped = {"enable_gqa": q.shape[1] != k.shape[1]} if "enable_gqa" in _words_of(varlen_attn) else {}
+    starts, longest = documents.starts, documents.longest
+    mixed: Tensor = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0), **grouped)  # type: ignore[assignment, arg-type]
+    return mixed
+
+
+@lru_cache
+def _words_of(function: Callable[..., object]) -> frozenset[str]:
+    return frozenset(signature(function).parameters)
+
+
+def _kernels(q: Tensor) -> AbstractContextManager[None]:
+    """cuDNN's attention is the fastest on recent cards; the others stand behind it."""
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
+    if q.device.type != "cuda" or q.dtype == torch.float32:
+        order = order[1:]
+    return sdpa_kernel(order, set_priority=True)

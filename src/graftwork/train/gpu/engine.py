@@ -5,25 +5,135 @@ one measured step with nothing kept; what the card has left is then spent on kee
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from graftwork.model.learn import sum_bits
+from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.load import tensors_digest
 from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.crew.alone import SingleProcess
-from graftwork.train.crew.crew import OptimizerState
+from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
 from graftwork.train.engine import StepResult, TrainingEngine
-from graftwork.train.gpu.batch import COMPILED_SHAPES, RECORDED_SHAPES, PackedPass, PackSizes, pack
-from graftwork.train.gpu.captured import CudaGraphDecoder, is_out_of_memory
-from graftwork.train.gpu.decoder import GpuDecoder
-from graftwork.train.gpu.furnish import FrozenWeights
-from graftwork.train.gpu.install import build_decoder, memory_policy
+from graftwork.train.gpu.block import Documents
+from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
+from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
 from graftwork.train.settings import TrainSettings
+
+COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
+"""A batch is filled up to a quarter, a half, three quarters or all of the tokens of a pass where each size is
+compiled for; recording a size costs less, so there are twice as many and half as much filling."""
+
+SMALLEST_PASS = 1024
+FEWEST_PLACES = 64
+FEWEST_DOCUMENTS = 16
+
+
+@dataclass(frozen=True)
+class PackedPass:
+    """One pass: its tokens, and what the decoder is told about them."""
+
+    tokens: Tensor
+    packed: PackedLayout
+    count: int
+
+
+def bin_rows(lengths: Sequence[int], *, room: int) -> list[list[int]]:
+    """Which rows go together: the longest first, each where it leaves the least room. Pure."""
+    bins: list[list[int]] = []
+    left: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda at: (-lengths[at], at)):
+        fitting = [at for at, space in enumerate(left) if space >= lengths[row]]
+        if fitting:
+            best = min(fitting, key=lambda at: (left[at], at))
+            bins[best].append(row)
+            left[best] -= lengths[row]
+        else:
+            bins.append([row])
+            left.append(max(room - lengths[row], 0))
+    return bins
+
+
+def round_tokens(count: int, *, room: int, shapes: int = COMPILED_SHAPES) -> int:
+    """The next of the few sizes that batches have."""
+    step = _token_step(room, shapes)
+    return -(-count // step) * step
+
+
+def _token_step(room: int, shapes: int) -> int:
+    return max(-(-room // shapes), SMALLEST_PASS // shapes)
+
+
+def round_places(count: int, *, head_tokens: int) -> int:
+    """How many places the head looks at: full chunks, or one whose size is a power of two. Replies are
+    short, and a head of a hundred thousand columns is not computed for places that predict nothing."""
+    if count >= head_tokens:
+        return -(-count // head_tokens) * head_tokens
+    return min(max(1 << max(count - 1, 0).bit_length(), FEWEST_PLACES), head_tokens)
+
+
+class PackSizes(NamedTuple):
+    """The sizes that packs come in, which are the shapes that are compiled and recorded."""
+
+    room: int
+    """Tokens of a pass at most, but for a single longer row."""
+    head_tokens: int
+    longest: int = 0
+    """Tokens of the longest row of the run: given, all packs share a bound."""
+    shapes: int = COMPILED_SHAPES
+
+
+def pack(rows: Sequence[Row], sizes: PackSizes, *, device: str) -> list[PackedPass]:
+    """The passes of a step."""
+    bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
+    return [_pack([rows[at] for at in some], sizes, device) for some in bins]
+
+
+def _pack(rows: Sequence[Row], sizes: PackSizes, device: str) -> PackedPass:
+    count = sum(len(row.tokens) for row in rows)
+    step = _token_step(sizes.room, sizes.shapes)
+    fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
+    lengths = [len(row.tokens) for row in rows] + ([fill] if fill else [])
+    starts = [0, *np.cumsum(lengths).tolist()]
+    tokens = np.zeros(starts[-1] + 1, dtype=np.int64)
+    for begin, row in zip(starts, rows, strict=False):
+        tokens[begin : begin + len(row.tokens)] = row.tokens
+    # The token before a trained one predicts it.
+    places = [
+        np.arange(begin + row.trained_from - 1, begin + len(row.tokens) - 1)
+        for begin, row in zip(starts, rows, strict=False)
+    ]
+    predicts = np.concatenate(places)
+    idle = round_places(len(predicts), head_tokens=sizes.head_tokens) - len(predicts)
+    packed = PackedLayout(
+        positions=_tensor(np.concatenate([np.arange(length) for length in lengths]), device),
+        documents=_documents(starts, lengths, max(sizes.longest, step), device),
+        predicts=_tensor(np.pad(predicts, (0, idle)), device),
+        targets=_tensor(np.pad(tokens[predicts + 1], (0, idle), constant_values=-1), device),
+    )
+    return PackedPass(_tensor(tokens[:-1], device), packed, count)
+
+
+def _tensor(numbers: "np.ndarray[Any, Any]", device: str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
+
+
+def _documents(starts: list[int], lengths: list[int], longest: int, device: str) -> Documents:
+    """Documents of no length at the end make their number a round one.
+
+    Their number and the bound on their length are shapes of a recording: few different ones may occur.
+    """
+    if min(lengths) == max(lengths):
+        return Documents(torch.tensor(starts, dtype=torch.int32).to(device), tuple(lengths))
+    number = max(1 << (len(lengths) - 1).bit_length(), FEWEST_DOCUMENTS)
+    padded = starts + [starts[-1]] * (number - len(lengths))
+    at_most = 1 << (max(longest, *lengths) - 1).bit_length()
+    return Documents(torch.tensor(padded, dtype=torch.int32).to(device), tuple(lengths), at_most)
+
 
 GIB = 2**30
 

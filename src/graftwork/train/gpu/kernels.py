@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graftwork.train.gpu.frozen import FLOAT8
+from graftwork.train.gpu.quantized import FLOAT8
 
 COLUMNS = 2048
 
