@@ -124,7 +124,7 @@ def test_only_what_a_recording_can_hold_is_recorded(loaded):
 
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-    from graftwork.model.generate.generator import NAME
+    from graftwork.model.generate.attention import ATTENTION_NAME
     from graftwork.model.generate.recorded import can_record
 
     def a_model(attention, device):
@@ -135,9 +135,9 @@ def test_only_what_a_recording_can_hold_is_recorded(loaded):
     whole, sliding = DynamicCache(), DynamicCache()
     whole.layers = [DynamicLayer(), DynamicLayer()]
     sliding.layers = [DynamicLayer(), DynamicSlidingWindowLayer(sliding_window=8)]
-    assert can_record(a_model(NAME, "cuda"), whole)
-    assert not can_record(a_model(NAME, "cpu"), whole)
-    assert not can_record(a_model(NAME, "cuda"), sliding)
+    assert can_record(a_model(ATTENTION_NAME, "cuda"), whole)
+    assert not can_record(a_model(ATTENTION_NAME, "cpu"), whole)
+    assert not can_record(a_model(ATTENTION_NAME, "cuda"), sliding)
     # Others add a mask of booleans to the scores instead of masking by it.
     assert not can_record(a_model("eager", "cuda"), whole)
 

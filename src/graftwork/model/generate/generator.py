@@ -15,48 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from graftwork.model.generate.attention import register_attention
 from graftwork.model.generate.recorded import RecordedDecoder, can_record
-
-NAME = "graft_grouped"
-
-
-def register() -> str:
-    """Make the attention known to transformers; its name."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(NAME, grouped_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    return NAME
-
-
-def grouped_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """(batch, heads, 1, d) against (batch, groups, length, d); more than one token goes the stock way."""
-    rows, heads, new, width = query.shape
-    if new != 1:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
-        return output, None
-    groups = key.shape[1]
-    scale = scaling if scaling is not None else width**-0.5
-    grouped = query.reshape(rows, groups, heads // groups, width) * scale
-    scores = grouped @ key.transpose(-1, -2)
-    if attention_mask is not None:
-        seen = attention_mask[..., : key.shape[2]]
-        scores = scores.masked_fill(~seen, float("-inf")) if seen.dtype == torch.bool else scores + seen
-    mixed = scores.float().softmax(dim=-1).to(value.dtype) @ value
-    return mixed.reshape(rows, 1, heads, width), None
-
 
 FEW_TOKENS = 512
 """The likeliest tokens are looked at first: sorting a whole vocabulary costs as much as a model's step."""
@@ -170,7 +130,7 @@ class Generator:
         self._model = model
         # A family that caps its scores (Gemma 2) keeps the attention that does so.
         if model.config._attn_implementation == "sdpa":
-            model.set_attn_implementation(register())
+            model.set_attn_implementation(register_attention())
         self._stop = frozenset(stop_tokens)
         self._device = next(model.parameters()).device
         self._recorded = recorded
