@@ -35,7 +35,7 @@ from graftwork.records.interaction import Message
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["CannotProve", "RenderedTokens", "ChatTemplate"]
+__all__ = ["CannotProve", "ChatTemplate", "RenderedTokens"]
 
 Conversation = tuple[Sequence[Message], str]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

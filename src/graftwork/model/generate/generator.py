@@ -1,8 +1,7 @@
-"""Attention for generation: one new token a row, keys and values shared by a group of heads.
+"""Batched generation: a shared prefix is computed once, finished rows leave the batch.
 
-The stock path first copies keys and values once for every head of a group, which at one new token
-costs more than the attention itself. Here the heads of a group meet their shared keys in one
-product. Registered through the interface that transformers offers for it; nothing is patched.
+In: prompts as tokens. Out: the generated tokens and why generation stopped. Knows nothing of templates, cases
+or HTTP. A sampled token depends on the seed, the row and the position only, not on the device or the batch.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from graftwork.model.generate import generator
+from graftwork.model.generate.attention import ATTENTION_NAME
 
 COLUMNS = 128
 """Recordings are made for multiples of this many columns, so that batches of like length share one."""
@@ -39,7 +39,7 @@ def can_record(model: Any, cache: Any) -> bool:
     """Only with our attention, which reads a mask of booleans, and where every layer keeps all keys."""
     on_card = next(model.parameters()).device.type == "cuda"
     plain = all(type(layer) is DynamicLayer for layer in cache.layers)
-    return on_card and plain and model.config._attn_implementation == generator.NAME
+    return on_card and plain and model.config._attn_implementation == ATTENTION_NAME
 
 
 class RecordedDecoder:
