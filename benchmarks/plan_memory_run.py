@@ -109,7 +109,7 @@ class Meter:
             torch.cuda.reset_peak_memory_stats()
         self.allocated = self.reserved = 0
 
-    def pulse(self, word: str = "", *_: Any) -> None:
+    def progress(self, word: str = "", *_: Any) -> None:
         """The engine says what begins: with its backward pass the forward pass has ended."""
         if word == "backward" and self._forward:
             self.note("forward")
@@ -143,21 +143,21 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
         meter.note("load")
         learned = make_trainable(model, adapter, seed=1)
         loss = mixed_loss(model, settings, dtype="bfloat16")
-        return TrainingEngine(model, learned, settings=settings, loss=loss, pulse=meter.pulse)
+        return TrainingEngine(model, learned, settings=settings, loss=loss, progress=meter.progress)
     model = make_model(configuration, dtype=torch.bfloat16, device="cpu")
     tuning = tuning_of(configuration)
-    furnished = load_quantized(model, tuning, device=device)
-    randomise(model, furnished)
+    frozen = load_quantized(model, tuning, device=device)
+    randomise(model, frozen)
     meter.note("load")
     learned = make_trainable(model, adapter, seed=1)
     engine = GpuEngine(
         model,
         learned,
         settings=settings,
-        furnished=furnished,
+        frozen=frozen,
         tuning=tuning,
         shape=shape_of(configuration),
-        pulse=meter.pulse,
+        progress=meter.progress,
     )
     engine._use(tuning)
     meter.note("attach")
@@ -199,7 +199,7 @@ def make_model(configuration: dict[str, Any], *, dtype: Any, device: str) -> Any
     return model
 
 
-def randomise(model: Any, furnished: Any) -> None:
+def randomise(model: Any, frozen: Any) -> None:
     """Numbers in place of what was never written: products of zeros would be faster than real ones."""
     import torch
 
@@ -207,8 +207,8 @@ def randomise(model: Any, furnished: Any) -> None:
 
     if (table := model.model.embed_tokens.weight).device.type != "cpu":
         table.normal_(std=0.02)
-    frozen = [part for block in furnished.blocks for part in block.values()] + [furnished.head]
-    for one in frozen:
+    weights = [part for block in frozen.blocks for part in block.values()] + [frozen.head]
+    for one in weights:
         if isinstance(one, WholeWeight):
             one.weight.normal_(std=0.02)
         elif isinstance(one, EightBitWeight):

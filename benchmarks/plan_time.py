@@ -66,9 +66,9 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     )
     method = "qlora" if setting.form == "four" else "lora"
     settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
-    furnished = load_quantized(model, tuning, device="cuda")
+    frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
-    engine = GpuEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     rows = make_rows(setting.tokens // setting.length, length=setting.length, vocabulary=shape.vocab_size)
     # Not settled: the tuning is what is asked about, and there is room for it.

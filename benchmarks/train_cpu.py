@@ -31,10 +31,10 @@ from graftwork.process.heartbeat import Heart
 from graftwork.records.dataset import Row
 from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.cpu.step import layout_tokens, make_cpu_step
-from graftwork.train.engine import TrainingEngine
-from graftwork.train.loop import Loop
+from graftwork.train.engine import StepOptions, TrainingEngine
+from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.loss import mean_loss
-from graftwork.train.objectives.epochs import learning_rate
+from graftwork.train.objectives.epochs import EpochOrder, learning_rate
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 DATASETS = Path(__file__).parents[1] / "examples" / "cited_answers" / ".graft" / "datasets"
@@ -55,14 +55,17 @@ class Ours:
         print(way[1])
         self.heart = Heart(folder)
         self.engine = TrainingEngine(
-            self.model, learned, settings=settings, loss=way[0].summed_loss, pulse=self.heart.move
-        )
-        self.loop = Loop(
-            self.engine,
-            rows,
+            self.model,
+            learned,
             settings=settings,
-            folder=folder,
-            attendants=[HeartbeatCallback(self.heart, folder)],
+            step=StepOptions(logits=way[0].logits),
+            progress=self.heart.move,
+        )
+        self.loop = TrainingLoop(
+            self.engine,
+            EpochOrder(rows, settings=settings),
+            RunContext(settings, folder),
+            callbacks=[HeartbeatCallback(self.heart, folder)],
         )
 
     def step(self, number: int) -> None:
@@ -131,7 +134,7 @@ def compare(rows: list[Row], checks: list[Row], base: Path, settings: TrainSetti
             folder=folder,
             after_step=after_trl_step,
         )
-        ours.loop._vault.settle()
+        ours.loop._store.settle()
         losses = {"graftwork": mean_loss(ours.model, checks, batch_rows=8, device="cpu")}
         for name, model in (("TRL", trl), ("transformers + PEFT", plain.model)):
             model.save_pretrained(folder / "peer")

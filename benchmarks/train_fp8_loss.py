@@ -57,11 +57,9 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
         )
         assert tuning is not None
         tuning = tuning.model_copy(update={"compiled": False})
-        furnished = load_quantized(model, tuning, device=device)
+        frozen = load_quantized(model, tuning, device=device)
         parameters = attach(model, adapter, seed=17)
-        engine = GpuEngine(
-            model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape
-        )
+        engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
         engine.settle(rows)
     steps = plan_steps(rows, settings=settings)
     before = engine.mean_loss(checks, batch_rows=8)

@@ -64,7 +64,8 @@ def measure_loop(cap: float) -> dict[str, Any]:
     """What data, journal, heartbeat and checkpoints every 50 steps add to the bare step."""
     from graftwork.process.heartbeat import Heart
     from graftwork.train.callbacks.reporting import HeartbeatCallback
-    from graftwork.train.loop import Loop
+    from graftwork.train.loop import RunContext, TrainingLoop
+    from graftwork.train.objectives.epochs import EpochOrder
     from graftwork.train.settings import TrainSettings
 
     found = make_engine("lora", "on", cap)
@@ -96,8 +97,11 @@ def measure_loop(cap: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         with Heart(folder, vitals=True) as heart:
-            loop = Loop(
-                engine, rows, settings=settings, folder=folder, attendants=[HeartbeatCallback(heart, folder)]
+            loop = TrainingLoop(
+                engine,
+                EpochOrder(rows, settings=settings),
+                RunContext(settings, folder),
+                callbacks=[HeartbeatCallback(heart, folder)],
             )
             begun = time.perf_counter()
             loop.run()
@@ -139,9 +143,9 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     if tuning is None:
         return None
     settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
-    furnished = load_quantized(model, tuning, device="cuda")
+    frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
-    engine = GpuEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     begun = time.perf_counter()
     engine.settle(make_rows(tuning.micro_tokens))

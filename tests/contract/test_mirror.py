@@ -35,10 +35,10 @@ def mirror_of(url, *, keep=2):
     return FsspecMirror(url, run_id="run", keep=keep, first_pause=0.001)
 
 
-def save(vault, *checkpoints):
+def save(store, *checkpoints):
     for one in checkpoints:
-        vault.save(one)
-    vault.settle()
+        store.save(one)
+    store.settle()
 
 
 def names(mirror):
@@ -47,18 +47,18 @@ def names(mirror):
 
 def test_in_an_empty_folder_the_newest_good_one_is_fetched_and_used(url, tmp_path):
     save(CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url)), checkpoint(10), checkpoint(20))
-    vault = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
-    found = vault.open()
+    store = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
+    found = store.open()
     assert found.step == 20
     assert torch.equal(found.tensors["w"], torch.full((256,), 20.0))
     assert found.journal == b'{"step":1}\n'
-    assert any("step 20 was fetched from the mirror" in word for word in vault.words())
+    assert any("step 20 was fetched from the mirror" in word for word in store.words())
 
 
 def test_an_empty_mirror_is_an_empty_start(url, tmp_path):
-    vault = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
-    assert vault.open() is None
-    assert list(vault.words()) == []
+    store = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url))
+    assert store.open() is None
+    assert list(store.words()) == []
 
 
 def deaf(mirror, monkeypatch, *, times, error=PermissionError):
@@ -113,9 +113,9 @@ def test_what_is_good_here_is_not_fetched(url, tmp_path):
 @pytest.mark.parametrize("victim", [TENSORS, MANIFEST])
 def test_a_damaged_copy_is_passed_over_and_sent_anew_later(url, tmp_path, victim):
     mirror = mirror_of(url)
-    vault = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     for step in (10, 20):
-        save(vault, checkpoint(step))
+        save(store, checkpoint(step))
     (place,) = [name for name in mirror._files.find(f"{mirror._root}/step-000020") if victim in name]
     data = bytearray(mirror._files.cat_file(place))
     data[len(data) // 2] ^= 0x10 if victim == TENSORS else 0xFF
@@ -139,9 +139,9 @@ def test_a_copy_without_its_manifest_does_not_count(url, tmp_path):
 
 def test_the_same_policy_holds_there(url, tmp_path):
     mirror = mirror_of(url)
-    vault = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
     for step, score in ((10, None), (20, 0.1), (30, 0.5), (40, None), (50, None)):
-        save(vault, checkpoint(step, score))
+        save(store, checkpoint(step, score))
     assert names(mirror) == {"step-000020", "step-000040", "step-000050"}
     assert {one.step for one in list_saved(tmp_path / "here")} == {20, 40, 50}
     # And the best comes along into a new place.
@@ -155,9 +155,9 @@ def test_what_lies_beyond_is_never_removed(url, tmp_path):
     mirror = mirror_of(url)
     save(CheckpointStore(tmp_path / "here", keep=1, mirror=mirror), checkpoint(40))
     anew = mirror_of(url, keep=1)
-    vault = CheckpointStore(tmp_path / "anew", keep=1, mirror=anew)
+    store = CheckpointStore(tmp_path / "anew", keep=1, mirror=anew)
     for step in (10, 20):
-        save(vault, checkpoint(step))
+        save(store, checkpoint(step))
     assert names(anew) == {"step-000020", "step-000040"}
 
 
@@ -184,10 +184,10 @@ def test_a_broken_wire_is_a_word_and_only_what_is_missing_is_sent_again(url, tmp
     mirror = mirror_of(url)
     wire = Wire(mirror, fails=1, partial=partial)
     monkeypatch.setattr(mirror._files, "put_file", wire.put_file)
-    vault = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
-    save(vault, checkpoint(10))
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    save(store, checkpoint(10))
     assert wire.sent == ["tensors", "state", "state", "steps"]
-    (word,) = vault.words()
+    (word,) = store.words()
     assert "the mirror failed 1 time(s)" in word
     assert "hunter2" not in word
     assert "abc" not in word
@@ -199,9 +199,9 @@ def test_a_mirror_that_is_gone_never_stops_the_run(url, tmp_path, monkeypatch):
     mirror = mirror_of(url)
     monkeypatch.setattr(mirror._files, "put_file", Wire(mirror, fails=10**6).put_file)
     monkeypatch.setattr(mirror._files, "makedirs", Wire(mirror, fails=10**6).put_file, raising=False)
-    vault = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
-    save(vault, checkpoint(10), checkpoint(20))
-    words = list(vault.words())
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror)
+    save(store, checkpoint(10), checkpoint(20))
+    words = list(store.words())
     assert "the mirror does not have the last checkpoint; the one here is good" in words
     assert latest_good(tmp_path / "here")[0].step == 20
 

@@ -21,11 +21,11 @@ def checkpoint(step):
 def test_checkpoints_go_to_the_bucket_and_the_newest_comes_back(s3_server, tmp_path):
     url = new_url()
     assert CheckpointStore(tmp_path / "none", keep=2, mirror=mirror_of(url)).open() is None
-    vault = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url))
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of(url))
     for step in (10, 20, 30, 40):
-        vault.save(checkpoint(step))
-        vault.settle()
-    assert not [word for word in vault.words() if "failed" in word]
+        store.save(checkpoint(step))
+        store.settle()
+    assert not [word for word in store.words() if "failed" in word]
     assert max(mirror_of(url)._steps()) == 40
     assert len(mirror_of(url)._steps()) == 2
     found = CheckpointStore(tmp_path / "there", keep=2, mirror=mirror_of(url)).open()
@@ -34,7 +34,7 @@ def test_checkpoints_go_to_the_bucket_and_the_newest_comes_back(s3_server, tmp_p
 
 
 def test_a_bucket_that_does_not_exist_is_no_empty_mirror(s3_server, tmp_path):
-    vault = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of("s3://nowhere/copies"))
+    store = CheckpointStore(tmp_path / "here", keep=2, mirror=mirror_of("s3://nowhere/copies"))
     with pytest.raises(EnvironmentLacks, match="no bucket 'nowhere'") as told:
-        vault.open()
+        store.open()
     assert told.value.fix

@@ -159,10 +159,10 @@ def test_a_deadline_is_kept_whatever_the_clock_says(clocks, jump):
     guard = DeadlineCallback(at, save_seconds=lambda: 1.0, margin=0.0)
     clocks.set_by(jump)
     clocks.pass_(50)
-    guard.before_step(1, 9)
+    guard.on_step_begin(1, 9)
     clocks.pass_(49)
     with pytest.raises(StoppedInOrder):
-        guard.before_step(2, 9)
+        guard.on_step_begin(2, 9)
 
 
 @pytest.mark.parametrize("jump", JUMPS)

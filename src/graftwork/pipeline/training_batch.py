@@ -17,7 +17,7 @@ from graftwork.train.worker import train
 
 
 def _train(job: TrainJob, load: Callable[[TrainJob], Any], crew: Any) -> None:
-    train(job, load=load, examiner=make_examiner(job), crew=crew)
+    train(job, load=load, evaluator=make_examiner(job), strategy=crew)
 
 
 def work(batch: TrainBatch) -> None:

@@ -1,7 +1,7 @@
-"""The training process with an examiner: `python -m graftwork.pipeline.training_process JOB_FILE`.
+"""The training process with an evaluator: `python -m graftwork.pipeline.training_process JOB_FILE`.
 
 In: a TrainJob. Out: what the training worker leaves. Training and evaluation do not know each other;
-here the metrics of the one become the examiner of the other. Imports nothing that a worker lacks.
+here the metrics of the one become the evaluator of the other. Imports nothing that a worker lacks.
 """
 
 import sys
@@ -32,7 +32,7 @@ a row keeps can change the last bit of its logits, and so its answer."""
 
 
 class GradedAnswers:
-    """An examiner that asks as the evaluation does, greedily, and grades by the same functions."""
+    """An evaluator that asks as the evaluation does, greedily, and grades by the same functions."""
 
     def __init__(self, template: "ChatTemplate", *, fields: AnswerFields, max_new_tokens: int) -> None:
         self._template = template
@@ -47,7 +47,7 @@ class GradedAnswers:
         return metric in LOWER_IS_BETTER
 
     def examine(
-        self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, pulse: Callable[[], None]
+        self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, progress: Callable[[], None]
     ) -> tuple[float, ...]:
         from graftwork.model.generate.generator import Generator, Sampling
         from graftwork.model.load import eval_mode
@@ -57,7 +57,7 @@ class GradedAnswers:
         with eval_mode(model):
             generator = Generator(model, stop_tokens=[self._template.eos])
             for some in _cut(rows):
-                in_time = _Watch(pulse, until=None if not grades else until)
+                in_time = _Watch(progress, until=None if not grades else until)
                 said = generator.generate(
                     [self._template.prompt(row.messages) for row in some],
                     Sampling(max_new_tokens=self._longest),
@@ -82,15 +82,15 @@ class GradedAnswers:
 
 
 class _Watch:
-    """Hears every token: passes the pulse on, and ends a batch that the time does not reach for."""
+    """Hears every token: passes the progress on, and ends a batch that the time does not reach for."""
 
-    def __init__(self, pulse: Callable[[], None], *, until: float | None) -> None:
-        self._pulse = pulse
+    def __init__(self, progress: Callable[[], None], *, until: float | None) -> None:
+        self._progress = progress
         self._until = until
         self.over = False
 
     def __call__(self, _row: int, _token: int) -> bool:
-        self._pulse()
+        self._progress()
         if self._until is not None and time.monotonic() >= self._until:
             self.over = True
         return not self.over
@@ -122,7 +122,7 @@ def make_examiner(job: TrainJob) -> TrainingEvaluator | None:
 
 
 def work(job: TrainJob) -> None:
-    train(job, examiner=make_examiner(job))
+    train(job, evaluator=make_examiner(job))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Which engine trains a run: the card's, the processor's, or the plain one that knows every decoder.
+"""Chooses the engine and precision of a run: the GPU step, the CPU step, or the eager one for any decoder.
 
-In: a job, a loaded base with what is to be learned, its rows. Out: an engine that is ready for its first
-step, and a word about how it will work. All of them come to the same loss.
+In: a job, a loaded base with what is trained of it, its rows. Out: an engine that is ready for its first
+step. All engines compute the same loss. Choosing needs no torch; a chosen engine is imported when it is made.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,113 +26,114 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from graftwork.train.loss import TokenBatch
+    from graftwork.train.loss import Logits, TokenBatch
+
+
+@dataclass(frozen=True)
+class EngineInputs:
+    """A loaded base with what is trained of it, and the rows of the run."""
+
+    job: TrainJob
+    settings: TrainSettings
+    model: Any
+    parameters: "Sequence[nn.Parameter]"
+    rows: Sequence[Row]
 
 
 def make_engine(
-    job: TrainJob,
-    model: Any,
-    learned: "Sequence[nn.Parameter]",
-    rows: Sequence[Row],
+    inputs: EngineInputs,
     *,
-    settings: TrainSettings,
-    crew: "DistributedStrategy",
-    shares: bool,
-    pulse: Callable[..., None],
-    say: Callable[[str], None],
+    strategy: "DistributedStrategy",
+    shares_steps: bool,
+    progress: Callable[..., None],
+    report: Callable[[str], None],
 ) -> "TrainingEngine":
-    """`shares` says that this run shares its steps with others: then only the plain way will do."""
-    if job.plan.tuning is not None and not shares:
-        return _on_card(job, job.plan.tuning, model, learned, rows, settings=settings, pulse=pulse, say=say)
-    from graftwork.train.engine import TrainingEngine
+    """The engine of a run. A run that shares its steps with others (`shares_steps`) trains eagerly."""
+    from graftwork.train.engine import StepOptions, TrainingEngine
 
+    job, settings = inputs.job, inputs.settings
+    if job.plan.tuning is not None and not shares_steps:
+        return _gpu_engine(inputs, job.plan.tuning, progress=progress, report=report)
     planned = job.plan.plain
     return TrainingEngine(
-        model,
-        learned,
+        inputs.model,
+        inputs.parameters,
         settings=settings,
-        loss=None if shares else _own_loss(job, model, rows, settings, say),
-        crew=crew,
-        pulse=pulse,
-        # What an earlier attempt had to change, before what was planned.
-        micro_rows=job.plan.train.get("micro_rows") or (planned.micro_rows if planned else None),
-        checkpointing=not shares and _computes_again(settings, planned),
+        strategy=strategy,
+        progress=progress,
+        step=StepOptions(
+            # What an earlier attempt had to change takes precedence over the plan.
+            micro_rows=job.plan.train.get("micro_rows") or (planned.micro_rows if planned else None),
+            activation_checkpointing=not shares_steps and _checkpoints_activations(settings, planned),
+            logits=None if shares_steps else _faster_logits(inputs, report),
+        ),
     )
 
 
-def _computes_again(settings: TrainSettings, planned: PlainStep | None) -> bool:
-    """Whether blocks keep only their input: as asked for, else as the plan found it to be needed."""
+def _checkpoints_activations(settings: TrainSettings, planned: PlainStep | None) -> bool:
     if settings.checkpointing == "auto":
         return planned is not None and planned.checkpointed
     return settings.checkpointing == "on"
 
 
-def _on_card(
-    job: TrainJob,
-    tuning: Tuning,
-    model: Any,
-    learned: "Sequence[nn.Parameter]",
-    rows: Sequence[Row],
-    *,
-    settings: TrainSettings,
-    pulse: Callable[..., None],
-    say: Callable[[str], None],
+def _gpu_engine(
+    inputs: EngineInputs, tuning: Tuning, *, progress: Callable[..., None], report: Callable[[str], None]
 ) -> "TrainingEngine":
     from graftwork.train.gpu.engine import GpuEngine
     from graftwork.train.gpu.load import frozen_weights_of
 
     engine = GpuEngine(
-        model,
-        learned,
-        settings=settings,
-        furnished=frozen_weights_of(model),
+        inputs.model,
+        inputs.parameters,
+        settings=inputs.settings,
+        frozen=frozen_weights_of(inputs.model),
         tuning=tuning,
-        shape=read_shape(Path(job.base_folder)),
-        pulse=pulse,
+        shape=read_shape(Path(inputs.job.base_folder)),
+        progress=progress,
     )
     begun = time.perf_counter()
-    word = describe_tuning(engine.settle(rows))
+    description = describe_tuning(engine.settle(inputs.rows))
     done = "compiled and measured" if engine.tuning.compiled else "measured"
-    say(f"{word}; {done} in {time.perf_counter() - begun:.0f} s")
+    report(f"{description}; {done} in {time.perf_counter() - begun:.0f} s")
     return engine
 
 
-def _own_loss(
-    job: TrainJob,
-    model: Any,
-    rows: Sequence[Row],
-    settings: TrainSettings,
-    say: Callable[[str], None],
-) -> Any:
-    """A faster way to the same loss, where there is one for this model and device."""
+def _faster_logits(inputs: EngineInputs, report: Callable[[str], None]) -> "Logits | None":
+    """A faster forward pass than the model's own, if there is one for this model and device."""
     from graftwork.train.cpu.step import make_cpu_step
 
+    job, settings, model = inputs.job, inputs.settings, inputs.model
     if settings.strategy != "single":
-        # The written-out ways read weights that a crew may hold in parts.
+        # The CPU step reads weights that a distributed strategy may shard.
         return None
-    # Where blocks are asked to compute again, it is the plain way that does so.
-    again = settings.checkpointing == "on"
-    way = None if again else make_cpu_step(model, rows, settings=settings, folder=Path(job.folder))
-    if way is None:
-        return mixed_loss(model, settings, dtype=job.plan.dtype)
-    say(way[1])
-    return way[0].summed_loss
+    # Only the eager step checkpoints activations.
+    cpu_step = None
+    if settings.checkpointing != "on":
+        cpu_step = make_cpu_step(model, inputs.rows, settings=settings, folder=Path(job.folder))
+    if cpu_step is None:
+        return autocast_logits(model, settings, dtype=job.plan.dtype)
+    report(cpu_step[1])
+    return cpu_step[0].logits
 
 
-def mixed_loss(model: Any, settings: TrainSettings, *, dtype: str) -> "Callable[[TokenBatch], Tensor] | None":
+def autocast_logits(model: Any, settings: TrainSettings, *, dtype: str) -> "Logits | None":
+    """Full fine-tuning in mixed precision: weights stay in float32, products run in bfloat16.
+
+    Only bfloat16, whose range is that of float32, so that no gradient underflows.
+    """
     if settings.method != "full" or settings.strategy != "single" or dtype != "bfloat16":
         return None
     import torch
 
-    from graftwork.train.loss import summed_loss
+    from graftwork.train.loss import eager_logits
 
     kind = next(model.parameters()).device.type
 
-    def loss(batch: "TokenBatch") -> "Tensor":
+    def logits(batch: "TokenBatch") -> "Tensor":
         with torch.autocast(kind, dtype=torch.bfloat16):
-            return summed_loss(model, batch)
+            return eager_logits(model, batch)
 
-    return loss
+    return logits
 
 
 GPU_STEP_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")

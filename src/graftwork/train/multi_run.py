@@ -94,7 +94,7 @@ def _weight_identities(model: Any) -> dict[str, tuple[int, int, str]]:
 
 LoadBase = Callable[[TrainJob], Any]
 TrainRun = Callable[[TrainJob, LoadBase, Any], None]
-"""Trains one run on the base that the given function has for it, with the given crew or alone."""
+"""Trains one run on the base that the given function has for it, with the given strategy or alone."""
 
 
 def train_many(batch: TrainBatch, train: TrainRun) -> None:
@@ -135,7 +135,7 @@ def _train_abreast(jobs: list[TrainJob], held: BaseCache, train: TrainRun, *, be
     from graftwork.train.side_by_side import SideBySide, train_side_by_side
 
     def work_on(job: TrainJob) -> Callable[[LoadBase, SideBySide], None]:
-        return lambda load, crew: _train_one(job, load, train, begun=begun, crew=crew)
+        return lambda load, strategy: _train_one(job, load, train, begun=begun, strategy=strategy)
 
     train_side_by_side(held.take(jobs[0]), [work_on(job) for job in jobs])
 
@@ -146,7 +146,7 @@ def _train_one(
     train: TrainRun,
     *,
     begun: Moment,
-    crew: Any = None,
+    strategy: Any = None,
     on_failure: Callable[[], None] = lambda: None,
 ) -> None:
     """The run to its end, or its reason in its folder."""
@@ -154,7 +154,7 @@ def _train_one(
         with lock.hold(Path(job.folder)):
             _require_start(job)
             _require_patience(job, begun=begun)
-            train(job, load, crew)
+            train(job, load, strategy)
     except (StoppedInOrder, Interrupted):
         raise
     except GraftError as error:

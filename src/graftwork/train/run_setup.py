@@ -1,4 +1,4 @@
-"""How the run of a job is kept: its vault and mirror, its watch, its deadline, its way to stop.
+"""How the run of a job is kept: its store and mirror, its watch, its deadline, its way to stop.
 
 In: a job and its settings. Out: the parts that the loop is given. Builds them and does nothing else.
 """
@@ -84,17 +84,17 @@ def find_mirror(job: TrainJob, settings: TrainSettings, *, passed: Mapping[str, 
 
 
 def guard_callbacks(
-    settings: TrainSettings, vault: CheckpointStore, *, deadline: float | None, on_word: Callable[[str], None]
+    settings: TrainSettings, store: CheckpointStore, *, deadline: float | None, report: Callable[[str], None]
 ) -> list[TrainingCallback]:
     """Those who refuse a step or end the run before it is harmed."""
-    found: list[TrainingCallback] = [DivergenceCallback(settings.watch, on_word=on_word)]
+    found: list[TrainingCallback] = [DivergenceCallback(settings.watch, report=report)]
     if deadline is not None:
         every, seconds = settings.examine.every, settings.examine.seconds
         found.append(
             DeadlineCallback(
                 deadline,
-                save_seconds=lambda: vault.seconds,
-                look_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
+                save_seconds=lambda: store.seconds,
+                evaluation_seconds=lambda number: seconds if every and number % every == 0 else 0.0,
             )
         )
     return found
@@ -112,26 +112,26 @@ def run_inputs(job: TrainJob) -> dict[str, str]:
 def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]) -> Callable[..., None]:
     """Moves the heart; asked to stop, it gives up the step between two of its parts.
 
-    Only for who works alone: of a crew, the others would wait for ever.
+    Only for who works alone: of a strategy, the others would wait for ever.
     """
     from graftwork.train.loop import StepGivenUp
 
-    def pulse(*doing: str) -> None:
+    def progress(*doing: str) -> None:
         move(*doing)
         if stop_asked():
             raise StepGivenUp
 
-    return pulse
+    return progress
 
 
 def reporting_callbacks(
     job: TrainJob,
     settings: TrainSettings,
     *,
-    examiner: TrainingEvaluator | None = None,
-    crew: "DistributedStrategy | None" = None,
-    pulse: Callable[[], None] = lambda: None,
-    on_word: Callable[[str], None] = lambda _word: None,
+    evaluator: TrainingEvaluator | None = None,
+    strategy: "DistributedStrategy | None" = None,
+    progress: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda _message: None,
     stop_asked: Callable[[], bool] = lambda: False,
 ) -> list[TrainingCallback]:
     from graftwork.train.callbacks.evaluation import EvaluationCallback
@@ -140,29 +140,29 @@ def reporting_callbacks(
 
     folder = Path(job.folder)
     require_installed(settings.run.trackers)
-    attendants: list[TrainingCallback] = []
+    callbacks: list[TrainingCallback] = []
     latest: Callable[[], Look | None] = lambda: None  # noqa: E731
     if settings.examine.every is not None:
         examine = EvaluationCallback(
             settings.examine,
             read_rows(Path(job.dataset_folder), "validation"),
             folder=folder,
-            examiner=examiner,
-            crew=crew,
-            on_word=on_word,
-            pulse=pulse,
+            evaluator=evaluator,
+            strategy=strategy,
+            report=report,
+            progress=progress,
             stop_asked=stop_asked,
         )
-        attendants.append(examine)
+        callbacks.append(examine)
         latest = lambda: examine.latest  # noqa: E731
-    if settings.run.trackers and (crew is None or crew.rank == 0):
+    if settings.run.trackers and (strategy is None or strategy.rank == 0):
         track = TrackerCallback(
             settings.run.trackers,
             run_id=job.run_id,
             settings=settings.what_is_learned(),
             folder=folder,
-            latest_look=latest,
-            on_word=on_word,
+            latest_evaluation=latest,
+            report=report,
         )
-        attendants.append(track)
-    return attendants
+        callbacks.append(track)
+    return callbacks

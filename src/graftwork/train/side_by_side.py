@@ -1,9 +1,9 @@
 """Several runs on one frozen base, each step of theirs in one batch: every row goes through its own adapter.
 
-In: jobs on the same base, and how a run is trained. Out: what each would leave alone, within the last
-bits of its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is
-trained by the same loop, in a thread of its own, of which only one works at any time. Where the loop
-asks for a loss, it waits for the others; the last to come computes for all.
+In: jobs on the same base, and how a run is trained. Out: what each would leave alone, within the last bits of
+its sums. Each run keeps its own order, schedule, optimizer, clipping and checkpoints: it is trained by the
+same loop, in a thread of its own, of which only one works at any time. Where the loop asks for a loss, it
+waits for the others; the last to come computes for all.
 """
 
 import copy
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from graftwork.model.adapters.lora import LoraLinear
-from graftwork.model.parts import logits_reader
 from graftwork.records.dataset import Row
 from graftwork.train.distributed.strategies import MicroBatch, SingleProcess
-from graftwork.train.loss import TokenBatch
+from graftwork.train.loss import TokenBatch, eager_logits, token_losses
 
 ADAPTER_NAME = "default"
 
@@ -104,9 +103,9 @@ class SharedSteps:
             if meeting.brought and set(meeting.brought) >= self._here:
                 self._hold(work, meeting)
 
-    def losses(self, run: int, rows: Sequence[Row]) -> Tensor:
+    def losses(self, run: int, batch: TokenBatch) -> Tensor:
         """This run's summed loss, from a pass over the rows of all; a leaf whose gradient is its weight."""
-        loss: Tensor = self._meet(self._forward, run, rows)
+        loss: Tensor = self._meet(self._forward, run, batch)
         return loss
 
     def go_back(self, run: int, weight: Tensor) -> None:
@@ -135,20 +134,16 @@ class SharedSteps:
         self.turn.notify_all()
 
     def _forward(self, brought: dict[int, Any]) -> dict[int, Any]:
-        rows = [row for own in brought.values() for row in own]
-        self._groups[:] = _row_ranges({run: len(own) for run, own in brought.items()})
+        rows = [row for own in brought.values() for row in own.rows]
+        self._groups[:] = _row_ranges({run: len(own.rows) for run, own in brought.items()})
         model = self._lead_model()
         batch = TokenBatch(rows, device=str(next(model.parameters()).device), share_beginning=False)
-        reader = logits_reader(model)
-        hidden = reader.decoder(
-            input_ids=batch.tokens, attention_mask=batch.attended, use_cache=False
-        ).last_hidden_state
-        each = nn.functional.cross_entropy(
-            reader.logits(hidden[batch.predicts]).float(), batch.targets, reduction="none"
-        )
-        trained = [sum(len(row.tokens) - row.trained_from for row in own) for own in brought.values()]
-        sums = [part.sum() for part in torch.split(each, trained)]
-        self._losses = dict(zip(brought, sums, strict=True))
+        each = token_losses(eager_logits(model, batch), batch.targets)
+        parts = torch.split(each, [own.trained for own in brought.values()])
+        self._losses = {
+            run: (part if own.weights is None else part * own.weights).sum()
+            for (run, own), part in zip(brought.items(), parts, strict=True)
+        }
         self.passes += 1
         return {run: loss.detach().requires_grad_() for run, loss in self._losses.items()}
 
@@ -175,19 +170,19 @@ class SharedSteps:
 
 
 class SideBySide(SingleProcess):
-    """A crew of one process that shares its passes with other runs."""
+    """A strategy of one process that shares its passes with other runs."""
 
     def __init__(self, party: SharedSteps, run: int) -> None:
         self._party = party
         self._run = run
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
         return (MicroBatch(rows),)
 
     def loss(self, batch: Any) -> Tensor:
         if not torch.is_grad_enabled():
             return super().loss(batch)
-        self._leaf = self._party.losses(self._run, batch.rows)
+        self._leaf = self._party.losses(self._run, batch)
         return self._leaf
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -197,7 +192,7 @@ class SideBySide(SingleProcess):
 
 
 def train_side_by_side(base: Any, works: Sequence[Callable[[Any, SideBySide], None]]) -> SharedSteps:
-    """Do each work in a thread of its own, with a model on `base` and a crew that knows the others."""
+    """Do each work in a thread of its own, with a model on `base` and a strategy that knows the others."""
     party = SharedSteps(base, len(works))
     ended: list[BaseException] = []
 

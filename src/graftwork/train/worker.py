@@ -33,7 +33,7 @@ from graftwork.train.callbacks.guards import CrashRehearsal
 from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.distributed.launch import SilentHeartbeat, is_main_process, threads_per_process
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.objectives.epochs import choose_training_rows
+from graftwork.train.objectives.epochs import EpochOrder, choose_training_rows
 from graftwork.train.run_folder import ADAPTER, ATTEMPTS, MESSAGES, OUTCOME, REPLANNED, read_steps
 from graftwork.train.run_setup import (
     deadline_of,
@@ -52,18 +52,18 @@ if TYPE_CHECKING:
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.train.distributed.strategies import DistributedStrategy
     from graftwork.train.engine import TrainingEngine
-    from graftwork.train.loop import Loop
+    from graftwork.train.loop import TrainingLoop
     from graftwork.train.run_folder import Replay
 
 
-def hash_base(job: TrainJob, model: Any, crew: "DistributedStrategy", *, first: bool) -> str:
+def hash_base(job: TrainJob, model: Any, strategy: "DistributedStrategy", *, first: bool) -> str:
     """A hash of the base: of its weights in memory, or of its files where those in memory are learned."""
     from graftwork.model.load import base_digest, base_files_digest
 
     full = job.plan.method == "full"
-    if not first and (full or not crew.shards):
+    if not first and (full or not strategy.shards):
         return ""
-    return base_files_digest(Path(job.base_folder)) if full else base_digest(model, whole=crew.whole)
+    return base_files_digest(Path(job.base_folder)) if full else base_digest(model, whole=strategy.gather)
 
 
 def require_base_unchanged(before: str, after: str, *, where: str) -> None:
@@ -103,16 +103,16 @@ def train(
     job: TrainJob,
     *,
     load: Callable[[TrainJob], Any] = load_for,
-    examiner: TrainingEvaluator | None = None,
-    crew: "DistributedStrategy | None" = None,
+    evaluator: TrainingEvaluator | None = None,
+    strategy: "DistributedStrategy | None" = None,
 ) -> None:
-    """Train the run to its end. `crew` is given where runs share their steps with others."""
+    """Train the run to its end. `strategy` is given where runs share their steps with others."""
     folder = Path(job.folder)
     outcome_file = folder / OUTCOME
     if outcome_file.exists():
         return
     if not is_main_process():
-        _train(job, SilentHeartbeat(), lambda _word: None, restarts=0, load=load, examiner=examiner)
+        _train(job, SilentHeartbeat(), lambda _message: None, restarts=0, load=load, evaluator=evaluator)
         return
     attempts, words = Journal(folder / ATTEMPTS), Journal(folder / MESSAGES)
     attempts.append({"pid": os.getpid(), **clock.now().model_dump()}, durable=True)
@@ -126,7 +126,13 @@ def train(
 
     with Heart(folder, vitals=True) as heart:
         outcome = _train(
-            job, heart, say, restarts=len(attempts.read()) - 1, load=load, examiner=examiner, given_crew=crew
+            job,
+            heart,
+            say,
+            restarts=len(attempts.read()) - 1,
+            load=load,
+            evaluator=evaluator,
+            given_strategy=strategy,
         )
         if outcome is not None:
             write_whole(outcome_file, outcome.to_json())
@@ -151,31 +157,33 @@ def _train(
     *,
     restarts: int,
     load: Callable[[TrainJob], Any],
-    examiner: TrainingEvaluator | None,
-    given_crew: "DistributedStrategy | None" = None,
+    evaluator: TrainingEvaluator | None,
+    given_strategy: "DistributedStrategy | None" = None,
 ) -> TrainOutcome | None:
     """What became of the run; None behind the first process, which tells it for all."""
     from graftwork.train.distributed.launch import make_strategy
 
     settings, begun = job_settings(job), time.perf_counter()
-    crew = given_crew or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
+    strategy = given_strategy or make_strategy(settings, device=job.plan.device.kind, dtype=job.plan.dtype)
     looking_on = reporting_callbacks(
         job,
         settings,
-        examiner=examiner,
-        crew=crew,
-        pulse=heart.move,
-        on_word=say,
+        evaluator=evaluator,
+        strategy=strategy,
+        progress=heart.move,
+        report=say,
         stop_asked=stop_asked.is_set,
     )
     heart.beat("loading the base model", 0, 1)
     _make_exact(job, settings)
-    ready = _begin(job, heart, say, settings=settings, crew=crew, load=load, shares=given_crew is not None)
-    loop = _make_loop(job, ready, heart, say, settings=settings, crew=crew, looking_on=looking_on)
+    ready = _begin(
+        job, heart, say, settings=settings, strategy=strategy, load=load, shares=given_strategy is not None
+    )
+    loop = _make_loop(job, ready, heart, say, settings=settings, strategy=strategy, looking_on=looking_on)
     loaded = time.perf_counter() - begun
     replay = loop.run()
     heart.beat("loss after training", loop.steps, loop.steps)
-    return _finish(job, ready, replay, crew=crew, load=load, restarts=restarts, loaded=loaded)
+    return _finish(job, ready, replay, strategy=strategy, load=load, restarts=restarts, loaded=loaded)
 
 
 def _begin(
@@ -184,7 +192,7 @@ def _begin(
     say: Callable[[str], None],
     *,
     settings: TrainSettings,
-    crew: "DistributedStrategy",
+    strategy: "DistributedStrategy",
     load: Callable[[TrainJob], Any],
     shares: bool,
 ) -> _Begun:
@@ -192,29 +200,33 @@ def _begin(
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.adapters.trainable import make_trainable
     from graftwork.train.distributed.strategies import SingleProcess
-    from graftwork.train.engine_choice import make_engine
+    from graftwork.train.engine_choice import EngineInputs, make_engine
     from graftwork.train.loss import mean_loss
 
     model = load(job)
-    before = hash_base(job, model, SingleProcess(), first=crew.rank == 0)
+    before = hash_base(job, model, SingleProcess(), first=strategy.rank == 0)
     rows = _training_rows(job, settings)
     checks = read_rows(Path(job.dataset_folder), "validation")[: settings.validation_rows]
     heart.beat("loss before training", 0, 1)
-    bare = crew.size == 1 and job.plan.tuning is None
+    bare = strategy.size == 1 and job.plan.tuning is None
     loss_before = None
     if bare:
         device = job.plan.device.kind
-        loss_before = _once(job, lambda: mean_loss(model, checks, batch_rows=8, device=device), crew)
+        loss_before = _once(job, lambda: mean_loss(model, checks, batch_rows=8, device=device), strategy)
     shape = AdapterShape.model_validate(job.plan.train["adapter"])
     start = Path(job.start_adapter) if job.start_adapter else None
     learned = make_trainable(model, shape, seed=settings.seed, start=start)
-    pulse = stoppable_progress(heart.move, stop_asked.is_set) if crew.size == 1 else heart.move
+    progress = stoppable_progress(heart.move, stop_asked.is_set) if strategy.size == 1 else heart.move
     engine = make_engine(
-        job, model, learned, rows, settings=settings, crew=crew, shares=shares, pulse=pulse, say=say
+        EngineInputs(job, settings, model, learned, rows),
+        strategy=strategy,
+        shares_steps=shares,
+        progress=progress,
+        report=say,
     )
     if not bare:
         # A fresh adapter changes nothing yet; what it starts from is what the loss is measured on.
-        loss_before = _once(job, lambda: engine.mean_loss(checks, batch_rows=8), crew)
+        loss_before = _once(job, lambda: engine.mean_loss(checks, batch_rows=8), strategy)
     return _Begun(engine, rows, checks, shape, before, loss_before)
 
 
@@ -225,32 +237,35 @@ def _make_loop(
     say: Callable[[str], None],
     *,
     settings: TrainSettings,
-    crew: "DistributedStrategy",
+    strategy: "DistributedStrategy",
     looking_on: Sequence[TrainingCallback],
-) -> "Loop":
+) -> "TrainingLoop":
     from graftwork.train.checkpoints.store import open_read_only_store
-    from graftwork.train.loop import Loop
+    from graftwork.train.loop import RunContext, TrainingLoop
 
     folder = Path(job.folder)
     # The first process alone watches the clock and writes; the others stop when it does.
-    deadline = None if crew.rank else deadline_of(job, settings)
-    vault = (
+    deadline = None if strategy.rank else deadline_of(job, settings)
+    store = (
         open_read_only_store(folder, settings)
-        if crew.rank
+        if strategy.rank
         else open_checkpoint_store(job, settings, deadline=deadline)
     )
-    beside = _attendants(settings, folder, heart) if isinstance(heart, Heart) else []
-    return Loop(
-        ready.engine,
-        ready.rows,
-        settings=settings,
-        folder=folder,
-        attendants=[*guard_callbacks(settings, vault, deadline=deadline, on_word=say), *beside, *looking_on],
-        on_word=say,
-        stop_asked=stop_asked.is_set,
-        vault=vault,
+    beside = _callbacks(settings, folder, heart) if isinstance(heart, Heart) else []
+    context = RunContext(
+        settings,
+        folder,
+        report=say,
+        stop_requested=stop_asked.is_set,
         made_for=run_inputs(job),
         versions=_versions(),
+    )
+    return TrainingLoop(
+        ready.engine,
+        EpochOrder(ready.rows, settings=settings),
+        context,
+        callbacks=[*guard_callbacks(settings, store, deadline=deadline, report=say), *beside, *looking_on],
+        store=store,
     )
 
 
@@ -259,7 +274,7 @@ def _finish(
     ready: _Begun,
     replay: "Replay | None",
     *,
-    crew: "DistributedStrategy",
+    strategy: "DistributedStrategy",
     load: Callable[[TrainJob], Any],
     restarts: int,
     loaded: float,
@@ -270,10 +285,10 @@ def _finish(
 
     engine, folder = ready.engine, Path(job.folder)
     loss_after = engine.mean_loss(ready.checks, batch_rows=8)
-    after = hash_base(job, engine.model, crew, first=crew.rank == 0)
+    after = hash_base(job, engine.model, strategy, first=strategy.rank == 0)
     model = gather_model(job, engine, load=load, shape=ready.shape)
-    crew.part()
-    if crew.rank:
+    strategy.finish()
+    if strategy.rank:
         return None
     require_base_unchanged(ready.base_hash, after, where=job.folder)
     adapter = folder / ADAPTER
@@ -329,12 +344,12 @@ def job_settings(job: TrainJob) -> TrainSettings:
     return TrainSettings.model_validate({**job.plan.train["settings"], **beside})
 
 
-def _attendants(settings: TrainSettings, folder: Path, heart: Heart) -> list[TrainingCallback]:
+def _callbacks(settings: TrainSettings, folder: Path, heart: Heart) -> list[TrainingCallback]:
     """Who stands beside the loop, in the order in which they are asked."""
-    attendants: list[TrainingCallback] = [HeartbeatCallback(heart, folder)]
+    callbacks: list[TrainingCallback] = [HeartbeatCallback(heart, folder)]
     if settings.run.rehearse_crash:
-        attendants.append(CrashRehearsal(folder, checkpoint_every=settings.checkpoint_every))
-    return attendants
+        callbacks.append(CrashRehearsal(folder, checkpoint_every=settings.checkpoint_every))
+    return callbacks
 
 
 def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
@@ -347,14 +362,16 @@ def _training_rows(job: TrainJob, settings: TrainSettings) -> list[Row]:
     return rows
 
 
-def _once(job: TrainJob, compute: Callable[[], float | None], crew: "DistributedStrategy") -> float | None:
+def _once(
+    job: TrainJob, compute: Callable[[], float | None], strategy: "DistributedStrategy"
+) -> float | None:
     """A figure that a resumed run need not compute again."""
     path = Path(job.folder) / "loss_before"
-    if not crew.tell(path.exists()):
+    if not strategy.broadcast(path.exists()):
         figure = repr(compute())
-        if crew.rank == 0:
+        if strategy.rank == 0:
             write_whole(path, figure)
-    text = crew.tell(path.read_text() if crew.rank == 0 else "")
+    text = strategy.broadcast(path.read_text() if strategy.rank == 0 else "")
     return None if text == "None" else float(text)
 
 
@@ -382,10 +399,10 @@ def gather_model(
     job: TrainJob, engine: TrainingEngine, *, load: Callable[[TrainJob], Any], shape: AdapterShape
 ) -> Any:
     """The trained model; where it lies in parts, a fresh one in host memory with what was learned."""
-    if not engine.crew.shards:
+    if not engine.strategy.shards:
         return engine.model
     learned = engine.learned()
-    if engine.crew.rank:
+    if engine.strategy.rank:
         return None
     fresh = load(job)
     make_trainable(fresh, shape, seed=0)

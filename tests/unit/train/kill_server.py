@@ -22,7 +22,8 @@ from graftwork.files.journal import Journal
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.guards import DivergenceCallback
 from graftwork.train.checkpoints import checkpoint
-from graftwork.train.loop import Loop
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
 
 LONG = SETTINGS.model_copy(update={"epochs": 25, "learning_rate": 5e-3})
 
@@ -33,7 +34,7 @@ class Order(TrainingCallback):
     def __init__(self, folder):
         self._journal = Journal(folder / "order.jsonl")
 
-    def judge(self, number, measured, rows):
+    def accept_gradient(self, number, measured, rows):
         self._journal.append([number, *(row.id for row in rows)])
         return True
 
@@ -71,18 +72,20 @@ class Trap(TrainingCallback):
             if self._left <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def begins(self, engine, *, done, steps):
+    def on_train_begin(self, engine, *, done, steps):
         self._armed = done >= self._after
 
-    def after_step(self, step, steps):
+    def on_step_end(self, step, steps):
         self._armed = step.step >= self._after
 
 
 def attempt(engine, folder, order):
-    attendants = [DivergenceCallback(LONG.watch), Order(folder)]
+    callbacks = [DivergenceCallback(LONG.watch), Order(folder)]
     if "point" in order:
-        attendants.insert(0, Trap(order["after_step"], order["point"]))
-    loop = Loop(engine, make_rows(), settings=LONG, folder=folder, attendants=attendants)
+        callbacks.insert(0, Trap(order["after_step"], order["point"]))
+    loop = TrainingLoop(
+        engine, EpochOrder(make_rows(), settings=LONG), RunContext(LONG, folder), callbacks=callbacks
+    )
     replay = loop.run()
     save_file(engine.learned(), folder / "adapter.safetensors")
     return {"replayed": replay.steps if replay else 0, "identical": replay.identical if replay else None}

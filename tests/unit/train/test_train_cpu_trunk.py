@@ -21,8 +21,9 @@ from graftwork.train.cpu.layers import (
     shared_prefix,
 )
 from graftwork.train.cpu.step import CpuStep
-from graftwork.train.engine import TrainingEngine
-from graftwork.train.loop import Loop
+from graftwork.train.engine import StepOptions, TrainingEngine
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
@@ -42,7 +43,7 @@ class Before(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
-    def before_step(self, number, steps):
+    def on_step_begin(self, number, steps):
         self._call(number, steps)
 
 
@@ -66,9 +67,11 @@ def make_loop(tiny_base, folder, states, *, before=None):
     model = load_base(tiny_base)
     parameters = attach(model, SHAPE, seed=SETTINGS.seed)
     way = CpuStep(model, 1, rows, states=states, packed=True)
-    engine = TrainingEngine(model, parameters, settings=SETTINGS, loss=way.summed_loss)
-    attendants = [Before(before)] if before else []
-    return Loop(engine, rows, settings=SETTINGS, folder=folder, attendants=attendants)
+    engine = TrainingEngine(model, parameters, settings=SETTINGS, step=StepOptions(logits=way.logits))
+    callbacks = [Before(before)] if before else []
+    return TrainingLoop(
+        engine, EpochOrder(rows, settings=SETTINGS), RunContext(SETTINGS, folder), callbacks=callbacks
+    )
 
 
 def run(tiny_base, folder, states):

@@ -38,7 +38,7 @@ class Place:
         safe = 0
         for number in range(1, STEPS):
             try:
-                self.deadline.before_step(number, STEPS)
+                self.deadline.on_step_begin(number, STEPS)
             except StoppedInOrder as stopped:
                 decided = self.now
                 if safe < number - 1:
@@ -93,15 +93,15 @@ def test_a_look_is_allowed_for_before_the_first_one_was_taken():
     deadline = DeadlineCallback(
         30.0,
         save_seconds=lambda: 1.0,
-        look_seconds=lambda number: 50.0 if number == 3 else 0.0,
+        evaluation_seconds=lambda number: 50.0 if number == 3 else 0.0,
         margin=1.0,
         clock=lambda: now[0],
     )
     for number in (1, 2):
-        deadline.before_step(number, 10)
+        deadline.on_step_begin(number, 10)
         now[0] += 1
     with pytest.raises(StoppedInOrder):
-        deadline.before_step(3, 10)
+        deadline.on_step_begin(3, 10)
 
 
 def test_the_longest_of_many_steps_is_the_measure_and_not_the_last():

@@ -113,10 +113,10 @@ def learn_something(parameters):
 
 
 def card_engine(model, tuning, *, layers=(0, 1, 2), targets=ALL_LINEARS):
-    furnished = load_quantized(model, tuning, device="cpu")
+    frozen = load_quantized(model, tuning, device="cpu")
     parameters = attach(model, AdapterShape(rank=4, alpha=8, targets=targets, layers=layers), seed=3)
     learn_something(parameters)
-    engine = GpuEngine(model, parameters, settings=SETTINGS, furnished=furnished, tuning=tuning, shape=SHAPE)
+    engine = GpuEngine(model, parameters, settings=SETTINGS, frozen=frozen, tuning=tuning, shape=SHAPE)
     engine.settle(())
     return engine
 
@@ -310,7 +310,7 @@ class Crowded:
         self._holders = holders
         self.passes = 0
 
-    def learn(self, x, packed, scale, pulse=lambda: None):
+    def learn(self, x, packed, scale, progress=lambda: None):
         if self._holders:
             raise torch.OutOfMemoryError("no room")
         self.passes += 1
@@ -349,9 +349,11 @@ def test_the_optimizer_goes_on_with_its_count_where_the_weights_are():
 
     weight = torch.nn.Parameter(torch.zeros(2, device="meta"))
     crew = SingleProcess()
-    crew.join(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
-    crew.hold(weight, {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)})
-    assert {tensor.device.type for tensor in crew.held(weight).values()} == {"meta"}
+    crew.prepare(None, [weight], torch.optim.AdamW([weight]), lambda batch: batch)
+    crew.load_optimizer_state(
+        weight, {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2), "exp_avg_sq": torch.zeros(2)}
+    )
+    assert {tensor.device.type for tensor in crew.optimizer_state(weight).values()} == {"meta"}
 
 
 def test_layers_that_are_adapted_behind_attention_alone_are_counted():

@@ -125,7 +125,7 @@ def test_what_cannot_work_together_is_said_before_a_model_is_loaded(settings, dt
 def test_another_crew_is_the_same_run():
     one, two = TrainSettings(), TrainSettings(strategy="fsdp", processes=8, offload=True)
     assert one.what_is_learned() == two.what_is_learned()
-    assert two.crew() == {"strategy": "fsdp", "processes": 8, "offload": True}
+    assert two.distribution() == {"strategy": "fsdp", "processes": 8, "offload": True}
 
 
 def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_worker_all_the_same():
@@ -133,7 +133,7 @@ def test_how_a_run_is_saved_and_hastened_is_not_what_it_learns_and_reaches_the_w
     two = TrainSettings(checkpoint_every=3, keep_checkpoints=7, compile="off", packing="off")
     assert one.what_is_learned() == two.what_is_learned()
     plan = SimpleNamespace(train={"settings": two.what_is_learned()})
-    job = SimpleNamespace(plan=plan, run={}, crew=two.crew(), keeping=two.keeping())
+    job = SimpleNamespace(plan=plan, run={}, strategy=two.distribution(), keeping=two.keeping())
     assert job_settings(job) == two
 
 
@@ -146,6 +146,6 @@ def test_what_changes_the_result_is_another_run(changed):
 
 def test_every_setting_reaches_the_worker_by_one_way():
     settings = TrainSettings()
-    ways = [settings.what_is_learned(), settings.keeping(), settings.crew(), {"run": ...}]
+    ways = [settings.what_is_learned(), settings.keeping(), settings.distribution(), {"run": ...}]
     names = [name for way in ways for name in way]
     assert sorted(names) == sorted(TrainSettings.model_fields)

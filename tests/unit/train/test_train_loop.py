@@ -21,9 +21,9 @@ from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.checkpoints import checkpoint as checkpoint_tensors
 from graftwork.train.checkpoints.checkpoint import CheckpointMismatch, latest_good
 from graftwork.train.checkpoints.store import CheckpointStore
-from graftwork.train.loop import Loop, StepGivenUp
+from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.loss import TokenBatch, summed_loss
-from graftwork.train.objectives.epochs import shared_tokens
+from graftwork.train.objectives.epochs import EpochOrder, StepGivenUp, shared_tokens
 from graftwork.train.run_folder import Replay, StepLog, read_journal, read_steps
 from graftwork.train.run_setup import stoppable_progress
 from graftwork.train.settings import ExamineSettings
@@ -39,23 +39,21 @@ class Before(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
-    def before_step(self, number, steps):
+    def on_step_begin(self, number, steps):
         self._call(number, steps)
 
 
 def make_loop(
-    tiny_base, folder, *, rows=None, before=None, words=None, attendants=(), settings=SETTINGS, **more
+    tiny_base, folder, *, rows=None, before=None, words=None, callbacks=(), settings=SETTINGS, **more
 ):
-    pulse = more.pop("pulse", lambda *_: None)
-    engine = make_engine(tiny_base, settings, pulse=pulse)
-    on_word = words.append if words is not None else lambda word: None
-    return Loop(
+    progress = more.pop("pulse", lambda *_: None)
+    engine = make_engine(tiny_base, settings, progress=progress)
+    report = words.append if words is not None else lambda word: None
+    return TrainingLoop(
         engine,
-        rows or make_rows(),
-        settings=settings,
-        folder=folder,
-        attendants=[*attendants, *([Before(before)] if before else [])],
-        on_word=on_word,
+        EpochOrder(rows or make_rows(), settings=settings),
+        RunContext(settings, folder, report=report),
+        callbacks=[*callbacks, *([Before(before)] if before else [])],
         **more,
     )
 
@@ -139,7 +137,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(tiny_base, tmp_path):
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_rows(tiny_base, tmp_path):
-    loop = make_loop(tiny_base, tmp_path, attendants=[DivergenceCallback(SETTINGS.watch)])
+    loop = make_loop(tiny_base, tmp_path, callbacks=[DivergenceCallback(SETTINGS.watch)])
     with torch.no_grad():
         loop._engine.parameters[0].fill_(float("nan"))
     with pytest.raises(Diverged) as caught:
@@ -202,7 +200,7 @@ class Looks(TrainingCallback):
         self._scores, self._finish_at = scores, finish_at
         self._score = None
 
-    def after_step(self, step, steps):
+    def on_step_end(self, step, steps):
         self._score = self._scores.get(step.step)
         if step.step == self._finish_at:
             raise EarlyStop("no better any more")
@@ -220,11 +218,11 @@ def test_the_adapter_is_that_of_the_best_look(tiny_base, tmp_path, best):
     always = make_loop(tiny_base, tmp_path / "plain")
     always._digest_is_cheap = True
     digests = {}
-    always._attendants = [After(lambda step: digests.update({step.step: always._engine.digest()}))]
+    always._callbacks = [After(lambda step: digests.update({step.step: always._engine.digest()}))]
     always.run()
     words: list[str] = []
     scores = {1: 0.8, 4: 0.7, 6: 0.7, 8: 0.75} | {best: 0.5}
-    loop = make_loop(tiny_base, tmp_path / "best", attendants=[Looks(scores)], words=words)
+    loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks(scores)], words=words)
     loop.run()
     assert final(loop) == digests[best]
     assert loop.kept_step == (None if best == 8 else best)
@@ -235,7 +233,7 @@ class After(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
-    def after_step(self, step, steps):
+    def on_step_end(self, step, steps):
         self._call(step)
 
 
@@ -243,7 +241,7 @@ def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
     plain = make_loop(tiny_base, tmp_path / "plain")
     plain.run()
     settings = SETTINGS.model_copy(update={"examine": ExamineSettings(keep_best=False)})
-    loop = make_loop(tiny_base, tmp_path / "best", attendants=[Looks({2: 0.1})], settings=settings)
+    loop = make_loop(tiny_base, tmp_path / "best", callbacks=[Looks({2: 0.1})], settings=settings)
     loop.run()
     assert final(loop) == final(plain)
 
@@ -251,7 +249,7 @@ def test_without_keep_best_the_last_step_stays(tiny_base, tmp_path):
 @pytest.mark.parametrize("killed_before", [5, 7, 8])
 def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
     scores = {2: 0.9, 4: 0.1, 6: 0.5}
-    whole = make_loop(tiny_base, tmp_path / "whole", attendants=[Looks(scores)])
+    whole = make_loop(tiny_base, tmp_path / "whole", callbacks=[Looks(scores)])
     whole.run()
 
     def die(step, _steps):
@@ -259,15 +257,15 @@ def test_the_best_look_survives_a_kill(tiny_base, tmp_path, killed_before):
             raise Killed
 
     with pytest.raises(Killed):
-        make_loop(tiny_base, tmp_path / "cut", before=die, attendants=[Looks(scores)]).run()
-    resumed = make_loop(tiny_base, tmp_path / "cut", attendants=[Looks(scores)])
+        make_loop(tiny_base, tmp_path / "cut", before=die, callbacks=[Looks(scores)]).run()
+    resumed = make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks(scores)])
     resumed.run()
     assert final(resumed) == final(whole)
     assert resumed.kept_step == 4
 
 
 def test_a_run_that_finished_early_is_finished_after_a_kill_too(tiny_base, tmp_path):
-    first = make_loop(tiny_base, tmp_path, attendants=[Looks({2: 0.1}, finish_at=5)])
+    first = make_loop(tiny_base, tmp_path, callbacks=[Looks({2: 0.1}, finish_at=5)])
     first.run()
     again = make_loop(tiny_base, tmp_path)
     again.run()
@@ -328,7 +326,7 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
     beats: list[str] = []
     torch.set_rng_state(drawn_by(tmp_path / "whole"))
 
-    def pulse(*doing):
+    def progress(*doing):
         if len(beats) >= 4 * 4:
             torch.rand(3)  # whatever the step that is given up has drawn by then
         beats.append("")
@@ -336,7 +334,7 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
             raise StepGivenUp
 
     with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
-        make_loop(tiny_base, tmp_path / "cut", pulse=pulse).run()
+        make_loop(tiny_base, tmp_path / "cut", progress=progress).run()
     resumed = make_loop(tiny_base, tmp_path / "cut")
     assert resumed.run() is None
     assert final(resumed) == final(whole)
@@ -349,15 +347,15 @@ def test_given_up_anywhere_else_it_is_a_stop_in_order_and_goes_on_to_the_same_by
 ):
     whole = make_loop(tiny_base, tmp_path / "whole")
     whole.run()
-    pulse = stoppable_progress(lambda *_: None, lambda: True)
+    progress = stoppable_progress(lambda *_: None, lambda: True)
 
     class Looks(TrainingCallback):
-        def after_step(self, done, steps):
+        def on_step_end(self, done, steps):
             if done.step == step:
-                pulse("forward")
+                progress("forward")
 
     with pytest.raises(StoppedInOrder) as caught:
-        make_loop(tiny_base, tmp_path / "cut", attendants=[Looks()]).run()
+        make_loop(tiny_base, tmp_path / "cut", callbacks=[Looks()]).run()
     assert caught.value.exit_code == 75
     assert "stopped in good order" in caught.value.what
     assert "same command" in caught.value.fix
@@ -412,8 +410,8 @@ def test_while_the_last_checkpoint_is_not_safe_everywhere_the_heart_says_so(
         tiny_base,
         tmp_path,
         before=stop,
-        attendants=[HeartbeatCallback(heart, tmp_path)],
-        vault=CheckpointStore(tmp_path / "checkpoints", keep=2, mirror=mirror),
+        callbacks=[HeartbeatCallback(heart, tmp_path)],
+        store=CheckpointStore(tmp_path / "checkpoints", keep=2, mirror=mirror),
     )
     with pytest.raises(StoppedInOrder) if stopped_before else nullcontext():
         loop.run()

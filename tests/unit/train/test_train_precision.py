@@ -13,7 +13,8 @@ from graftwork.model.load import load_base
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.engine import LARGEST_SCALE, SMALLEST_SCALE, LossScaler, TrainingEngine
 from graftwork.train.engine_choice import choose_precision, has_amx
-from graftwork.train.loop import Loop
+from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 
@@ -96,7 +97,7 @@ class Before(TrainingCallback):
     def __init__(self, call):
         self._call = call
 
-    def before_step(self, number, steps):
+    def on_step_begin(self, number, steps):
         self._call(number, steps)
 
 
@@ -106,8 +107,13 @@ def make_loop(tiny_base, folder, *, first_factor=2.0**24, before=None, dtype="fl
     engine = TrainingEngine(model, attach(model, SHAPE, seed=SETTINGS.seed), settings=SETTINGS)
     if dtype == "float16":
         engine._scaler = LossScaler(on=True, first=first_factor, grow_every=4)
-    attendants = [Before(before)] if before else []
-    return Loop(engine, make_rows(16, seed=2), settings=SETTINGS, folder=folder, attendants=attendants)
+    callbacks = [Before(before)] if before else []
+    return TrainingLoop(
+        engine,
+        EpochOrder(make_rows(16, seed=2), settings=SETTINGS),
+        RunContext(SETTINGS, folder),
+        callbacks=callbacks,
+    )
 
 
 def test_float16_learns_what_float32_learns(tiny_base, tmp_path):

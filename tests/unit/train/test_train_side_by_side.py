@@ -13,8 +13,9 @@ from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import PlainStep
 from graftwork.train.engine import TrainingEngine
-from graftwork.train.loop import Loop
+from graftwork.train.loop import RunContext, TrainingLoop
 from graftwork.train.multi_run import BaseCache, choose_side_by_side
+from graftwork.train.objectives.epochs import EpochOrder
 from graftwork.train.run_folder import read_steps
 from graftwork.train.settings import TrainSettings
 from graftwork.train.side_by_side import train_side_by_side
@@ -51,10 +52,15 @@ def make_rows(count, seed):
     return rows
 
 
-def train_run(place, model, folder, crew=None):
+def train_run(place, model, folder, strategy=None):
     shape, settings, count = RUNS[place]
-    engine = TrainingEngine(model, attach(model, shape, seed=settings.seed), settings=settings, crew=crew)
-    Loop(engine, make_rows(count, place), settings=settings, folder=folder / str(place)).run()
+    parameters = attach(model, shape, seed=settings.seed)
+    engine = TrainingEngine(model, parameters, settings=settings, strategy=strategy)
+    TrainingLoop(
+        engine,
+        EpochOrder(make_rows(count, place), settings=settings),
+        RunContext(settings, folder / str(place)),
+    ).run()
     return engine
 
 
@@ -196,7 +202,7 @@ def planned(
         start_adapter=start,
         plan=plan,
         run=run,
-        crew={"strategy": "single"},
+        strategy={"strategy": "single"},
     )
 
 

@@ -233,7 +233,7 @@ STEP = Step(
     depends_on=lambda work, _made: [
         work.settings.train.what_is_learned(),
         work.settings.train.keeping(),
-        work.settings.train.crew(),
+        work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
         _examination(work),

@@ -86,7 +86,7 @@ def make_job(work: Workplace, made: Made) -> TrainJob:
         dataset_folder=made.get("prepare", Prepared).folder,
         plan=plan,
         run=publishable(work.settings.train.run),
-        crew=work.settings.train.crew(),
+        crew=work.settings.train.distribution(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.

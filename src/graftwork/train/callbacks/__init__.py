@@ -27,33 +27,33 @@ class TrainingCallback:
 
     name = "attendant"
 
-    def begins(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
+    def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         """The run goes on after step `done`."""
 
-    def before_step(self, number: int, steps: int) -> None: ...
+    def on_step_begin(self, number: int, steps: int) -> None: ...
 
-    def judge(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
+    def accept_gradient(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
         """Between gradient and update: False passes this step over without an update."""
         return True
 
-    def after_step(self, step: TrainStep, steps: int) -> None: ...
+    def on_step_end(self, step: TrainStep, steps: int) -> None: ...
 
     def score(self) -> float | None:
-        """How good the model of this step is, smaller is better, if this attendant just looked."""
+        """How good the model of this step is, smaller is better, if this callback just looked."""
         return None
 
     def wants_checkpoint(self, step: TrainStep) -> bool:
         """Whether one is to be made after this step, though none is due."""
         return False
 
-    def before_checkpoint(self, step: int) -> None: ...
+    def on_save_begin(self, step: int) -> None: ...
 
-    def after_checkpoint(self, folder: Path, step: int) -> None: ...
+    def on_save_end(self, folder: Path, step: int) -> None: ...
 
-    def before_settling(self) -> None:
+    def on_train_stopping(self) -> None:
         """The loop waits now until the last checkpoint is safe, here and at the mirror."""
 
-    def ends(self) -> None:
+    def on_train_end(self) -> None:
         """The run is over, well or badly."""
 
     def state(self) -> dict[str, Any]:

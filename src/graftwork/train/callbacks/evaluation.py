@@ -106,11 +106,11 @@ class TrainingEvaluator(Protocol):
     def smaller_is_better(self, metric: str) -> bool: ...
 
     def examine(
-        self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, pulse: Callable[[], None]
+        self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, progress: Callable[[], None]
     ) -> tuple[float, ...]:
         """Grades of the first rows, as many as could be asked in time, but of one at least.
 
-        `pulse` is called with every token; what it raises ends the look.
+        `progress` is called with every token; what it raises ends the look.
         """
 
 
@@ -126,45 +126,45 @@ class EvaluationCallback(TrainingCallback):
         rows: Sequence[Row],
         *,
         folder: Path,
-        examiner: TrainingEvaluator | None = None,
-        crew: "DistributedStrategy | None" = None,
-        on_word: Callable[[str], None] = lambda _word: None,
-        pulse: Callable[[], None] = lambda: None,
+        evaluator: TrainingEvaluator | None = None,
+        strategy: "DistributedStrategy | None" = None,
+        report: Callable[[str], None] = lambda _message: None,
+        progress: Callable[[], None] = lambda: None,
         stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:
         from graftwork.train.distributed.strategies import SingleProcess
 
         self._settings = settings
-        self._examiner = examiner
-        self._rows = choose_evaluation_rows(rows, settings=settings, examiner=examiner)
+        self._evaluator = evaluator
+        self._rows = choose_evaluation_rows(rows, settings=settings, evaluator=evaluator)
         self._folder = folder
-        self._crew = crew or SingleProcess()
-        self._on_word = on_word
-        self._pulse = pulse
+        self._strategy = strategy or SingleProcess()
+        self._report = report
+        self._progress = progress
         self._stop_asked = stop_asked
         self._course = EvaluationHistory(
             smaller_is_better=settings.metric == LOSS
-            or (examiner is not None and examiner.smaller_is_better(settings.metric))
+            or (evaluator is not None and evaluator.smaller_is_better(settings.metric))
         )
         self._engine: TrainingEngine | None = None
         self.latest: Look | None = None
         """The look at the step that was just done, if there was one."""
 
-    def begins(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
+    def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         self._engine = engine
 
-    def after_step(self, step: TrainStep, steps: int) -> None:
+    def on_step_end(self, step: TrainStep, steps: int) -> None:
         self.latest = None
         every = self._settings.every
         if every is None or (step.step % every and step.step != steps):
             return
-        found = find_evaluation(self._folder, step) if self._crew.rank == 0 else None
-        known = self._crew.tell(found is not None)
+        found = find_evaluation(self._folder, step) if self._strategy.rank == 0 else None
+        known = self._strategy.broadcast(found is not None)
         look = self._course.judge(self._share(found if known else self._look(step.step)))
-        if self._crew.rank == 0 and not known:
+        if self._strategy.rank == 0 and not known:
             log_evaluation(self._folder, look, step)
         self.latest = look
-        self._on_word(describe_evaluation(look, of=len(self._rows), best_step=self._course.best_step))
+        self._report(describe_evaluation(look, of=len(self._rows), best_step=self._course.best_step))
         patience = self._settings.patience
         if patience is not None and self._course.since >= patience and step.step != steps:
             raise EarlyStop(
@@ -188,7 +188,7 @@ class EvaluationCallback(TrainingCallback):
         begun = time.perf_counter()
         if self._settings.metric == LOSS:
             value, cases = self._measure_loss()
-        elif self._crew.rank == 0:
+        elif self._strategy.rank == 0:
             value, cases = self._ask(step)
         else:
             return None
@@ -197,7 +197,7 @@ class EvaluationCallback(TrainingCallback):
 
     def _share(self, look: Look | None) -> Look:
         """Several who train together decide alike: what the first of them found holds for all."""
-        return Look.model_validate(self._crew.tell(look.model_dump() if look else None))
+        return Look.model_validate(self._strategy.broadcast(look.model_dump() if look else None))
 
     def _measure_loss(self) -> tuple[float, int]:
         loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
@@ -205,11 +205,11 @@ class EvaluationCallback(TrainingCallback):
 
     def _ask(self, step: int) -> tuple[float, int]:
         """The mean grade over the cases that count."""
-        assert self._examiner is not None, "rows were chosen by one"
+        assert self._evaluator is not None, "rows were chosen by one"
 
-        def pulse() -> None:
-            self._pulse()
-            if self._stop_asked() and self._crew.size == 1:
+        def progress() -> None:
+            self._progress()
+            if self._stop_asked() and self._strategy.size == 1:
                 # Without a checkpoint of this step: a run that goes on from one would lack its look.
                 raise StoppedInOrder(
                     f"stopped in good order during the look after step {step}",
@@ -218,12 +218,12 @@ class EvaluationCallback(TrainingCallback):
 
         common = self._course.cases
         asked = self._rows[:common]
-        grades = self._examiner.examine(
+        grades = self._evaluator.examine(
             self._running().model,
             asked,
             metric=self._settings.metric,
             seconds=self._settings.seconds,
-            pulse=pulse,
+            progress=progress,
         )
         counted = grades[: count_comparable_cases(len(grades), asked=len(asked), common=common)]
         return sum(counted) / len(counted), len(counted)
@@ -234,19 +234,19 @@ class EvaluationCallback(TrainingCallback):
 
 
 def choose_evaluation_rows(
-    rows: Sequence[Row], *, settings: ExamineSettings, examiner: TrainingEvaluator | None
+    rows: Sequence[Row], *, settings: ExamineSettings, evaluator: TrainingEvaluator | None
 ) -> Sequence[Row]:
     """The first validation rows that the metric says anything about, or why there are none."""
     if settings.metric == LOSS:
         chosen: Sequence[Row] = rows[: settings.cases]
-    elif examiner is None:
+    elif evaluator is None:
         raise EnvironmentLacks(
             f"nobody here can measure {settings.metric}",
-            why="the training worker was started alone, without an examiner",
+            why="the training worker was started alone, without an evaluator",
             fix="start the run with `graft train`, or set `train.examine.metric: loss`",
         )
     else:
-        chosen = examiner.choose(rows, metric=settings.metric, most=settings.cases)
+        chosen = evaluator.choose(rows, metric=settings.metric, most=settings.cases)
     if not chosen:
         raise UserMistake(
             f"there is nothing to look at: no validation row says anything about {settings.metric}"

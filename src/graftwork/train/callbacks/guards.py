@@ -41,14 +41,14 @@ class DivergenceCallback(TrainingCallback):
     name = "watch"
 
     def __init__(
-        self, settings: WatchSettings, *, on_word: Callable[[str], None] = lambda _word: None
+        self, settings: WatchSettings, *, report: Callable[[str], None] = lambda _message: None
     ) -> None:
         self._settings = settings
-        self._on_word = on_word
+        self._report = report
         self._usual: deque[float] = deque(maxlen=settings.window)
         self._in_a_row = 0
 
-    def judge(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
+    def accept_gradient(self, number: int, measured: "StepResult", rows: Sequence[Row]) -> bool:
         fault = self._find_fault(measured)
         if fault is None:
             self._usual.append(measured.loss)
@@ -62,7 +62,7 @@ class DivergenceCallback(TrainingCallback):
                 fix="look at the rows of this batch, or lower `train.learning_rate`",
                 where=name_rows(rows),
             )
-        self._on_word(f"step {number} is passed over: {fault}; its rows: {name_rows(rows)}")
+        self._report(f"step {number} is passed over: {fault}; its rows: {name_rows(rows)}")
         return False
 
     def state(self) -> dict[str, Any]:
@@ -113,13 +113,13 @@ class DeadlineCallback(TrainingCallback):
         at: float,
         *,
         save_seconds: Callable[[], float | None],
-        look_seconds: Callable[[int], float] = lambda _number: 0.0,
+        evaluation_seconds: Callable[[int], float] = lambda _number: 0.0,
         margin: float = MARGIN_SECONDS,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._at = at
         self._save_seconds = save_seconds
-        self._look_seconds = look_seconds
+        self._evaluation_seconds = evaluation_seconds
         self._margin = margin
         self._clock = clock or steady_clock.steady
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
@@ -130,10 +130,10 @@ class DeadlineCallback(TrainingCallback):
 
     def seconds_needed(self, number: int) -> float:
         """For step `number`, for a checkpoint behind it, and to spare."""
-        step = STEP_ALLOWANCE * max(self._steps, default=0.0) + self._look_seconds(number)
+        step = STEP_ALLOWANCE * max(self._steps, default=0.0) + self._evaluation_seconds(number)
         return step + SAVE_ALLOWANCE * self._save() + self._margin
 
-    def before_step(self, number: int, steps: int) -> None:
+    def on_step_begin(self, number: int, steps: int) -> None:
         now = self._clock()
         if self._begun is not None:
             self._steps.append(now - self._begun)
@@ -178,7 +178,7 @@ class CrashRehearsal(TrainingCallback):
         self._marker = folder / REHEARSED
         self._every = checkpoint_every
 
-    def before_step(self, number: int, steps: int) -> None:
+    def on_step_begin(self, number: int, steps: int) -> None:
         if self._marker.exists():
             return
         # A few steps behind a checkpoint, so that there are steps to do again.

@@ -39,7 +39,7 @@ class HeartbeatCallback(TrainingCallback):
         self._here = 0
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
-    def after_step(self, step: TrainStep, steps: int) -> None:
+    def on_step_end(self, step: TrainStep, steps: int) -> None:
         self._here += 1
         self._recent.append(step.seconds)
         self._heart.beat(
@@ -54,19 +54,19 @@ class HeartbeatCallback(TrainingCallback):
             steps_here=self._here,
         )
 
-    def before_checkpoint(self, step: int) -> None:
+    def on_save_begin(self, step: int) -> None:
         self._heart.move("checkpoint")
 
-    def after_checkpoint(self, folder: Path, step: int) -> None:
+    def on_save_end(self, folder: Path, step: int) -> None:
         self._heart.move()
         # A note for readers only: a disk without room for it must not end the run.
         with suppress(GraftError):
             self._saved.append({**clock.now().model_dump(), "step": step, "folder": folder.name})
 
-    def before_settling(self) -> None:
+    def on_train_stopping(self) -> None:
         self._heart.move("checkpoint")
 
-    def ends(self) -> None:
+    def on_train_end(self) -> None:
         self._heart.move()
 
     def _seconds_left(self, step: int, steps: int) -> float | None:
@@ -99,8 +99,8 @@ class TrackerCallback(TrainingCallback):
         run_id: str,
         settings: Mapping[str, Any],
         folder: Path,
-        latest_look: Callable[[], Look | None] = lambda: None,
-        on_word: Callable[[str], None] = lambda _word: None,
+        latest_evaluation: Callable[[], Look | None] = lambda: None,
+        report: Callable[[str], None] = lambda _message: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._trackers = trackers
@@ -109,12 +109,12 @@ class TrackerCallback(TrainingCallback):
         self._run_id = run_id
         self._settings = settings
         self._folder = folder
-        self._latest_look = latest_look
-        self._on_word = on_word
+        self._latest_evaluation = latest_evaluation
+        self._report = report
         self._open: dict[str, OpenRun] = {}
         self._told = 0
 
-    def begins(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
+    def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
         mark = self._folder / TRACKED
         self._told = int(mark.read_text()) if mark.exists() else 0
         for name in self._trackers:
@@ -126,13 +126,13 @@ class TrackerCallback(TrainingCallback):
             except Exception as error:
                 self._give_up(name, error)
 
-    def after_step(self, step: TrainStep, steps: int) -> None:
+    def on_step_end(self, step: TrainStep, steps: int) -> None:
         if not self._open or step.step <= self._told:
             return
         self._told = step.step
         # Marked first: a kill in between costs one point of a curve and never doubles one.
         write_whole(self._folder / TRACKED, str(step.step), durable=False)
-        figures = tracked_metrics(step, self._latest_look())
+        figures = tracked_metrics(step, self._latest_evaluation())
         for name, run in list(self._open.items()):
             try:
                 self._call(name, partial(run.log, step.step, figures))
@@ -140,7 +140,7 @@ class TrackerCallback(TrainingCallback):
                 del self._open[name]
                 self._give_up(name, error)
 
-    def ends(self) -> None:
+    def on_train_end(self) -> None:
         for name, run in self._open.items():
             try:
                 self._call(name, run.close)
@@ -154,7 +154,7 @@ class TrackerCallback(TrainingCallback):
     def _give_up(self, name: str, error: Exception) -> None:
         first = next(iter(str(error).strip().splitlines()), "")
         said = leave_secrets_unsaid(first, environment=os.environ, variables=SECRETS)
-        self._on_word(
+        self._report(
             f"the tracker {name} is left out from here on: {type(error).__name__}"
             + (f": {said}" if said else "")
         )

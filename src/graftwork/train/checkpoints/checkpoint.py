@@ -10,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Any
 from graftwork.files import private
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import folder_made_whole, sync_folder, write_whole
-from graftwork.records.dataset import Row
 from graftwork.records.errors import Damaged, UserMistake
-from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -282,22 +280,6 @@ class CheckpointMismatch(UserMistake):
     """A checkpoint was made with other settings, other data or for another base."""
 
 
-def run_identity(
-    rows: Sequence[Row],
-    batches: Sequence[Sequence[int]],
-    *,
-    settings: TrainSettings,
-    more: Mapping[str, str],
-) -> dict[str, Any]:
-    """`more` is what the caller knows by a hash: the dataset, the base, the adapter's shape."""
-    return {
-        "steps": len(batches),
-        "order": _digest_order(rows, batches),
-        **more,
-        "settings": settings.what_is_learned(),
-    }
-
-
 def require_same_run(mine: dict[str, Any], held: dict[str, Any], *, step: int, where: str) -> None:
     differing = [name for name in mine if mine[name] != held.get(name)]
     if not differing:
@@ -320,14 +302,6 @@ def _describe(name: str, mine: Any, held: Any) -> str:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-def _digest_order(rows: Sequence[Row], batches: Sequence[Sequence[int]]) -> str:
-    """Which rows, of what length, in which step: another order is another run."""
-    outer = hashlib.sha256()
-    for batch in batches:
-        outer.update(repr([(rows[at].id, len(rows[at].tokens)) for at in batch]).encode())
-    return outer.hexdigest()[:16]
 
 
 def write_tensors(path: Path, tensors: "dict[str, Tensor]") -> tuple[str, int]:

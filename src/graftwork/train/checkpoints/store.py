@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class CheckpointMirror(Protocol):
-    """What the vault asks of a mirror."""
+    """What the store asks of a mirror."""
 
     def send(self, path: Path, step: int) -> None:
         """Copy it there soon; never waits."""

@@ -66,7 +66,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def combined_exit_code(codes: dict[int, int]) -> int:
-    """How a crew ended whose processes ended so, by rank: by what really happened, not by what followed.
+    """How a strategy ended whose processes ended so, by rank: by what really happened, not by what followed.
 
     One that is killed takes the others with it: they fail too, or are asked to stop.
     """

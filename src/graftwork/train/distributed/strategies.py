@@ -73,7 +73,7 @@ class DistributedStrategy(Protocol):
     device: str | None
     """Where this process works; None: where the model is."""
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
@@ -82,46 +82,46 @@ class DistributedStrategy(Protocol):
     ) -> list[nn.Parameter]:
         """Take the model over; the parameters as they are from now on, in the same order."""
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
         """The portions of a step that this process works on, one forward and backward each."""
 
     def loss(self, batch: Any) -> Tensor:
-        """The function given to `join`, on the model as this crew holds it."""
+        """The function given to `join`, on the model as this strategy holds it."""
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this portion's gradient; after the last one it is that of all processes."""
 
-    def sum_up(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
+    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
         """The sum over all processes of a number that each of them has."""
 
-    def shorten(self, most: float) -> float:
+    def clip_gradients(self, most: float) -> float:
         """The length of the whole gradient; if it is longer than `most`, it is shortened to that."""
 
     def step(self, rate: float) -> None:
         """Take the step that the gradient points to, and forget it."""
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """Drop the gradient."""
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def gather(self, tensor: Tensor) -> Tensor:
         """All of a parameter or of what belongs to it, wherever its parts are."""
 
-    def put(self, parameter: Tensor, whole: Tensor) -> None:
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
         """Give a parameter other values."""
 
-    def held(self, parameter: nn.Parameter) -> OptimizerState:
+    def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
         """What the optimizer holds of it, whole; empty before the first step."""
 
-    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         """Give the optimizer back what it held."""
 
-    def any(self, said: bool) -> bool:
+    def any_process(self, flag: bool) -> bool:
         """Whether any process says so."""
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """What the first process says (anything that JSON can hold), for all."""
 
-    def part(self) -> None:
+    def finish(self) -> None:
         """The work is done: wait for the others and let them go."""
 
 
@@ -131,7 +131,7 @@ class SingleProcess:
     shards = False
     device: str | None = None
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
@@ -142,7 +142,7 @@ class SingleProcess:
         self._parameters, self._optimizer, self._loss = list(parameters), optimizer, loss
         return self._parameters
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
         return split_into_micro_batches(rows, size=1, micro_rows=micro_rows)[0]
 
     def loss(self, batch: Any) -> Tensor:
@@ -152,43 +152,43 @@ class SingleProcess:
         del last
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def sum_up(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
+    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
         del parameters
         return value
 
-    def shorten(self, most: float) -> float:
+    def clip_gradients(self, most: float) -> float:
         return float(nn.utils.clip_grad_norm_(self._parameters, most))
 
     def step(self, rate: float) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        self.forget()
+        self.zero_grad()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def gather(self, tensor: Tensor) -> Tensor:
         return tensor
 
     @torch.no_grad()
-    def put(self, parameter: Tensor, whole: Tensor) -> None:
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
         parameter.copy_(whole)
 
-    def held(self, parameter: nn.Parameter) -> OptimizerState:
+    def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
         return dict(self._optimizer.state.get(parameter, {}))
 
-    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         # A fused update wants the count of its steps where the weights are.
         self._optimizer.state[parameter] = {key: held[key].to(parameter.device) for key in held}
 
-    def any(self, said: bool) -> bool:
-        return said
+    def any_process(self, flag: bool) -> bool:
+        return flag
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
-    def part(self) -> None:
+    def finish(self) -> None:
         """Nobody is there to say goodbye to."""
 
 
@@ -234,7 +234,7 @@ class DataParallel(SingleProcess):
     def plugins(self) -> dict[str, Any]:
         return {}
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
@@ -249,7 +249,7 @@ class DataParallel(SingleProcess):
         self._parameters = [now[name] for name in order]
         return self._parameters
 
-    def share(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Row], micro_rows: int | None) -> Sequence[MicroBatch]:
         return split_into_micro_batches(rows, size=self.size, micro_rows=micro_rows)[self.rank]
 
     def loss(self, batch: Any) -> Tensor:
@@ -262,30 +262,30 @@ class DataParallel(SingleProcess):
         with waiting:
             self.accelerator.backward(loss * self.size)
 
-    def sum_up(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
+    def sum(self, value: float, parameters: Sequence[nn.Parameter] = ()) -> float:
         del parameters
         total = torch.tensor(value, dtype=torch.float64)
         distributed.all_reduce(total, group=self._words)
         return float(total)
 
-    def held(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+    def optimizer_state(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         held = self._optimizer.state.get(parameter, {})
-        return {key: self.whole(tensor) for key, tensor in held.items()}
+        return {key: self.gather(tensor) for key, tensor in held.items()}
 
-    def any(self, said: bool) -> bool:
-        return self.sum_up(float(said)) > 0
+    def any_process(self, flag: bool) -> bool:
+        return self.sum(float(flag)) > 0
 
-    def tell(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         text = json.dumps(value).encode() if self.rank == 0 else b""
-        length = round(self.sum_up(float(len(text))))
+        length = round(self.sum(float(len(text))))
         letters = torch.zeros(length, dtype=torch.uint8)
         if self.rank == 0:
             letters = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         distributed.broadcast(letters, src=0, group=self._words)
         return json.loads(bytes(letters.tolist()))
 
-    def part(self) -> None:
-        self.tell(None)
+    def finish(self) -> None:
+        self.broadcast(None)
         distributed.destroy_process_group()
 
 
@@ -310,7 +310,7 @@ class FullyShardedDataParallel(DataParallel):
         )
         return {"fsdp_plugin": self._plugin}
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
@@ -321,7 +321,7 @@ class FullyShardedDataParallel(DataParallel):
         self._plugin.transformer_cls_names_to_wrap = sorted({type(block).__name__ for block in blocks})
         if self._on_cpu:
             self._also_on_processors()
-        return super().join(model, parameters, optimizer, loss)
+        return super().prepare(model, parameters, optimizer, loss)
 
     def _also_on_processors(self) -> None:
         """accelerate turns to FSDP only where it sees an accelerator; torch's own works on both."""
@@ -335,20 +335,20 @@ class FullyShardedDataParallel(DataParallel):
         del last
         self.accelerator.backward(loss * self.size)
 
-    def shorten(self, most: float) -> float:
+    def clip_gradients(self, most: float) -> float:
         norm: Any = nn.utils.clip_grad_norm_(self._parameters, most)
-        return float(self.whole(norm))
+        return float(self.gather(norm))
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def gather(self, tensor: Tensor) -> Tensor:
         gather = getattr(tensor, "full_tensor", None)
         whole: Tensor = tensor if gather is None else gather()
         return whole
 
     @torch.no_grad()
-    def put(self, parameter: Tensor, whole: Tensor) -> None:
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
         parameter.copy_(_part_of(whole, like=parameter))
 
-    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         self._optimizer.state[parameter] = {
             key: tensor.cpu() if key == "step" else _part_of(tensor, like=parameter)
             for key, tensor in held.items()

@@ -59,7 +59,7 @@ class ZeroStrategy(DataParallel):
         self._plugin = DeepSpeedPlugin(hf_ds_config=self._config)
         return {"deepspeed_plugin": self._plugin}
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
@@ -70,7 +70,7 @@ class ZeroStrategy(DataParallel):
             self._also_on_processors()
         if self._stage == 3:
             _gather_by_block(model)
-        parameters = super().join(model, parameters, optimizer, loss)
+        parameters = super().prepare(model, parameters, optimizer, loss)
         _load_as_ever()
         self._engine = self._run
         self._zero = self._engine.optimizer
@@ -92,20 +92,20 @@ class ZeroStrategy(DataParallel):
         self._engine.set_gradient_accumulation_boundary(is_boundary=last)
         self._engine.backward(loss * self.size)
 
-    def shorten(self, most: float) -> float:
+    def clip_gradients(self, most: float) -> float:
         if self._stage == 2:
             return float(self._zero.scaled_global_norm())
         from deepspeed.utils import safe_get_local_grad
 
         grads = [safe_get_local_grad(parameter) for parameter in self._parameters]
-        return math.sqrt(self.sum_up(sum(float(grad.double().square().sum()) for grad in grads)))
+        return math.sqrt(self.sum(sum(float(grad.double().square().sum()) for grad in grads)))
 
     def step(self, rate: float) -> None:
         for group in self._zero.param_groups:
             group["lr"] = rate
         self._engine.step()
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         """What DeepSpeed does itself with a gradient that has overflowed."""
         zero = self._zero
         zero.zero_grad(set_to_none=True)
@@ -120,7 +120,7 @@ class ZeroStrategy(DataParallel):
         if self._stage == 2:
             zero.micro_step_id = -1
 
-    def whole(self, tensor: Tensor) -> Tensor:
+    def gather(self, tensor: Tensor) -> Tensor:
         if not hasattr(tensor, "ds_id"):
             return tensor
         import deepspeed
@@ -129,7 +129,7 @@ class ZeroStrategy(DataParallel):
             return tensor.detach().clone()
 
     @torch.no_grad()
-    def put(self, parameter: Tensor, whole: Tensor) -> None:
+    def assign(self, parameter: Tensor, whole: Tensor) -> None:
         """Both copies: the one that the model reads, and the one that the optimizer steps from."""
         import deepspeed
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
@@ -142,7 +142,7 @@ class ZeroStrategy(DataParallel):
             parameter.copy_(whole)
         safe_set_local_fp32_param(parameter, self._part_of(whole, parameter))
 
-    def held(self, parameter: nn.Parameter) -> OptimizerState:
+    def optimizer_state(self, parameter: nn.Parameter) -> OptimizerState:
         from deepspeed.utils import safe_get_full_optimizer_state
 
         steps = self._steps()
@@ -151,7 +151,7 @@ class ZeroStrategy(DataParallel):
         held = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         return {**held, "step": steps[0].detach().clone()}
 
-    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
         self._begin_states()

@@ -25,25 +25,20 @@ from graftwork.train.gpu.block import (
     attend_keeping,
 )
 from graftwork.train.gpu.quantized import FrozenWeight, product, transposed_product
+from graftwork.train.loss import loss_and_gradient, loss_without_gradient
 
 
-def chunk_loss(hidden: Tensor, targets: Tensor, head: FrozenWeight) -> tuple[Tensor, Tensor]:
-    """Summed loss over a chunk and its gradient; a negative target counts nothing."""
-    logits = product(head, hidden).float()
-    counted = targets >= 0
-    place = targets.clamp(min=0)[:, None]
-    level = torch.logsumexp(logits, dim=1, keepdim=True)
-    losses = (level - logits.gather(1, place))[:, 0]
-    columns = torch.arange(logits.shape[1], device=logits.device)[None]
-    d = (torch.exp(logits - level) - (columns == place).float()) * counted[:, None]
-    return (losses * counted).sum(), transposed_product(head, d.to(hidden.dtype))
+def chunk_loss(
+    hidden: Tensor, targets: Tensor, weights: Tensor | None, head: FrozenWeight
+) -> tuple[Tensor, Tensor]:
+    """The weighted loss of a chunk and its gradient by the hidden states. Logits exist for one chunk only."""
+    loss, d = loss_and_gradient(product(head, hidden).float(), targets, weights)
+    return loss, transposed_product(head, d.to(hidden.dtype))
 
 
 def chunk_loss_only(hidden: Tensor, targets: Tensor, head: FrozenWeight) -> Tensor:
-    """The summed loss where nobody learns."""
-    logits = product(head, hidden).float()
-    taken = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    return ((torch.logsumexp(logits, dim=1) - taken) * (targets >= 0)).sum()
+    """The summed loss of a chunk, for evaluation."""
+    return loss_without_gradient(product(head, hidden).float(), targets)
 
 
 KeepLevel = Literal["keep", "lean", "again"]
@@ -57,6 +52,8 @@ class PackedLayout(NamedTuple):
     predicts: Tensor
     """Places whose next token is trained on."""
     targets: Tensor
+    weights: Tensor | None = None
+    """The objective's weight for each target; None: every target weighs 1."""
 
 
 class BlockMemory(NamedTuple):
@@ -96,15 +93,15 @@ class GpuDecoder:
         blocks: Sequence[BlockWeights],
         outside: EmbeddingAndHead,
         shape: BlockShape,
-        thrift: MemoryPolicy,
+        policy: MemoryPolicy,
     ) -> None:
         self.blocks = list(blocks)
         self.outside = outside
         self.shape = shape
-        self.thrift = thrift
+        self.policy = policy
         adapted = [at for at, block in enumerate(self.blocks) if _has_adapters(block)]
         self.first = adapted[0] if adapted else len(self.blocks)
-        wrap: Callable[[Any], Any] = _compile if thrift.compiled else lambda function: function
+        wrap: Callable[[Any], Any] = _compile if policy.compiled else lambda function: function
         self._before = wrap(pieces.before_attention)
         self._before_backward = wrap(pieces.before_attention_backward)
         self._after = wrap(pieces.after_attention)
@@ -119,7 +116,7 @@ class GpuDecoder:
 
     @torch.no_grad()
     def learn(
-        self, x: Tensor, packed: PackedLayout, scale: Tensor, pulse: Callable[[], None] = lambda: None
+        self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
     ) -> Tensor:
         """From embedded tokens to the summed loss; its gradient times `scale` is added to the adapters'."""
         found: Gradients = []
@@ -127,13 +124,13 @@ class GpuDecoder:
         memories: list[BlockMemory] = []
         for at, block in enumerate(self.blocks):
             x = self._forward(at, block, x, cos, sin, packed.documents, memories)
-        pulse()
+        progress()
         loss, dx = self._lose(x, packed, scale)
         del x
         for at in reversed(range(self.first, len(self.blocks))):
             dx = self._backward(at, memories.pop(), dx, cos, sin, packed.documents, found)
         _add(found)
-        pulse()
+        progress()
         return loss
 
     @torch.no_grad()
@@ -166,7 +163,7 @@ class GpuDecoder:
         documents: Documents,
         memories: list[BlockMemory],
     ) -> Tensor:
-        level = self.thrift.levels[at]
+        level = self.policy.levels[at]
         if at < self.first or level == "again":
             if at >= self.first:
                 memories.append(BlockMemory(x, None, None, None, None))
@@ -221,8 +218,8 @@ class GpuDecoder:
             _collect(w, gradient, found)
             return d_mixed, d_middle
         parts: list[tuple[Tensor, Tensor]] = []
-        for begin in range(0, x.shape[0], self.thrift.chunk_tokens):
-            some = slice(begin, begin + self.thrift.chunk_tokens)
+        for begin in range(0, x.shape[0], self.policy.chunk_tokens):
+            some = slice(begin, begin + self.policy.chunk_tokens)
             if kept is None:
                 part = self._after_again(x[some], mixed[some], w, self.shape)
             else:
@@ -239,7 +236,7 @@ class GpuDecoder:
         weight, epsilon = self.outside.final_norm, self.shape.epsilon
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         dx = torch.zeros_like(x)
-        size = self.thrift.head_tokens
+        size = self.policy.head_tokens
         for begin in range(0, packed.predicts.shape[0], size):
             places, targets = packed.predicts[begin : begin + size], packed.targets[begin : begin + size]
             hidden = x[places]
@@ -247,14 +244,15 @@ class GpuDecoder:
             if scale is None:
                 total += self._chunk_loss_only(normed, targets, self.outside.head)
                 continue
-            loss, d = self._chunk_loss(normed, targets, self.outside.head)
+            weights = None if packed.weights is None else packed.weights[begin : begin + size]
+            loss, d = self._chunk_loss(normed, targets, weights, self.outside.head)
             total += loss
             d = self._norm_backward((d * scale).to(x.dtype), hidden, weight, epsilon)
             dx.index_add_(0, places, d)
         return total, dx
 
     def _chunks(self, x: Tensor, mixed: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = self.thrift.chunk_tokens
+        size = self.policy.chunk_tokens
         return list(zip(torch.split(x, size), torch.split(mixed, size), strict=True))
 
 
@@ -329,14 +327,14 @@ class CudaGraphDecoder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def learn(
-        self, x: Tensor, packed: PackedLayout, scale: Tensor, pulse: Callable[[], None] = lambda: None
+        self, x: Tensor, packed: PackedLayout, scale: Tensor, progress: Callable[[], None] = lambda: None
     ) -> Tensor:
         shape = _shape_of(x, packed)
         if shape not in self._recordings:
             seen = self._runs.get(shape, 0)
             self._runs[shape] = seen + 1
             if seen < self._plain_runs or shape in self._plain:
-                return self.give_way(lambda: self.decoder.learn(x, packed, scale, pulse))
+                return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
             try:
                 self._recordings[shape] = self._record(x, packed, scale)
             except RuntimeError as error:
@@ -344,11 +342,11 @@ class CudaGraphDecoder:
                     raise
                 # What a recording needs beside the others is not there: this shape stays plain.
                 self._plain.add(shape)
-                return self.give_way(lambda: self.decoder.learn(x, packed, scale, pulse))
+                return self.give_way(lambda: self.decoder.learn(x, packed, scale, progress))
         recording = self._recordings[shape]
         _copy_into(recording, x, packed, scale)
         recording.graph.replay()
-        pulse()
+        progress()
         return recording.loss.clone()
 
     def give_way(self, compute: Callable[[], Tensor]) -> Tensor:
@@ -370,6 +368,7 @@ class CudaGraphDecoder:
             documents=replace(packed.documents, starts=packed.documents.starts.clone()),
             predicts=packed.predicts.clone(),
             targets=packed.targets.clone(),
+            weights=None if packed.weights is None else packed.weights.clone(),
         )
         x, scale = x.clone(), scale.clone()
         torch.cuda.synchronize()
@@ -394,7 +393,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def _shape_of(x: Tensor, packed: PackedLayout) -> Any:
     documents = packed.documents
     even = documents.lengths if documents.even else (documents.longest,)
-    return tuple(x.shape), even, documents.starts.shape[0], packed.predicts.shape[0]
+    weighted = packed.weights is not None
+    return tuple(x.shape), even, documents.starts.shape[0], packed.predicts.shape[0], weighted
 
 
 def _copy_into(recording: GraphRecording, x: Tensor, packed: PackedLayout, scale: Tensor) -> None:
@@ -404,3 +404,5 @@ def _copy_into(recording: GraphRecording, x: Tensor, packed: PackedLayout, scale
     recording.packed.documents.starts.copy_(packed.documents.starts)
     recording.packed.predicts.copy_(packed.predicts)
     recording.packed.targets.copy_(packed.targets)
+    if recording.packed.weights is not None and packed.weights is not None:
+        recording.packed.weights.copy_(packed.weights)

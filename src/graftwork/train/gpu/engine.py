@@ -1,6 +1,6 @@
 """The engine on a card: packed rows through the written-out decoder, within the memory that was given.
 
-In: a furnished model with adapters, a Tuning. Out: what every engine gives. The first thing it does is
+In: a frozen model with adapters, a Tuning. Out: what every engine gives. The first thing it does is
 one measured step with nothing kept; what the card has left is then spent on keeping.
 """
 
@@ -22,6 +22,7 @@ from graftwork.train.engine import StepResult, TrainingEngine
 from graftwork.train.gpu.block import Documents
 from graftwork.train.gpu.decoder import CudaGraphDecoder, GpuDecoder, PackedLayout, is_out_of_memory
 from graftwork.train.gpu.load import FrozenWeights, build_decoder, memory_policy
+from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
 
 COMPILED_SHAPES, RECORDED_SHAPES = 4, 8
@@ -87,13 +88,23 @@ class PackSizes(NamedTuple):
     shapes: int = COMPILED_SHAPES
 
 
-def pack(rows: Sequence[Row], sizes: PackSizes, *, device: str) -> list[PackedPass]:
+def pack(
+    rows: Sequence[Row], sizes: PackSizes, *, device: str, weights: Sequence[Tensor] | None = None
+) -> list[PackedPass]:
     """The passes of a step."""
     bins = bin_rows([len(row.tokens) for row in rows], room=sizes.room)
-    return [_pack([rows[at] for at in some], sizes, device) for some in bins]
+    return [
+        _pack(
+            [rows[at] for at in some],
+            sizes,
+            device,
+            None if weights is None else [weights[at] for at in some],
+        )
+        for some in bins
+    ]
 
 
-def _pack(rows: Sequence[Row], sizes: PackSizes, device: str) -> PackedPass:
+def _pack(rows: Sequence[Row], sizes: PackSizes, device: str, weights: Sequence[Tensor] | None) -> PackedPass:
     count = sum(len(row.tokens) for row in rows)
     step = _token_step(sizes.room, sizes.shapes)
     fill = round_tokens(count, room=sizes.room, shapes=sizes.shapes) - count
@@ -114,6 +125,9 @@ def _pack(rows: Sequence[Row], sizes: PackSizes, device: str) -> PackedPass:
         documents=_documents(starts, lengths, max(sizes.longest, step), device),
         predicts=_tensor(np.pad(predicts, (0, idle)), device),
         targets=_tensor(np.pad(tokens[predicts + 1], (0, idle), constant_values=-1), device),
+        weights=None
+        if weights is None
+        else nn.functional.pad(torch.cat(list(weights)).to(device), (0, idle)),
     )
     return PackedPass(_tensor(tokens[:-1], device), packed, count)
 
@@ -145,14 +159,14 @@ class GpuEngine(TrainingEngine):
         parameters: Sequence[nn.Parameter],
         *,
         settings: TrainSettings,
-        furnished: FrozenWeights,
+        frozen: FrozenWeights,
         tuning: Tuning,
         shape: ModelShape,
-        pulse: Callable[..., None] = lambda *_: None,
+        progress: Callable[..., None] = lambda *_: None,
     ) -> None:
-        super().__init__(model, parameters, settings=settings, crew=SingleGpu(), pulse=pulse)
+        super().__init__(model, parameters, settings=settings, strategy=SingleGpu(), progress=progress)
         self.tuning = tuning
-        self._furnished = furnished
+        self._frozen = frozen
         self._shape = shape
         self._on_card = self._device.startswith("cuda")
         self._compiled = tuning.compiled and self._on_card
@@ -189,17 +203,17 @@ class GpuEngine(TrainingEngine):
         return self.tuning
 
     def backward(self, rows: Sequence[Row]) -> StepResult:
-        trained = sum(len(row.tokens) - row.trained_from for row in rows)
-        self._pulse("data")
-        portions = self._pack(rows)
+        normalizer = self._objective.normalizer(rows)
+        self._progress("data")
+        portions = self._pack(rows, self.weights_of(rows))
         total = torch.zeros((), device=self._device)
-        scale = torch.tensor(1 / trained, device=self._device)
+        scale = torch.tensor(1 / normalizer, device=self._device)
         for portion in portions:
-            self._pulse("forward")
+            self._progress("forward")
             total += self._learn(portion, scale)
-        norm = self.crew.shorten(self._settings.max_gradient_norm)
+        norm = self.strategy.clip_gradients(self._settings.max_gradient_norm)
         tokens = sum(len(row.tokens) for row in rows)
-        return StepResult(float(total) / trained, norm, tokens, trained)
+        return StepResult(float(total) / normalizer, norm, tokens, count_trained(rows))
 
     @torch.no_grad()
     def mean_loss(self, rows: Sequence[Row], *, batch_rows: int = 0) -> float | None:
@@ -210,9 +224,8 @@ class GpuEngine(TrainingEngine):
         total = 0.0
         for portion in self._pack(rows):
             total += float(self._lose(portion))
-            self._pulse("forward")
-        trained = sum(len(row.tokens) - row.trained_from for row in rows)
-        return total / trained
+            self._progress("forward")
+        return total / count_trained(rows)
 
     def digest(self) -> str:
         """By the sum of each tensor's bits: a hash of all bytes would bring them to the host first."""
@@ -221,7 +234,7 @@ class GpuEngine(TrainingEngine):
     def peak_memory_gib(self) -> float:
         return torch.cuda.max_memory_reserved() / GIB if self._on_card else super().peak_memory_gib()
 
-    def _pack(self, rows: Sequence[Row]) -> list[PackedPass]:
+    def _pack(self, rows: Sequence[Row], weights: Sequence[Tensor] | None = None) -> list[PackedPass]:
         tuning = self.tuning
         sizes = PackSizes(
             room=tuning.micro_tokens,
@@ -229,7 +242,7 @@ class GpuEngine(TrainingEngine):
             longest=tuning.longest,
             shapes=COMPILED_SHAPES if tuning.compiled else RECORDED_SHAPES,
         )
-        return pack(rows, sizes, device=self._device)
+        return pack(rows, sizes, device=self._device, weights=weights)
 
     def _lose(self, portion: PackedPass) -> Tensor:
         decoder, runner = self._decoder, self._runner
@@ -241,13 +254,13 @@ class GpuEngine(TrainingEngine):
 
     def _learn(self, portion: PackedPass, scale: Tensor) -> Tensor:
         return self._runner.learn(
-            self._decoder.embed(portion.tokens), portion.packed, scale, lambda: self._pulse("backward")
+            self._decoder.embed(portion.tokens), portion.packed, scale, lambda: self._progress("backward")
         )
 
     def _build(self, tuning: Tuning) -> GpuDecoder:
-        layers = len(self._furnished.blocks)
-        thrift = memory_policy(tuning, layers=layers, compiled=self._compiled)
-        return build_decoder(self.model, self._furnished, thrift)
+        layers = len(self._frozen.blocks)
+        policy = memory_policy(tuning, layers=layers, compiled=self._compiled)
+        return build_decoder(self.model, self._frozen, policy)
 
     def _use(self, tuning: Tuning) -> None:
         self.tuning = tuning
@@ -269,7 +282,7 @@ class GpuEngine(TrainingEngine):
 
     def _states_to_come(self) -> float:
         """Adam's two states, which are made at the first step."""
-        made = any(self.crew.held(parameter) for parameter in self.parameters)
+        made = any(self.strategy.optimizer_state(parameter) for parameter in self.parameters)
         return 0.0 if made else 2 * 4 * self.trainable / GIB
 
 
@@ -283,14 +296,14 @@ class SingleGpu(SingleProcess):
     _update: Any = None
     _updates = 0
 
-    def join(
+    def prepare(
         self,
         model: Any,
         parameters: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         loss: Callable[[Any], Tensor],
     ) -> list[nn.Parameter]:
-        joined = super().join(model, parameters, optimizer, loss)
+        joined = super().prepare(model, parameters, optimizer, loss)
         self._on_card = joined[0].is_cuda
         if self._on_card:
             for group in optimizer.param_groups:
@@ -299,9 +312,9 @@ class SingleGpu(SingleProcess):
                 group["capturable"] = True
         return joined
 
-    def shorten(self, most: float) -> float:
+    def clip_gradients(self, most: float) -> float:
         if not self._has_fixed_gradients():
-            return super().shorten(most)
+            return super().clip_gradients(most)
         if self._clip is None:
             norm = nn.utils.clip_grad_norm_(self._parameters, most)
             self._clip = _recorded(lambda: nn.utils.clip_grad_norm_(self._parameters, most))
@@ -328,16 +341,16 @@ class SingleGpu(SingleProcess):
 
     def _step_plainly(self) -> None:
         self._optimizer.step()
-        self.forget()
+        self.zero_grad()
 
-    def hold(self, parameter: nn.Parameter, held: OptimizerState) -> None:
-        super().hold(parameter, held)
+    def load_optimizer_state(self, parameter: nn.Parameter, held: OptimizerState) -> None:
+        super().load_optimizer_state(parameter, held)
         self._update = None  # it writes to the states that were there before
 
     def _has_fixed_gradients(self) -> bool:
         return self._on_card and all(parameter.grad is not None for parameter in self._parameters)
 
-    def forget(self) -> None:
+    def zero_grad(self) -> None:
         held = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if held:
             torch._foreach_zero_(held)

@@ -140,7 +140,7 @@ def _replace(layer: Any, path: str, module: nn.Module) -> None:
     setattr(layer.get_submodule(parent), leaf, module)
 
 
-def build_decoder(model: Any, furnished: FrozenWeights, thrift: MemoryPolicy) -> GpuDecoder:
+def build_decoder(model: Any, frozen: FrozenWeights, policy: MemoryPolicy) -> GpuDecoder:
     config, inner = model.config, model.model
     shape = BlockShape(
         heads=config.num_attention_heads,
@@ -152,10 +152,10 @@ def build_decoder(model: Any, furnished: FrozenWeights, thrift: MemoryPolicy) ->
         embed=inner.embed_tokens,
         rotary=lambda x, positions: _first(inner.rotary_emb(x[None], positions[None])),
         final_norm=inner.norm.weight,
-        head=furnished.head,
+        head=frozen.head,
     )
-    blocks = [_block(layer, frozen) for layer, frozen in zip(inner.layers, furnished.blocks, strict=True)]
-    return GpuDecoder(blocks, outside, shape, thrift)
+    blocks = [_block(layer, frozen) for layer, frozen in zip(inner.layers, frozen.blocks, strict=True)]
+    return GpuDecoder(blocks, outside, shape, policy)
 
 
 def memory_policy(tuning: Tuning, *, layers: int, compiled: bool) -> MemoryPolicy:

@@ -1,27 +1,52 @@
-"""Which rows are trained on in which step: decided by the rows and the seed alone, before the run.
+"""The epoch order of a dataset's rows: which rows are trained in which step, and the learning rate of a step.
 
-In: lengths, and where the dataset has them weights and stages. Out: the row numbers of every step.
-Rows of like length share a batch, so that little is padded; the batches of an epoch are shuffled.
-Where rows have stages, lower stages come first in every epoch, no batch spans two of them, and rows
-without one come among the last: of what is not known to be easy, nothing is put before what is.
-Pure: no clock, no state. A resumed run asks again and gets the same answer.
+In: rows with their lengths, weights and stages, and the settings. Out: the rows of each step. Rows of similar
+length share a batch, so that little is padded; the batches of an epoch are shuffled. Where rows have stages,
+lower stages come first in every epoch, no batch spans two stages, and rows without a stage join the last one.
+Pure: depends on the rows and the seed alone, so a resumed run gets the same batches.
 """
 
 import hashlib
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.train.settings import TrainSettings
 
 WORTH_SHARING = 8
-"""A shorter common beginning costs more in bookkeeping than it saves."""
+"""A shorter common prefix costs more in bookkeeping than it saves."""
+
+
+class EpochOrder:
+    """The batch source of supervised fine-tuning."""
+
+    def __init__(self, rows: Sequence[Row], *, settings: TrainSettings) -> None:
+        self._rows = rows
+        self._batches = plan_steps(rows, settings=settings)
+
+    @property
+    def steps(self) -> int:
+        return len(self._batches)
+
+    def batch(self, step: int) -> list[Row]:
+        return [self._rows[at] for at in self._batches[step - 1]]
+
+    def rows_before(self, step: int) -> int:
+        return sum(len(batch) for batch in self._batches[:step])
+
+    def identity(self) -> dict[str, Any]:
+        """Which rows, of what length, in which step: another order is another run."""
+        digest = hashlib.sha256()
+        for batch in self._batches:
+            digest.update(repr([(self._rows[at].id, len(self._rows[at].tokens)) for at in batch]).encode())
+        return {"steps": self.steps, "order": digest.hexdigest()[:16]}
 
 
 def plan_steps(rows: Sequence[Row], *, settings: TrainSettings) -> tuple[tuple[int, ...], ...]:
-    """The row numbers of each step of a run on `rows`: what is planned is what is trained."""
+    """The row numbers of each step. The planner calls it too, so what is planned is what is trained."""
     steps = plan_batches(
         tuple(len(row.tokens) for row in rows),
         batch_rows=settings.batch_rows,
@@ -32,7 +57,7 @@ def plan_steps(rows: Sequence[Row], *, settings: TrainSettings) -> tuple[tuple[i
     )
     if not steps:
         raise UserMistake(
-            "no row stands in any epoch",
+            "no row is in any epoch",
             why=f"the weights of the {len(rows)} training rows leave nothing in {settings.epochs} epochs",
             fix="raise the `weights` of this model under `models:`, or `train.epochs`",
         )
@@ -50,7 +75,7 @@ def plan_batches(
 ) -> tuple[tuple[int, ...], ...]:
     """The row numbers of each step, over all epochs.
 
-    A row stands in an epoch as often as its weight says: once where no weights are given.
+    A row is in an epoch as often as its weight says: once where no weights are given.
     """
     steps: list[tuple[int, ...]] = []
     ranks = _rank_stages(stages) if stages is not None else [0] * len(lengths)
@@ -72,10 +97,10 @@ def plan_batches(
 
 
 def count_visits(weight: float, *, epoch: int, phase: float) -> int:
-    """How often a row of this weight stands in an epoch: 2.0 twice in each, 0.5 in every second one.
+    """How often a row of this weight is in an epoch: 2.0 twice in each, 0.5 in every second one.
 
-    Over the first n epochs it is always n × weight, rounded up or down; `phase`, which falls evenly
-    on 0 to 1, says which, so that in expectation it is exact in every single epoch.
+    Over the first n epochs it is n × weight, rounded up or down. `phase`, uniform between 0 and 1, decides
+    which, so that the expected count is exact in every epoch.
     """
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"a weight is a number of visits, at least 0, not {weight}")
@@ -85,21 +110,21 @@ def count_visits(weight: float, *, epoch: int, phase: float) -> int:
 
 
 def choose_training_rows(rows: Sequence[Row], *, settings: TrainSettings) -> list[Row]:
-    """The rows that a run is about: those that weigh anything, as many as the budget allows."""
-    weighty = [row for row in rows if row.weight > 0]
-    chosen = choose_rows(len(weighty), most=settings.max_rows, seed=settings.seed)
-    return [weighty[at] for at in chosen]
+    """The rows of positive weight, at most `train.max_rows` of them."""
+    weighted = [row for row in rows if row.weight > 0]
+    chosen = choose_rows(len(weighted), most=settings.max_rows, seed=settings.seed)
+    return [weighted[at] for at in chosen]
 
 
 def choose_rows(count: int, *, most: int | None, seed: int) -> tuple[int, ...]:
-    """All rows, or as many of them as the budget allows, in their order."""
+    """All row numbers, or a sample of `most` of them in order."""
     if most is None or count <= most:
         return tuple(range(count))
     return tuple(sorted(random.Random(f"{seed}/rows").sample(range(count), most)))
 
 
 def shared_tokens(rows: Sequence[Row]) -> int:
-    """How many first tokens all rows have in common, short of the first that predicts a reply."""
+    """The length of the common prefix of all rows, up to the first token that predicts a reply."""
     limit = min(row.trained_from for row in rows) - 1
     first = rows[0].tokens
     count = next(
@@ -109,24 +134,24 @@ def shared_tokens(rows: Sequence[Row]) -> int:
 
 
 def _rank_stages(stages: Sequence[int | None]) -> list[int]:
-    """The place of each row's stage among those that occur; rows without one share the last."""
+    """The rank of each row's stage among those that occur; rows without a stage get the last rank."""
     ranks = {stage: rank for rank, stage in enumerate(sorted({s for s in stages if s is not None}))}
     last = max(len(ranks) - 1, 0)
     return [last if stage is None else ranks[stage] for stage in stages]
 
 
 def _draw_phases(weights: Sequence[float], *, seed: int) -> list[float]:
-    """Where in its rhythm each row begins. Only a weight with a fraction has one."""
-    return [0.0 if weight % 1 == 0 else _fall_evenly(f"{seed}/{row}") for row, weight in enumerate(weights)]
+    """The phase of each row; only fractional weights have one."""
+    return [0.0 if weight % 1 == 0 else _uniform(f"{seed}/{row}") for row, weight in enumerate(weights)]
 
 
-def _fall_evenly(text: str) -> float:
-    """0 to 1, in steps so wide that adding an epoch's share to it loses nothing that matters."""
+def _uniform(text: str) -> float:
+    """A number between 0 and 1 in steps of 2⁻³², so that adding an epoch's share loses nothing."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) / 2**32
 
 
 def learning_rate(step: int, *, steps: int, highest: float, warmup_share: float) -> float:
-    """The rate of step 1 … `steps`. Never zero, so that no step is wasted."""
+    """Linear warmup, then cosine decay; step 1 … `steps`. Never zero, so that no step is wasted."""
     warmup = round(steps * warmup_share)
     if step <= warmup:
         return highest * step / (warmup + 1)
