@@ -18,14 +18,10 @@ from graftwork.records.run import TrainJob
 from graftwork.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from graftwork.train.distributed.strategies import DistributedStrategy
     from graftwork.train.engine import TrainingEngine
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
     from graftwork.train.loss import Logits, TokenBatch
 
 

@@ -38,7 +38,7 @@ DIGEST_SHARE = 0.01
 LAST_LOSSES = 32
 
 
-class StepGivenUp(StoppedInOrder):
+class StepInterrupted(StoppedInOrder):
     """Raised by the engine's progress: what is being computed is not to be finished. No weight has changed.
 
     Inside a step the loop catches it and saves. Elsewhere it ends the run as it is: before the first step
@@ -167,7 +167,7 @@ class TrainingLoop:
         before = random_states()
         try:
             return self._engine.backward(rows)
-        except StepGivenUp:
+        except StepInterrupted:
             self._engine.forget()
             restore_random_states(before)
             self._leave(number - 1, self._stopped_after(number - 1))

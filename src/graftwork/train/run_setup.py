@@ -114,12 +114,12 @@ def stoppable_progress(move: Callable[..., None], stop_asked: Callable[[], bool]
 
     Only for who works alone: of a strategy, the others would wait for ever.
     """
-    from graftwork.train.loop import StepGivenUp
+    from graftwork.train.loop import StepInterrupted
 
     def progress(*doing: str) -> None:
         move(*doing)
         if stop_asked():
-            raise StepGivenUp
+            raise StepInterrupted
 
     return progress
 

@@ -21,9 +21,9 @@ from graftwork.train.callbacks.reporting import HeartbeatCallback
 from graftwork.train.checkpoints import checkpoint as checkpoint_tensors
 from graftwork.train.checkpoints.checkpoint import CheckpointMismatch, latest_good
 from graftwork.train.checkpoints.store import CheckpointStore
-from graftwork.train.loop import RunContext, TrainingLoop
+from graftwork.train.loop import RunContext, StepInterrupted, TrainingLoop
 from graftwork.train.loss import TokenBatch, summed_loss
-from graftwork.train.objectives.epochs import EpochOrder, StepGivenUp, shared_tokens
+from graftwork.train.objectives.epochs import EpochOrder, shared_tokens
 from graftwork.train.run_folder import Replay, StepLog, read_journal, read_steps
 from graftwork.train.run_setup import stoppable_progress
 from graftwork.train.settings import ExamineSettings
@@ -331,7 +331,7 @@ def test_asked_to_stop_inside_a_step_it_gives_the_step_up_and_nothing_has_change
             torch.rand(3)  # whatever the step that is given up has drawn by then
         beats.append("")
         if len(beats) == 4 * 4 + part:
-            raise StepGivenUp
+            raise StepInterrupted
 
     with pytest.raises(StoppedInOrder, match="after step 4 of 8"):
         make_loop(tiny_base, tmp_path / "cut", progress=progress).run()

@@ -24,9 +24,6 @@ from graftwork.records.errors import Damaged, UserMistake
 if TYPE_CHECKING:
     from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 @dataclass(frozen=True)
 class SavedCheckpoint:

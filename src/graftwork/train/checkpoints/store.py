@@ -12,8 +12,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import GraftError
 from graftwork.train.checkpoints.checkpoint import (
@@ -203,6 +201,8 @@ class HostCopies:
 
     def take(self, tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
         """Copies of all of them, complete when this returns."""
+        import torch
+
 
         on_card = {name: tensor.detach() for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         copies = dict(zip(on_card, self._room(list(on_card.values())), strict=True))
@@ -234,5 +234,7 @@ class HostCopies:
 
 def pinned_buffer(size: int) -> "Tensor":
     """Bytes that a card can write to directly."""
+    import torch
+
 
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
