@@ -23,8 +23,8 @@ from graftwork.process.alert import ALERTS_FILE
 from graftwork.project.load import open_project
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.run import TrainOutcome
-from graftwork.train.checkpoint import TENSORS
-from graftwork.train.files import ADAPTER, CHECKPOINTS
+from graftwork.train.checkpoints.checkpoint import TENSORS
+from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
 
 SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
 

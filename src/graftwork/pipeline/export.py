@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from graftwork.files.dataset import read_rows
 from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
-from graftwork.model.base import Base, find_base, verify_base
+from graftwork.model.base import BaseFolder, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
@@ -30,8 +30,7 @@ MERGED_FILE = "merged.json"
 
 
 def export(job: ExportJob) -> None:
-    from graftwork.model.agree import compare
-    from graftwork.model.merge import merge_into
+    from graftwork.model.adapters.merge import compare_logits, merge_into
     from graftwork.model.threads import use_threads
 
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
@@ -44,12 +43,12 @@ def export(job: ExportJob) -> None:
         unmerged = _logits(base, rows, dtype=dtype, adapter=adapter)
         heart.beat("logits of the merged model", 0, 1)
         merged = _logits(folder, rows, dtype=dtype)
-        agreement = compare(unmerged, merged, dtype=dtype)
+        agreement = compare_logits(unmerged, merged, dtype=dtype)
         _require(agreement)
         seen = None
         if job.four_bits:
             heart.beat("logits of the 4-bit base and adapter", 0, 1)
-            seen = compare(
+            seen = compare_logits(
                 _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
             )
         found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
@@ -85,8 +84,8 @@ def _rows(job: ExportJob) -> list[Row]:
 def _logits(
     folder: Path, rows: list[Row], *, dtype: str, adapter: Path | None = None, four_bits: bool = False
 ) -> Any:
-    from graftwork.model.adapter import load_adapter
-    from graftwork.model.agree import reply_logits
+    from graftwork.model.adapters.merge import reply_logits
+    from graftwork.model.adapters.peft import load_adapter
     from graftwork.model.load import load_base
 
     model = load_base(folder, dtype=dtype, four_bits=four_bits)
@@ -115,7 +114,7 @@ EXPORT_FILE = "graftwork_export.json"
 class _Source(NamedTuple):
     outcome: TrainOutcome
     plan: Plan
-    base: Base
+    base: BaseFolder
     folder: Path
 
 

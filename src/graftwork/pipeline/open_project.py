@@ -11,8 +11,8 @@ from pathlib import Path
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.fleet import open_place
 from graftwork.fleet.place import Place
-from graftwork.model.base import Base, find_base, is_ready, note_on_weights
-from graftwork.model.template import Template
+from graftwork.model.base import BaseFolder, find_base, is_ready, note_on_weights
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.pipeline.reporter import Reporter
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
@@ -54,7 +54,7 @@ class OpenProject:
         return self.project.settings.of_model(self.model)
 
     @cached_property
-    def base(self) -> Base:
+    def base(self) -> BaseFolder:
         if not is_ready(self.settings.base):
             self.reporter.info(f"making {self.settings.base} ready: once a machine, about half a minute")
         return find_base(self.settings.base, project_folder=self.project.root)
@@ -118,6 +118,6 @@ def current_user() -> str:
         return "unknown"
 
 
-def load_template(work: OpenProject) -> Template:
+def load_template(work: OpenProject) -> ChatTemplate:
     """The base's template as this project uses it: rows, evaluation and serving alike."""
-    return Template.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")
+    return ChatTemplate.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")

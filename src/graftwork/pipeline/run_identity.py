@@ -14,7 +14,7 @@ from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import Plan
-from graftwork.train.files import ADAPTER
+from graftwork.train.run_folder import ADAPTER
 
 
 class StartAdapter(NamedTuple):

@@ -18,7 +18,7 @@ from registry_samples import (
     write_adapter,
 )
 
-from graftwork.model.base import Base
+from graftwork.model.base import BaseFolder
 from graftwork.pipeline import serving
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
@@ -51,7 +51,7 @@ def work(tmp_path, monkeypatch):
     template = type("Template", (), {"template_fingerprint": TEMPLATE_PRINT})
     monkeypatch.setattr(serving, "load_template", lambda _work: template)
     with use_project(open_project(tmp_path), Listener()) as opened:
-        opened.__dict__["base"] = Base(name="small", folder="small", revision=BASE_PRINT, files={})
+        opened.__dict__["base"] = BaseFolder(name="small", folder="small", revision=BASE_PRINT, files={})
         yield opened
 
 

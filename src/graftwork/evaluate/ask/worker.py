@@ -271,9 +271,9 @@ def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
 
 def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     """What is missing, answered by several processes; this one then only measures single requests."""
-    from graftwork.model.template import Template
+    from graftwork.model.chat.template import ChatTemplate
 
-    template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+    template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
     lengths = {
         case.id: len(template.prompt(insert_example(case.messages, example=job.worked_example)))
         for case in cases

@@ -30,8 +30,8 @@ from graftwork.records.base import Figure, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
-from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.precision import choose_precision, has_amx_here
+from graftwork.train.engine_choice import choose_precision, has_amx_here
+from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.settings import LOSS, TrainSettings
 
 
@@ -233,7 +233,7 @@ STEP = PipelineStep(
     depends_on=lambda work, _made: [
         work.settings.train.what_is_learned(),
         work.settings.train.keeping(),
-        work.settings.train.crew(),
+        work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
         _examination(work),

@@ -25,8 +25,8 @@ from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, Stopp
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.publish import publishable
-from graftwork.train.files import OUTCOME, WAITED, WORDS
-from graftwork.train.safety import pass_mirrors
+from graftwork.train.run_folder import MESSAGES, OUTCOME, WAITED
+from graftwork.train.run_setup import pass_mirrors
 
 
 def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
@@ -82,7 +82,7 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         dataset_folder=made.get("prepare", PreparedData).folder,
         plan=plan,
         run=publishable(work.settings.train.run),
-        crew=work.settings.train.crew(),
+        crew=work.settings.train.distribution(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
@@ -104,7 +104,7 @@ def enter_run(work: OpenProject, job: TrainJob) -> None:
 def _train(work: OpenProject, job: TrainJob) -> float:
     """Minutes that the user waited, over all attempts."""
     folder = Path(job.folder)
-    words = Journal(folder / WORDS)
+    words = Journal(folder / MESSAGES)
     heard = max((offset for _, offset in words.follow(0)), default=0)
     begun = time.perf_counter()
     waited_file = folder / WAITED
