@@ -80,7 +80,7 @@ def buy(
     from graftwork.cli.output import print_json, stdout
     from graftwork.plan.buying.ask import weigh_purchase
     from graftwork.plan.buying.choices import Use
-    from graftwork.plan.buying.wish import read_wish
+    from graftwork.plan.buying.wish import read_purchase_option
     from graftwork.plan.cost.nouns import Terms
 
     question = run_asked(
@@ -89,8 +89,8 @@ def buy(
     )  # fmt: skip
     found = weigh_purchase(
         question,
-        have=read_wish(have, option="--have"),
-        options=[read_wish(text, option="--option") for text in option or ()],
+        have=read_purchase_option(have, option="--have"),
+        options=[read_purchase_option(text, option="--option") for text in option or ()],
         use=Use(
             runs_a_week=runs_a_week,
             years=years,

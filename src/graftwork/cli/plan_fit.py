@@ -109,12 +109,12 @@ def fit(
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.fit import show_fit
-    from graftwork.pipeline.fit import Asked, answer_fit
+    from graftwork.pipeline.fit import FitRequest, answer_fit
     from graftwork.records.errors import UserMistake
 
     stated = dict(locals())
     try:
-        asked = Asked.model_validate({name: stated[name] for name in Asked.model_fields})
+        asked = FitRequest.model_validate({name: stated[name] for name in FitRequest.model_fields})
     except ValidationError as refused:
         first = refused.errors()[0]
         name = str(first["loc"][0])

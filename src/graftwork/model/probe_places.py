@@ -18,7 +18,7 @@ TRANSFERRED_BYTES = 2**28
 DISK_BYTES, DISK_PIECE = 2**28, 2**23
 
 
-class Transfers(NamedTuple):
+class TransferRates(NamedTuple):
     to_device: float
     from_device: float
 
@@ -52,7 +52,7 @@ def measure_context(before: float | None) -> float | None:
     return float(held) if held > 0 else None
 
 
-def measure_transfers() -> Transfers:
+def measure_transfers() -> TransferRates:
     """Pinned host memory to the card and back."""
     import torch
 
@@ -60,7 +60,7 @@ def measure_transfers() -> Transfers:
     card = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, device="cuda")
     there = time_go(lambda: card.copy_(host, non_blocking=True), device="cuda", least=0.02)
     back = time_go(lambda: host.copy_(card, non_blocking=True), device="cuda", least=0.02)
-    return Transfers(TRANSFERRED_BYTES / there, TRANSFERRED_BYTES / back)
+    return TransferRates(TRANSFERRED_BYTES / there, TRANSFERRED_BYTES / back)
 
 
 def measure_disk(folder: Path) -> Disk | None:

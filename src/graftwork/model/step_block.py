@@ -11,7 +11,7 @@ from typing import Any, Literal
 from graftwork.model import step_compiled
 from graftwork.model import step_pieces as pieces
 from graftwork.model.step_pieces import HALF, follow, free_all
-from graftwork.model.step_sizes import Memory, Sizes
+from graftwork.model.step_sizes import StepSizes, TensorMemory
 
 Level = Literal["keep", "lean", "again"]
 
@@ -20,7 +20,7 @@ SHOWN = 3
 
 
 @dataclass
-class Kept:
+class SavedActivations:
     """What the second half of a block leaves for its backward pass."""
 
     middle: Any
@@ -35,7 +35,7 @@ class Kept:
 
 
 @dataclass
-class BlockHeld:
+class SavedBlock:
     """What one block holds between the passes."""
 
     x: Any
@@ -44,14 +44,14 @@ class BlockHeld:
     """Queries, keys, values, mixed values, sums."""
     beside: list[Any] = field(default_factory=list)
     """The thin product, and heads before their norm."""
-    kept: Kept | None = None
+    kept: SavedActivations | None = None
 
 
-def _norm_if(memory: Memory, elements: int, there: bool) -> Any:
+def _norm_if(memory: TensorMemory, elements: int, there: bool) -> Any:
     return pieces.norm(memory, elements) if there else None
 
 
-def before_attention(memory: Memory, s: Sizes, tokens: int) -> tuple[list[Any], list[Any]]:
+def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
     """Queries, keys, values; and what is kept beside them."""
     if s.compiled:
         return step_compiled.before_attention(memory, s, tokens)
@@ -71,7 +71,7 @@ def before_attention(memory: Memory, s: Sizes, tokens: int) -> tuple[list[Any], 
 
 
 def before_attention_backward(
-    memory: Memory, s: Sizes, tokens: int, *, wants_input: bool
+    memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
     """The gradient of the block's input, and of its adapters."""
     if s.compiled:
@@ -101,11 +101,11 @@ def before_attention_backward(
     return dx, gradient
 
 
-def middle(memory: Memory, s: Sizes, tokens: int) -> Kept:
+def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
     """Through the output product and the first half of the MLP."""
     if s.compiled:
         made = step_compiled.middle(memory, s, tokens)
-        return Kept(made.middle, made.gate_up, made.lows, made.attended)
+        return SavedActivations(made.middle, made.gate_up, made.lows, made.attended)
     attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
     normed_out = _norm_if(memory, tokens * s.hidden, s.norms_behind)
     mid = memory.alloc(HALF * tokens * s.hidden)
@@ -115,7 +115,7 @@ def middle(memory: Memory, s: Sizes, tokens: int) -> Kept:
     gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
     if normed is not None:
         memory.free(normed)
-    kept = Kept(mid, gate_up, [one for one in (low_out, low) if one is not None])
+    kept = SavedActivations(mid, gate_up, [one for one in (low_out, low) if one is not None])
     if s.norms_behind:
         kept.normed_behind.append(attended)
     else:
@@ -123,7 +123,7 @@ def middle(memory: Memory, s: Sizes, tokens: int) -> Kept:
     return kept
 
 
-def added(memory: Memory, s: Sizes, tokens: int) -> Any:
+def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     if s.compiled:
         return step_compiled.added(memory, s, tokens)
     lifted = follow(memory, pieces.GATE, tokens * s.inner)["out"]
@@ -132,9 +132,9 @@ def added(memory: Memory, s: Sizes, tokens: int) -> Any:
     return down
 
 
-def after_attention(memory: Memory, s: Sizes, tokens: int) -> tuple[Any, Kept]:
+def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivations]:
     kept = middle(memory, s, tokens)
-    last = added(memory, s, tokens)
+    last = mlp_output(memory, s, tokens)
     normed = _norm_if(memory, tokens * s.hidden, s.norms_behind and not s.compiled)
     y = memory.alloc(HALF * tokens * s.hidden)
     if normed is not None:
@@ -146,15 +146,15 @@ def after_attention(memory: Memory, s: Sizes, tokens: int) -> tuple[Any, Kept]:
     return y, kept
 
 
-def kept_again(memory: Memory, s: Sizes, tokens: int) -> Kept:
+def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
     kept = middle(memory, s, tokens)
     if s.norms_behind:
-        kept.normed_behind.append(added(memory, s, tokens))
+        kept.normed_behind.append(mlp_output(memory, s, tokens))
     return kept
 
 
 def after_attention_backward(
-    memory: Memory, s: Sizes, tokens: int, *, has_gate_up: bool
+    memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
 ) -> tuple[list[Any], list[Any]]:
     """(gradients of the mixed values and of the middle), and those of the adapters."""
     if s.compiled:
@@ -194,7 +194,7 @@ def after_attention_backward(
     return [d_mixed, d_middle], gradient
 
 
-def pass_through(memory: Memory, s: Sizes, tokens: int, chunk: int) -> Any:
+def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) -> Any:
     """A block that keeps nothing."""
     qkv, beside = before_attention(memory, s, tokens)
     if s.qkv.rank and beside:
@@ -212,26 +212,28 @@ def pass_through(memory: Memory, s: Sizes, tokens: int, chunk: int) -> Any:
     return _put_together(memory, parts, HALF * tokens * s.hidden, [*beside, mixed[0]])
 
 
-def _put_together(memory: Memory, parts: list[Any], size: int, others: list[Any]) -> Any:
+def _put_together(memory: TensorMemory, parts: list[Any], size: int, others: list[Any]) -> Any:
     whole = parts[0] if len(parts) == 1 else memory.alloc(size)
     free_all(memory, others + (parts if len(parts) > 1 else []))
     return whole
 
 
-def forward(memory: Memory, s: Sizes, tokens: int, chunk: int, level: Level, x: Any) -> tuple[Any, BlockHeld]:
+def forward(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, level: Level, x: Any
+) -> tuple[Any, SavedBlock]:
     if level == "again":
-        return pass_through(memory, s, tokens, chunk), BlockHeld(x)
+        return pass_through(memory, s, tokens, chunk), SavedBlock(x)
     qkv, beside = before_attention(memory, s, tokens)
     island = [*qkv, *pieces.attend(memory, s, tokens)]
     y, kept = after_attention(memory, s, tokens)
     if level == "lean":
         memory.free(kept.gate_up)
         kept.gate_up = None
-    return y, BlockHeld(x, island, beside, kept)
+    return y, SavedBlock(x, island, beside, kept)
 
 
 def backward(
-    memory: Memory, s: Sizes, tokens: int, chunk: int, held: BlockHeld, *, wants_input: bool
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, held: SavedBlock, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
     """The gradient of the block's input and of its adapters; what the block held is given back."""
     kept = held.kept
@@ -259,11 +261,11 @@ def backward(
 
 
 def _in_chunks(
-    memory: Memory, s: Sizes, tokens: int, chunk: int, *, again: bool
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, *, again: bool
 ) -> tuple[list[Any], list[Any]]:
     """The second half where its widest tensors were not kept."""
     parts, found = [], []
-    last: Kept | None = None
+    last: SavedActivations | None = None
     for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
         if is_like_others(at, len(sizes_of_chunks)):
             parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])

@@ -8,15 +8,15 @@ between them; each is let go after its last use, not at the end of a function.
 from typing import Any
 
 from graftwork.model.step_pieces import HALF, WORD, free_all
-from graftwork.model.step_sizes import Group, Memory, Sizes
+from graftwork.model.step_sizes import LinearGroup, StepSizes, TensorMemory
 
 
-def _weight(memory: Memory, s: Sizes, group: Group) -> list[Any]:
+def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]:
     """The frozen weight as numbers, where it is in four bits."""
     return [memory.alloc(HALF * group.weights)] if s.form == "four" else []
 
 
-def _grafted(memory: Memory, s: Sizes, group: Group, tokens: int) -> tuple[Any, Any]:
+def _grafted(memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int) -> tuple[Any, Any]:
     beside = _weight(memory, s, group)
     if s.form == "eight":
         beside = [memory.alloc(tokens * group.inputs), memory.alloc(WORD * tokens)]
@@ -31,7 +31,9 @@ def _grafted(memory: Memory, s: Sizes, group: Group, tokens: int) -> tuple[Any, 
     return y, low
 
 
-def _turned(memory: Memory, s: Sizes, group: Group, tokens: int, base: Any = None) -> tuple[Any, Any]:
+def _turned(
+    memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int, base: Any = None
+) -> tuple[Any, Any]:
     dx = base
     if dx is None:
         beside = _weight(memory, s, group)
@@ -43,7 +45,7 @@ def _turned(memory: Memory, s: Sizes, group: Group, tokens: int, base: Any = Non
     return dx, _thin(memory, group, tokens)
 
 
-def _thin(memory: Memory, group: Group, tokens: int) -> Any:
+def _thin(memory: TensorMemory, group: LinearGroup, tokens: int) -> Any:
     if not group.rank:
         return None
     b = memory.alloc(HALF * group.ranks * group.out)
@@ -53,7 +55,7 @@ def _thin(memory: Memory, group: Group, tokens: int) -> Any:
     return dlow
 
 
-def _gradient(memory: Memory, group: Group) -> list[Any]:
+def _gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
     if not group.rank:
         return []
     products = [memory.alloc(HALF * group.ranks * width) for width in (group.inputs, group.out)]
@@ -62,7 +64,7 @@ def _gradient(memory: Memory, group: Group) -> list[Any]:
     return found
 
 
-def before_attention(memory: Memory, s: Sizes, tokens: int) -> tuple[list[Any], list[Any]]:
+def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
     normed = None if s.norms_behind else memory.alloc(HALF * tokens * s.hidden)
     qkv, low = _grafted(memory, s, s.qkv, tokens)
     if normed is not None:
@@ -75,8 +77,8 @@ def before_attention(memory: Memory, s: Sizes, tokens: int) -> tuple[list[Any], 
     return found, beside
 
 
-def before_attention_backward(
-    memory: Memory, s: Sizes, tokens: int, *, wants_input: bool
+def compiled_before_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
 ) -> tuple[Any, list[Any]]:
     dqkv = memory.alloc(HALF * tokens * s.qkv.out)
     held = [dqkv]
@@ -100,7 +102,7 @@ class Middle:
         self.middle, self.gate_up, self.lows, self.attended = middle, gate_up, lows, attended
 
 
-def middle(memory: Memory, s: Sizes, tokens: int) -> Middle:
+def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> Middle:
     attended, low_out = _grafted(memory, s, s.out, tokens)
     mid = memory.alloc(HALF * tokens * s.hidden)
     if not s.norms_behind:
@@ -113,15 +115,15 @@ def middle(memory: Memory, s: Sizes, tokens: int) -> Middle:
     return Middle(mid, gate_up, lows, [attended] if s.norms_behind else [])
 
 
-def added(memory: Memory, s: Sizes, tokens: int) -> Any:
+def compiled_mlp(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     lifted = memory.alloc(HALF * tokens * s.inner)
     down, low = _grafted(memory, s, s.down, tokens)
     free_all(memory, [lifted] + ([] if low is None else [low]))
     return down
 
 
-def after_attention_backward(
-    memory: Memory, s: Sizes, tokens: int, *, has_gate_up: bool
+def compiled_after_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
 ) -> tuple[list[Any], list[Any]]:
     wide, inner = HALF * tokens * s.hidden, HALF * tokens * s.inner
     normed = None if s.norms_behind else memory.alloc(wide)
@@ -156,7 +158,7 @@ def after_attention_backward(
     return [d_mixed, d_middle], gradient
 
 
-def chunk_loss(memory: Memory, s: Sizes, places: int) -> Any:
+def chunk_loss(memory: TensorMemory, s: StepSizes, places: int) -> Any:
     logits = memory.alloc(HALF * places * s.vocabulary)
     if s.head == "eight":
         # The gradient times the rows' scales is written out once: its largest must be known first.

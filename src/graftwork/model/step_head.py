@@ -10,15 +10,15 @@ from graftwork.model import step_compiled
 from graftwork.model import step_pieces as pieces
 from graftwork.model.step_block import SHOWN, chunks
 from graftwork.model.step_pieces import HALF, WORD, follow, free_all
-from graftwork.model.step_sizes import Memory, Sizes
+from graftwork.model.step_sizes import StepSizes, TensorMemory
 
 LOSS = "away+4 power+4 away- same+1 hot+4 same- all+4 power- hot- d+4 all- out+2"
 """Of each logit, beside the logit itself in float32."""
 
-LONG = 8
+TOKEN_BYTES = 8
 
 
-def lose(memory: Memory, s: Sizes, tokens: int, places: int, head_tokens: int) -> Any:
+def lose(memory: TensorMemory, s: StepSizes, tokens: int, places: int, head_tokens: int) -> Any:
     """The loss at the places that predict: the gradient of the last block's output is left."""
     dx = memory.alloc(HALF * tokens * s.hidden)
     last: list[Any] = []
@@ -39,7 +39,7 @@ def lose(memory: Memory, s: Sizes, tokens: int, places: int, head_tokens: int) -
     return dx
 
 
-def _chunk_loss(memory: Memory, s: Sizes, tokens: int) -> Any:
+def _chunk_loss(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     logits = tokens * s.vocabulary
     if s.head == "eight":
         codes = follow(memory, pieces.CODES, tokens * s.hidden)["out"]
@@ -50,7 +50,7 @@ def _chunk_loss(memory: Memory, s: Sizes, tokens: int) -> Any:
     wide = memory.alloc(WORD * logits)
     memory.free(half)
     follow(memory, "less+4 less-", logits)
-    columns = memory.alloc(LONG * s.vocabulary)
+    columns = memory.alloc(TOKEN_BYTES * s.vocabulary)
     d = follow(memory, LOSS, logits)
     half = d.pop("out")
     if s.head == "eight":

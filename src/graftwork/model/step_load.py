@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graftwork.model.step_pieces import HALF, WORD, follow, free_all
-from graftwork.model.step_sizes import Group, Memory, Sizes, Tally
+from graftwork.model.step_sizes import ByteTally, LinearGroup, StepSizes, TensorMemory
 
 TO_EIGHT = "wide+4 scaled+4 wide- cut+4 scaled- codes+1 cut-"
 NF4_BLOCK, NF4_CHUNK = 64, 256
@@ -17,8 +17,8 @@ AT_ONCE = 2**24
 
 
 def load(
-    memory: Memory,
-    s: Sizes,
+    memory: TensorMemory,
+    s: StepSizes,
     *,
     layers: int,
     tied: bool,
@@ -47,21 +47,21 @@ def load(
     note("head")
 
 
-def _load_blocks(memory: Memory, s: Sizes, layers: int) -> None:
+def _load_blocks(memory: TensorMemory, s: StepSizes, layers: int) -> None:
     """The products of all blocks. A tally is told once what each of them adds: they are alike."""
-    walked = min(layers, 1) if isinstance(memory, Tally) else layers
+    walked = min(layers, 1) if isinstance(memory, ByteTally) else layers
     for _ in range(walked):
-        before = memory.now if isinstance(memory, Tally) else 0
+        before = memory.now if isinstance(memory, ByteTally) else 0
         for group in s.groups:
             load_group(memory, group, form=s.form, turned=s.turned)
-    if isinstance(memory, Tally) and layers > 1:
+    if isinstance(memory, ByteTally) and layers > 1:
         more = (memory.now - before) * (layers - 1)
         memory.now += more
         # What passes beside the last block, on top of all that stays.
         memory.most += more
 
 
-def load_norms(memory: Memory, s: Sizes, layers: int) -> None:
+def load_norms(memory: TensorMemory, s: StepSizes, layers: int) -> None:
     """Of the blocks, the last one, and the frequencies of rotary positions."""
     for _ in range(layers):
         if s.head_norms != "none":
@@ -74,7 +74,7 @@ def load_norms(memory: Memory, s: Sizes, layers: int) -> None:
         memory.alloc(HALF * s.head_dim)
 
 
-def load_group(memory: Memory, group: Group, *, form: str, turned: bool) -> None:
+def load_group(memory: TensorMemory, group: LinearGroup, *, form: str, turned: bool) -> None:
     """The weights of one product."""
     if form == "four":
         for out in group.outs:
@@ -93,7 +93,7 @@ def load_group(memory: Memory, group: Group, *, form: str, turned: bool) -> None
             memory.alloc(HALF * group.out)
 
 
-def load_eight(memory: Memory, out: int, inputs: int, *, turned: bool, bias: int = 0) -> None:
+def load_eight(memory: TensorMemory, out: int, inputs: int, *, turned: bool, bias: int = 0) -> None:
     """A weight in 8 bits; it comes in 16 and passes through 32."""
     weights = out * inputs
     weight = memory.alloc(HALF * weights)
@@ -114,7 +114,7 @@ def load_eight(memory: Memory, out: int, inputs: int, *, turned: bool, bias: int
     memory.free(weight)
 
 
-def _load_four(memory: Memory, out: int, inputs: int) -> None:
+def _load_four(memory: TensorMemory, out: int, inputs: int) -> None:
     """A weight in 4 bits, some rows at a time; a name holds the last rows until the next are there."""
     weights = out * inputs
     scales = WORD * weights // NF4_BLOCK
@@ -149,7 +149,7 @@ def _load_four(memory: Memory, out: int, inputs: int) -> None:
     free_all(memory, [*small, every, weight])
 
 
-def _let_go(memory: Memory, held: list[Any], name: str) -> None:
+def _let_go(memory: TensorMemory, held: list[Any], name: str) -> None:
     for at, (of, block) in enumerate(held):
         if of == name:
             memory.free(block)
@@ -157,7 +157,7 @@ def _let_go(memory: Memory, held: list[Any], name: str) -> None:
             return
 
 
-def _load_scales(memory: Memory, scales: int) -> None:
+def _load_scales(memory: TensorMemory, scales: int) -> None:
     """The scales of blocks in 8 bits: their codes, a scale for each chunk, the offset."""
     chunks = -(-scales // NF4_CHUNK)
     memory.alloc(WORD)

@@ -12,15 +12,15 @@ from typing import NamedTuple
 from graftwork.model import step_block, step_head
 from graftwork.model.shape import layer_parameters, linear_sizes
 from graftwork.model.step_load import load
-from graftwork.model.step_sizes import Sizes, Tally
+from graftwork.model.step_sizes import ByteTally, StepSizes
 from graftwork.model.step_walk import (
     WORKSPACE,
     Pass,
-    Walk,
+    StepRecipe,
     adapter_sizes,
     hold_recording,
     hold_states,
-    walk_of,
+    step_recipe,
 )
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
@@ -32,7 +32,7 @@ SLACK = 1.04
 """What the allocator holds beyond what is asked of it: its pages, and holes between what is kept."""
 
 
-class Step(NamedTuple):
+class PieceBytes(NamedTuple):
     """A piece of a step: the most that it takes for a moment, and what it leaves."""
 
     most: int
@@ -57,7 +57,7 @@ def kept_bytes(shape: ModelShape, level: str) -> float:
 def static_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int | None = None) -> float:
     """Weights and everything about what is learned."""
     layers = shape.layers if adapted is None else adapted
-    return float(_standing(walk_of(shape, tuning, trainable=trainable, adapted=layers)))
+    return float(_standing(step_recipe(shape, tuning, trainable=trainable, adapted=layers)))
 
 
 def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
@@ -66,7 +66,7 @@ def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: in
     return count(tuning.keep, tuning.lean).held
 
 
-class Counted(NamedTuple):
+class StepBytes(NamedTuple):
     """Bytes that stand from step to step, and the most that a pass asks for beyond them."""
 
     standing: int
@@ -84,18 +84,18 @@ class Counted(NamedTuple):
 
 def count_by_levels(
     shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int
-) -> Callable[[int, int], Counted]:
+) -> Callable[[int, int], StepBytes]:
     """The peak as a function of (keep, lean), all else as in the tuning: quick to ask many times."""
-    walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted)
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     standing, most_of_pass = _standing(walk), _most_by_levels(walk)
-    return lambda keep, lean: Counted(standing, most_of_pass(keep, lean))
+    return lambda keep, lean: StepBytes(standing, most_of_pass(keep, lean))
 
 
-def _standing(walk: Walk) -> int:
+def _standing(walk: StepRecipe) -> int:
     """What is there before and after every step: one block's, as many times as there are blocks."""
     places = (walk.shape.tied_embeddings, walk.tuning.host_embedding)
     one, two = (_loaded(walk.sizes, layers, *places) for layers in (1, 2))
-    tally = Tally()
+    tally = ByteTally()
     tally.alloc(WORKSPACE)
     if walk.tuning.compiled or walk.tuning.recorded:
         hold_recording(tally, walk)
@@ -103,16 +103,16 @@ def _standing(walk: Walk) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _loaded(s: Sizes, layers: int, tied: bool, on_host: bool) -> int:
-    tally = Tally()
+def _loaded(s: StepSizes, layers: int, tied: bool, on_host: bool) -> int:
+    tally = ByteTally()
     load(tally, s, layers=layers, tied=tied, on_host=on_host)
     return tally.now
 
 
 @lru_cache(maxsize=1024)
-def _learned(s: Sizes) -> int:
+def _learned(s: StepSizes) -> int:
     """Adapters of one block, their gradients and states."""
-    tally = Tally()
+    tally = ByteTally()
     for size in adapter_sizes(s, 1):
         tally.alloc(size)
         tally.alloc(size)
@@ -120,7 +120,7 @@ def _learned(s: Sizes) -> int:
     return tally.now
 
 
-def _most_by_levels(walk: Walk) -> Callable[[int, int], int]:
+def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
     """The most beyond what stands, over forward pass, loss and backward pass."""
     tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
     tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
@@ -155,36 +155,36 @@ def _most_by_levels(walk: Walk) -> Callable[[int, int], int]:
     return most_of_pass
 
 
-def _begin(walk: Walk) -> int:
-    tally = Tally()
+def _begin(walk: StepRecipe) -> int:
+    tally = ByteTally()
     Pass(tally, walk).begin()
     return tally.now
 
 
 @lru_cache(maxsize=4096)
-def _forward(s: Sizes, tokens: int, chunk: int, level: step_block.Level) -> Step:
-    tally = Tally()
+def _forward(s: StepSizes, tokens: int, chunk: int, level: step_block.Level) -> PieceBytes:
+    tally = ByteTally()
     step_block.forward(tally, s, tokens, chunk, level, None)
-    return Step(tally.most, tally.now)
+    return PieceBytes(tally.most, tally.now)
 
 
 @lru_cache(maxsize=4096)
-def _backward(s: Sizes, tokens: int, chunk: int, level: step_block.Level) -> Step:
-    tally = Tally()
+def _backward(s: StepSizes, tokens: int, chunk: int, level: step_block.Level) -> PieceBytes:
+    tally = ByteTally()
     x = tally.alloc(WIDTH * tokens * s.hidden)
     dy, held = step_block.forward(tally, s, tokens, chunk, level, x)
     before = tally.most = tally.now
     step_block.backward(tally, s, tokens, chunk, held, wants_input=True)
     most = tally.most
     tally.free(dy)
-    return Step(most - before, tally.now - before)
+    return PieceBytes(most - before, tally.now - before)
 
 
 @lru_cache(maxsize=4096)
-def _loss(s: Sizes, tokens: int, places: int, head_tokens: int) -> Step:
-    tally = Tally()
+def _loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> PieceBytes:
+    tally = ByteTally()
     step_head.lose(tally, s, tokens, places, head_tokens)
-    return Step(tally.most, tally.now)
+    return PieceBytes(tally.most, tally.now)
 
 
 def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ four bytes an element under a name, `wide-` gives them back; `out` is what is le
 from functools import lru_cache
 from typing import Any
 
-from graftwork.model.step_sizes import Group, Memory, Sizes
+from graftwork.model.step_sizes import LinearGroup, StepSizes, TensorMemory
 
 HALF, WORD = 2, 4
 
@@ -43,7 +43,7 @@ def _read(recipe: str) -> tuple[tuple[str, float], ...]:
     return tuple(steps)
 
 
-def follow(memory: Memory, recipe: str, elements: int) -> dict[str, Any]:
+def follow(memory: TensorMemory, recipe: str, elements: int) -> dict[str, Any]:
     """What is left at the end, by name."""
     held: dict[str, Any] = {}
     for name, size in _read(recipe):
@@ -54,20 +54,20 @@ def follow(memory: Memory, recipe: str, elements: int) -> dict[str, Any]:
     return held
 
 
-def free_all(memory: Memory, blocks: list[Any]) -> None:
+def free_all(memory: TensorMemory, blocks: list[Any]) -> None:
     for block in blocks:
         memory.free(block)
 
 
-def norm(memory: Memory, elements: int) -> Any:
+def norm(memory: TensorMemory, elements: int) -> Any:
     return follow(memory, NORM, elements)["out"]
 
 
-def norm_backward(memory: Memory, elements: int) -> Any:
+def norm_backward(memory: TensorMemory, elements: int) -> Any:
     return follow(memory, NORM_BACKWARD, elements)["out"]
 
 
-def numbers(memory: Memory, group: Group) -> Any:
+def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
     """A 4-bit weight as numbers: layer by layer, then side by side."""
     parts = []
     for out in group.outs:
@@ -90,7 +90,7 @@ def numbers(memory: Memory, group: Group) -> Any:
     return whole
 
 
-def product(memory: Memory, sizes: Sizes, group: Group, tokens: int) -> Any:
+def product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int) -> Any:
     """x Wᵀ, and its bias."""
     if sizes.form == "eight":
         beside = follow(memory, CODES, tokens * group.inputs)["out"]
@@ -107,7 +107,7 @@ def product(memory: Memory, sizes: Sizes, group: Group, tokens: int) -> Any:
     return y
 
 
-def turned_product(memory: Memory, sizes: Sizes, group: Group, tokens: int) -> Any:
+def turned_product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int) -> Any:
     """y W."""
     if sizes.form == "eight":
         return eight_turned(memory, tokens, group.out, group.inputs, turned=sizes.turned)
@@ -118,7 +118,7 @@ def turned_product(memory: Memory, sizes: Sizes, group: Group, tokens: int) -> A
     return dx
 
 
-def eight_turned(memory: Memory, tokens: int, wide: int, narrow: int, *, turned: bool) -> Any:
+def eight_turned(memory: TensorMemory, tokens: int, wide: int, narrow: int, *, turned: bool) -> Any:
     plain = memory.alloc(WORD * tokens * wide)
     scaled = memory.alloc(WORD * tokens * wide)
     memory.free(plain)
@@ -127,7 +127,9 @@ def eight_turned(memory: Memory, tokens: int, wide: int, narrow: int, *, turned:
     return codes_turned(memory, tokens, wide, narrow, codes, turned=turned)
 
 
-def codes_turned(memory: Memory, tokens: int, wide: int, narrow: int, codes: Any, *, turned: bool) -> Any:
+def codes_turned(
+    memory: TensorMemory, tokens: int, wide: int, narrow: int, codes: Any, *, turned: bool
+) -> Any:
     """The product of codes with a weight that is turned over for it, where it is not held so."""
     weight = None if turned else memory.alloc(wide * narrow)
     dx = memory.alloc(HALF * tokens * narrow)
@@ -137,14 +139,14 @@ def codes_turned(memory: Memory, tokens: int, wide: int, narrow: int, codes: Any
     return dx
 
 
-def stacked_a(memory: Memory, group: Group) -> Any:
+def stacked_a(memory: TensorMemory, group: LinearGroup) -> Any:
     parts = [memory.alloc(HALF * group.rank * group.inputs) for _ in group.outs]
     whole = memory.alloc(HALF * group.ranks * group.inputs)
     free_all(memory, parts[::-1])
     return whole
 
 
-def stacked_b(memory: Memory, group: Group) -> Any:
+def stacked_b(memory: TensorMemory, group: LinearGroup) -> Any:
     strips: list[Any] = []
     blocks: list[Any] = []
     for place, out in enumerate(group.outs):
@@ -161,7 +163,9 @@ def stacked_b(memory: Memory, group: Group) -> Any:
     return whole
 
 
-def grafted_product(memory: Memory, sizes: Sizes, group: Group, tokens: int) -> tuple[Any, Any]:
+def grafted_product(
+    memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int
+) -> tuple[Any, Any]:
     """The output, and the thin product."""
     y = product(memory, sizes, group, tokens)
     if not group.rank:
@@ -174,7 +178,7 @@ def grafted_product(memory: Memory, sizes: Sizes, group: Group, tokens: int) -> 
 
 
 def input_gradient(
-    memory: Memory, sizes: Sizes, group: Group, tokens: int, base: Any = None
+    memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int, base: Any = None
 ) -> tuple[Any, Any]:
     dx = turned_product(memory, sizes, group, tokens) if base is None else base
     if not group.rank:
@@ -182,7 +186,7 @@ def input_gradient(
     return dx, thin_gradient(memory, group, tokens, and_a=True)
 
 
-def thin_gradient(memory: Memory, group: Group, tokens: int, *, and_a: bool = False) -> Any:
+def thin_gradient(memory: TensorMemory, group: LinearGroup, tokens: int, *, and_a: bool = False) -> Any:
     b = stacked_b(memory, group)
     dlow = memory.alloc(HALF * tokens * group.ranks)
     memory.free(b)
@@ -191,7 +195,7 @@ def thin_gradient(memory: Memory, group: Group, tokens: int, *, and_a: bool = Fa
     return dlow
 
 
-def graft_gradient(memory: Memory, group: Group) -> list[Any]:
+def graft_gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
     """Of A and B of each layer, in float32."""
     if not group.rank:
         return []
@@ -209,12 +213,12 @@ def graft_gradient(memory: Memory, group: Group) -> list[Any]:
     return found
 
 
-def attend(memory: Memory, sizes: Sizes, tokens: int) -> list[Any]:
+def attend(memory: TensorMemory, sizes: StepSizes, tokens: int) -> list[Any]:
     """The mixed values first, and the logarithm of each row's sum."""
     return [memory.alloc(HALF * tokens * sizes.q), memory.alloc(WORD * tokens * sizes.heads)]
 
 
-def attend_backward(memory: Memory, sizes: Sizes, tokens: int, sums: Any) -> list[Any]:
+def attend_backward(memory: TensorMemory, sizes: StepSizes, tokens: int, sums: Any) -> list[Any]:
     """Gradients of queries, keys and values, and what the kernel works in: queries' gradients and sums in
     float32; where heads share keys and values, those of each head before they are summed."""
     found = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]

@@ -23,7 +23,7 @@ GROUPS = {
 }
 
 
-class Memory(Protocol):
+class TensorMemory(Protocol):
     """Whatever can be asked for memory: a tally, or an allocator that is replayed."""
 
     def alloc(self, size: int) -> Any: ...
@@ -31,7 +31,7 @@ class Memory(Protocol):
     def free(self, block: Any) -> None: ...
 
 
-class Tally:
+class ByteTally:
     """Adds up what is there, and remembers the most."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Group:
+class LinearGroup:
     """Linear layers that read one input, and the rank of the adapter beside each."""
 
     inputs: int
@@ -75,17 +75,17 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     hidden: int
     inner: int
     heads: int
     kv_heads: int
     head_dim: int
     vocabulary: int
-    qkv: Group
-    out: Group
-    gate_up: Group
-    down: Group
+    qkv: LinearGroup
+    out: LinearGroup
+    gate_up: LinearGroup
+    down: LinearGroup
     form: Literal["whole", "eight", "four"]
     head: Literal["whole", "eight"]
     turned: bool
@@ -106,7 +106,7 @@ class Sizes:
         return self.kv_heads * self.head_dim
 
     @property
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[LinearGroup]:
         return iter((self.qkv, self.out, self.gate_up, self.down))
 
     @property
@@ -115,7 +115,9 @@ class Sizes:
         return sum(g.rank * (g.inputs * len(g.outs) + g.out) for g in self.groups)
 
 
-def sizes_of(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int, even: bool = True) -> Sizes:
+def sizes_of(
+    shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int, even: bool = True
+) -> StepSizes:
     """Adapters are taken to be of one rank, on all linear layers of the adapted blocks."""
     linears = linear_sizes(shape)
     widths = sum(a + b for a, b in linears.values())
@@ -124,7 +126,7 @@ def sizes_of(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int,
     beside = layer_parameters(shape) - sum(a * b for a, b in linears.values()) - 2 * shape.hidden_size
     bias = beside == q + 2 * kv
     groups = {
-        name: Group(
+        name: LinearGroup(
             inputs=linears[paths[0]][0],
             outs=tuple(linears[path][1] for path in paths),
             rank=rank,
@@ -132,7 +134,7 @@ def sizes_of(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int,
         )
         for name, paths in GROUPS.items()
     }
-    return Sizes(
+    return StepSizes(
         hidden=shape.hidden_size,
         inner=shape.intermediate_size,
         heads=shape.heads,

@@ -9,24 +9,24 @@ from typing import Any
 
 from graftwork.model import step_block, step_head
 from graftwork.model.step_pieces import HALF, WORD, free_all
-from graftwork.model.step_sizes import Memory, Sizes, sizes_of
+from graftwork.model.step_sizes import StepSizes, TensorMemory, sizes_of
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import MIB
 
 WORKSPACE = 32 * MIB
 """What cuBLAS is given on a Hopper card; on others 8 MiB."""
 
-LONG = 8
+ID_BYTES = 8
 """Bytes of a token's number."""
 
 
 @dataclass(frozen=True)
-class Walk:
+class StepRecipe:
     """One step's numbers."""
 
     shape: ModelShape
     tuning: Tuning
-    sizes: Sizes
+    sizes: StepSizes
     adapted: int
     trainable: int
     places: int
@@ -41,7 +41,7 @@ class Walk:
         return levels[len(levels) - self.adapted :]
 
 
-def walk_of(
+def step_recipe(
     shape: ModelShape,
     tuning: Tuning,
     *,
@@ -49,11 +49,11 @@ def walk_of(
     adapted: int,
     places: int | None = None,
     even: bool = True,
-) -> Walk:
+) -> StepRecipe:
     """`places`: of one pass, those that predict; all of them where nobody says."""
     sizes = sizes_of(shape, tuning, trainable=trainable, adapted=adapted, even=even)
     wanted = round_places(places or tuning.micro_tokens, head_tokens=tuning.head_tokens)
-    return Walk(shape, tuning, sizes, adapted, trainable, wanted)
+    return StepRecipe(shape, tuning, sizes, adapted, trainable, wanted)
 
 
 def round_places(count: int, *, head_tokens: int) -> int:
@@ -63,12 +63,12 @@ def round_places(count: int, *, head_tokens: int) -> int:
     return min(max(1 << max(count - 1, 0).bit_length(), 64), head_tokens)
 
 
-def adapter_sizes(s: Sizes, blocks: int) -> list[int]:
+def adapter_sizes(s: StepSizes, blocks: int) -> list[int]:
     """Bytes of each learned tensor, in float32."""
     return [size for group in s.groups for size in group.gradient_bytes] * blocks
 
 
-def hold_states(memory: Memory, s: Sizes, blocks: int) -> None:
+def hold_states(memory: TensorMemory, s: StepSizes, blocks: int) -> None:
     """Adam's: two for each learned tensor, and the count of its steps."""
     for size in adapter_sizes(s, blocks):
         memory.alloc(WORD)
@@ -79,7 +79,7 @@ def hold_states(memory: Memory, s: Sizes, blocks: int) -> None:
 class Pass:
     """One forward and backward pass, piece by piece, so that whoever counts can look in between."""
 
-    def __init__(self, memory: Memory, walk: Walk) -> None:
+    def __init__(self, memory: TensorMemory, walk: StepRecipe) -> None:
         self.memory, self.walk = memory, walk
         self.found: list[Any] = []
         self.held: list[step_block.BlockHeld] = []
@@ -89,7 +89,13 @@ class Pass:
     def begin(self) -> None:
         """The batch, its embedding and its positions."""
         tokens, s = self.walk.tuning.micro_tokens, self.walk.sizes
-        numbers = [LONG * tokens, LONG * self.walk.places, LONG * self.walk.places, WORD, LONG * tokens]
+        numbers = [
+            ID_BYTES * tokens,
+            ID_BYTES * self.walk.places,
+            ID_BYTES * self.walk.places,
+            WORD,
+            ID_BYTES * tokens,
+        ]
         self.batch = [self.memory.alloc(size) for size in numbers]
         self.x = self.memory.alloc(HALF * tokens * s.hidden)
         wide = [self.memory.alloc(WORD * tokens * s.head_dim) for _ in range(4)]
@@ -141,15 +147,15 @@ class Pass:
         free_all(self.memory, self.found if not keep_gradients else self.found[own:])
 
 
-def hold_recording(memory: Memory, walk: Walk) -> None:
+def hold_recording(memory: TensorMemory, walk: StepRecipe) -> None:
     """What a recorded pass reads from: a batch of its own, and its products' own workspace."""
     tokens = walk.tuning.micro_tokens
-    numbers = [LONG * tokens, WORD, LONG * walk.places, LONG * walk.places]
+    numbers = [ID_BYTES * tokens, WORD, ID_BYTES * walk.places, ID_BYTES * walk.places]
     for size in (*numbers, HALF * tokens * walk.sizes.hidden, WORD, WORKSPACE):
         memory.alloc(size)
 
 
-def take_pass(memory: Memory, walk: Walk, *, keep_gradients: bool) -> None:
+def take_pass(memory: TensorMemory, walk: StepRecipe, *, keep_gradients: bool) -> None:
     """All of it: with `keep_gradients` the first, whose gradients stay."""
     one = Pass(memory, walk)
     one.begin()

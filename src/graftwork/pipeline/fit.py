@@ -16,7 +16,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.plan.fit.roofline import require_possible
 from graftwork.plan.plain.decoder import FAMILIES
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.base import Record
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import UserMistake
@@ -30,7 +30,7 @@ DEFAULT_SEQ = 2048
 OWN_DATA = "data"
 
 
-class Asked(Record):
+class FitRequest(Record):
     """What the user stated; None where the project or this machine is to decide."""
 
     model: str | None = None
@@ -60,7 +60,7 @@ class Asked(Record):
     project: Path | None = None
 
 
-def answer_fit(asked: Asked) -> FitAnswer:
+def answer_fit(asked: FitRequest) -> FitAnswer:
     """The answer, as sure as was asked for."""
     project = _project(asked)
     model = _model(asked, project)
@@ -90,13 +90,13 @@ def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
         )
 
 
-def question_of(asked: Asked) -> FitQuestion:
+def question_of(asked: FitRequest) -> FitQuestion:
     """The question alone, for those who answer it for many machines."""
     project = _project(asked)
     return ask(asked, model=_model(asked, project), project=project)
 
 
-def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQuestion:
+def ask(asked: FitRequest, *, model: CatalogModel, project: "Project | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
     require_dense(model)
     train = project.settings.train if project is not None else None
@@ -132,7 +132,7 @@ def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQ
     )
 
 
-def _project(asked: Asked) -> "Project | None":
+def _project(asked: FitRequest) -> "Project | None":
     """The project, where the question leans on one."""
     leans = asked.model is None or asked.seq == OWN_DATA or asked.project is not None
     if not leans:
@@ -152,7 +152,7 @@ def _project(asked: Asked) -> "Project | None":
     return open_project(asked.project)
 
 
-def _model(asked: Asked, project: "Project | None") -> CatalogModel:
+def _model(asked: FitRequest, project: "Project | None") -> CatalogModel:
     if asked.model is not None:
         return find_model(asked.model, overlay=asked.catalog)
     if project is None:
@@ -164,7 +164,7 @@ def _model(asked: Asked, project: "Project | None") -> CatalogModel:
     return find_model(base, overlay=asked.catalog)
 
 
-def _probed(question: FitQuestion, asked: Asked, project: "Project | None") -> Rates | None:
+def _probed(question: FitQuestion, asked: FitRequest, project: "Project | None") -> StepRates | None:
     """What a probe measured on this very machine, where one is stored and the question is about its cards."""
     if asked.gpu is not None or question.machine.gpu is None:
         return None
@@ -181,7 +181,7 @@ def _probed(question: FitQuestion, asked: Asked, project: "Project | None") -> R
         return None
 
 
-def _machine(asked: Asked) -> Machine:
+def _machine(asked: FitRequest) -> Machine:
     machine = named_machine(
         gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
     )
@@ -198,7 +198,7 @@ def _machine(asked: Asked) -> Machine:
     return machine.model_copy(update={"link_gb_s": link})
 
 
-def _require_room(asked: Asked, machine: Machine) -> None:
+def _require_room(asked: FitRequest, machine: Machine) -> None:
     """A limit says how much of a card may be taken; it makes no card larger."""
     gpu = machine.gpu
     if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:

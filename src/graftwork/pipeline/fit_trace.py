@@ -16,7 +16,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.peaks import exact_peak
 from graftwork.plan.fit.setups import plain_setup
 from graftwork.plan.fit.sharding import passing_setup
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.fit import FitAnswer, PlainSetup
@@ -24,13 +24,13 @@ from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
 TRACER = "graftwork.model.trace"
-PATIENCE_SECONDS = 600.0
+TRACE_TIMEOUT_SECONDS = 600.0
 NOTHING_TO_TRACE = (
     "nothing was traced: graft's own step is counted tensor by tensor already; `graft plan probe` measures it"
 )
 
 
-def correct(answer: FitAnswer, model: CatalogModel, *, rates: Rates | None) -> FitAnswer:
+def correct(answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None) -> FitAnswer:
     """The answer with the trace's peak in place of the computed one."""
     strategy, question = answer.strategy, answer.question
     if strategy.tuning is not None or question.machine.gpu is None:
@@ -60,7 +60,7 @@ def trace(config: dict[str, Any], setup: PlainSetup) -> float:
         capture_output=True,
         text=True,
         check=False,
-        timeout=PATIENCE_SECONDS,
+        timeout=TRACE_TIMEOUT_SECONDS,
         env=_environment(),
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

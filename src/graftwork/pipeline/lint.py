@@ -16,10 +16,10 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
 from graftwork.plan.lint import read_graft
 from graftwork.plan.lint.detect import detect, read_foreign
-from graftwork.plan.lint.facts import Around, Configuration, Finding, Place
+from graftwork.plan.lint.facts import Around, ConfigLocation, Configuration, LintFinding
 from graftwork.plan.lint.lint import gravest_first, lint
 from graftwork.plan.lint.reckon import least_minutes, peaks_of
-from graftwork.plan.lint.written import Written, read_written
+from graftwork.plan.lint.written import WrittenConfig, read_written
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Gpu
@@ -67,7 +67,7 @@ class Linted(Record):
     kind: str
     model: str | None
     gpu: str | None
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     unknown: tuple[str, ...] = ()
     """What could not be looked at for want of a fact, and the option that gives it."""
 
@@ -142,7 +142,7 @@ def _length(entry: Any) -> int:
     return int(entry)
 
 
-def _read_project(path: Path, written: Written) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
+def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
     from graftwork.project.folder import Project
     from graftwork.project.load import load_settings
@@ -195,7 +195,7 @@ def _add(said: Configuration, given: Given) -> Configuration:
         value = getattr(given, name)
         if value is not None:
             values[field] = value
-            places[field] = Place(key=option)
+            places[field] = ConfigLocation(key=option)
     gpu = values.get("gpu", said.gpu)
     if gpu is not None and gpu.lower() in PROCESSORS:
         values["gpu"], values["on_processor"] = None, True

@@ -16,9 +16,9 @@ from graftwork.pipeline.probe import stored_probe
 from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import BYTES, describe_plain
-from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
+from graftwork.plan.passes import TrainStrategy, choose_host_micro_batches, choose_micro_batches, needs_more
 from graftwork.plan.timing.probed import rates_of_probe
-from graftwork.plan.timing.rates import Rates, rates_of
+from graftwork.plan.timing.rates import StepRates, rates_of
 from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
@@ -33,7 +33,7 @@ CARD_SHARE = 0.94
 """Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
 
 
-def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> Rates | None:
+def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
     """What this card reaches: as it was probed, else as the catalog knows it; None where neither does."""
     if device.kind != "cuda":
         return None
@@ -54,19 +54,19 @@ def plan_passes(
     load: Workload,
     dtype: str,
     *,
-    rates: Rates | None,
+    rates: StepRates | None,
 ) -> PlainStep | None:
     """How the plain step goes through its rows, so that the first attempt fits."""
     settings = work.settings.train
     if device.kind != "cuda":
         limit = work.settings.plan.memory_limit_gib or device.memory_gib
         again = settings.checkpointing == "on"
-        return choose_host_passes(shape, load, limit_gib=limit, width=BYTES[dtype], checkpointed=again)
+        return choose_host_micro_batches(shape, load, limit_gib=limit, width=BYTES[dtype], checkpointed=again)
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
-    found = choose_passes(
+    found = choose_micro_batches(
         shape,
         load,
-        crew=Crew(settings.strategy, settings.processes * settings.run.nodes, settings.offload),
+        crew=TrainStrategy(settings.strategy, settings.processes * settings.run.nodes, settings.offload),
         dtype=cast(Precision, dtype),
         architecture=base_config(work).get("model_type", "llama"),
         limit_gib=limit,
@@ -89,7 +89,7 @@ def base_config(work: Workplace) -> dict[str, Any]:
 
 
 def plan_tuning(
-    work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: Rates | None
+    work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
 ) -> Tuning | None:
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train

@@ -22,7 +22,7 @@ from graftwork.records.units import GIB
 WARM_UP, TIMED = 5, 12
 """The first two passes compile, the third is recorded."""
 PROCESSOR_WARM_UP, PROCESSOR_TIMED = 1, 3
-PROCESSOR_STEP_SECONDS = 0.8
+TARGET_STEP_SECONDS = 0.8
 """About what one processor's step may take: the rows are as many, and as long, as that allows."""
 PROCESSOR_TRAINED_SHARE = 0.15
 CARD_SHARE = 0.94
@@ -105,7 +105,7 @@ def _processor_rows(job: ProbeJob, shape: ModelShape, gflops: float) -> tuple[in
     """(rows, length) of a step of four layers that takes about as long as it may."""
     head = PROCESSOR_TRAINED_SHARE * shape.vocab_size * shape.hidden_size
     a_token = 4 * (4 * layer_parameters(shape) + head)
-    room = int(gflops * 1e9 * 0.5 * PROCESSOR_STEP_SECONDS / a_token)
+    room = int(gflops * 1e9 * 0.5 * TARGET_STEP_SECONDS / a_token)
     length = max(16, min(job.length, 256, room))
     return max(1, min(8, room // length)), length
 

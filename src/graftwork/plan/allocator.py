@@ -20,11 +20,11 @@ ROUND_LARGE = 2 * MIB
 ENDLESS = 2**60
 
 
-class OutOfMemory(Exception):
+class AllocatorLimitExceeded(Exception):
     """The limit holds no more, also after everything cached was given back."""
 
 
-class Block:
+class MemoryBlock:
     """A piece of a segment: in use, free, or a range of addresses with nothing behind it."""
 
     __slots__ = ("after", "before", "mapped", "pool", "size", "start", "used")
@@ -32,8 +32,8 @@ class Block:
     def __init__(self, pool: "Pool", start: int, size: int, *, mapped: bool = True) -> None:
         self.pool, self.start, self.size, self.mapped = pool, start, size, mapped
         self.used = False
-        self.before: Block | None = None
-        self.after: Block | None = None
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
 
 
 class Pool:
@@ -42,14 +42,14 @@ class Pool:
     def __init__(self, *, small: bool) -> None:
         self.small = small
         self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
-        self.free: list[tuple[int, int, Block]] = []
+        self.free: list[tuple[int, int, MemoryBlock]] = []
         """By size, then by address."""
-        self.unmapped: list[tuple[int, Block]] = []
+        self.unmapped: list[tuple[int, MemoryBlock]] = []
 
-    def add(self, block: Block) -> None:
+    def add(self, block: MemoryBlock) -> None:
         insort(self.free, (block.size, block.start, block))
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         self.free.pop(bisect_left(self.free, (block.size, block.start)))
 
 
@@ -62,7 +62,7 @@ class Allocator:
         self._pools: dict[tuple[str, bool], Pool] = {}
         self._next_address = 0
 
-    def alloc(self, size: int, *, pool: str = "") -> Block:
+    def alloc(self, size: int, *, pool: str = "") -> MemoryBlock:
         size = max(-(-size // BLOCK), 1) * BLOCK
         blocks = self._pool(pool, small=size <= SMALL)
         found = self._cached(blocks, size)
@@ -72,7 +72,7 @@ class Allocator:
             self.empty_cache()
             found = self._fresh(blocks, size)
         if found is None:
-            raise OutOfMemory(f"{size} bytes beside {self.allocated}")
+            raise AllocatorLimitExceeded(f"{size} bytes beside {self.allocated}")
         rest = found.size - size
         if rest >= BLOCK if blocks.small or self.expandable else rest > SMALL:
             self._split(found, size)
@@ -81,7 +81,7 @@ class Allocator:
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         return found
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         self.allocated -= block.size
         block.used = False
         block.pool.add(_merged(block))
@@ -104,11 +104,11 @@ class Allocator:
         if key not in self._pools:
             pool = self._pools[key] = Pool(small=small)
             if self.expandable:
-                endless = Block(pool, 0, ENDLESS, mapped=False)
+                endless = MemoryBlock(pool, 0, ENDLESS, mapped=False)
                 pool.unmapped.append((0, endless))
         return self._pools[key]
 
-    def _cached(self, pool: Pool, size: int) -> Block | None:
+    def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
         """The smallest free block that is large enough."""
         at = bisect_left(pool.free, (size,))
         if at == len(pool.free):
@@ -117,10 +117,10 @@ class Allocator:
             # A block that could grow counts as large as it could become.
             while at + 1 < len(pool.free) and _could_be(pool.free[at + 1][2]) < _could_be(pool.free[at][2]):
                 at += 1
-        block: Block = pool.free.pop(at)[2]
+        block: MemoryBlock = pool.free.pop(at)[2]
         return block
 
-    def _fresh(self, pool: Pool, size: int) -> Block | None:
+    def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
         """Memory from the card; None where the limit has no room for it."""
         wanted = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
         if size >= OWN_SEGMENT:
@@ -130,11 +130,11 @@ class Allocator:
         if self.expandable:
             return self._grown(pool, size)
         self._reserve(wanted)
-        block = Block(pool, self._next_address, wanted)
+        block = MemoryBlock(pool, self._next_address, wanted)
         self._next_address += wanted + ROUND_LARGE
         return block
 
-    def _grown(self, pool: Pool, size: int) -> Block:
+    def _grown(self, pool: Pool, size: int) -> MemoryBlock:
         """The lowest range that is free or has nothing behind it yet, mapped as far as needed."""
         for _, hole in pool.unmapped:
             first = hole.before if hole.before is not None and not hole.before.used else hole
@@ -162,19 +162,19 @@ class Allocator:
             _join(first, first.after)
         return first
 
-    def _map(self, pool: Pool, hole: Block, size: int) -> None:
+    def _map(self, pool: Pool, hole: MemoryBlock, size: int) -> None:
         """Pages behind the beginning of a hole; the last may reach a little beyond the limit."""
         size = min(-(-size // pool.page) * pool.page, hole.size)
         pool.unmapped.pop(bisect_left(pool.unmapped, (hole.start,)))
         if hole.size > size:
-            rest = Block(pool, hole.start + size, hole.size - size, mapped=False)
+            rest = MemoryBlock(pool, hole.start + size, hole.size - size, mapped=False)
             _link_after(hole, rest)
             insort(pool.unmapped, (rest.start, rest))
             hole.size = size
         hole.mapped = True
         self._reserve(size)
 
-    def _unmap(self, block: Block) -> None:
+    def _unmap(self, block: MemoryBlock) -> None:
         """The whole pages within a free block become a hole; what is left at its ends stays free."""
         pool = block.pool
         begin = -(-block.start // pool.page) * pool.page
@@ -195,13 +195,13 @@ class Allocator:
                 block = _join(*sorted((block, beside), key=lambda one: one.start))
         insort(pool.unmapped, (block.start, block))
 
-    def _split(self, block: Block, size: int) -> None:
+    def _split(self, block: MemoryBlock, size: int) -> None:
         block.pool.add(self._cut(block, size))
 
     @staticmethod
-    def _cut(block: Block, size: int) -> Block:
+    def _cut(block: MemoryBlock, size: int) -> MemoryBlock:
         """What is behind the first `size` bytes, as a block of its own."""
-        rest = Block(block.pool, block.start + size, block.size - size, mapped=block.mapped)
+        rest = MemoryBlock(block.pool, block.start + size, block.size - size, mapped=block.mapped)
         _link_after(block, rest)
         block.size = size
         return rest
@@ -211,19 +211,19 @@ class Allocator:
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
 
-def _could_be(block: Block) -> int:
+def _could_be(block: MemoryBlock) -> int:
     after = block.after
     return block.size + (after.size if after is not None and not after.mapped else 0)
 
 
-def _link_after(block: Block, new: Block) -> None:
+def _link_after(block: MemoryBlock, new: MemoryBlock) -> None:
     new.before, new.after = block, block.after
     if block.after is not None:
         block.after.before = new
     block.after = new
 
 
-def _join(left: Block, right: Block) -> Block:
+def _join(left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
     left.size += right.size
     left.after = right.after
     if right.after is not None:
@@ -231,7 +231,7 @@ def _join(left: Block, right: Block) -> Block:
     return left
 
 
-def _merged(block: Block) -> Block:
+def _merged(block: MemoryBlock) -> MemoryBlock:
     """With its free neighbours, which leave the pool."""
     before, after = block.before, block.after
     if before is not None and not before.used and before.mapped:

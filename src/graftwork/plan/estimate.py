@@ -16,7 +16,7 @@ from graftwork.plan.pooling import ENOUGH_RUNS
 from graftwork.plan.residuals import correct_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
 from graftwork.records.residual import LearnedMemory
@@ -45,7 +45,7 @@ def make_plan(
     learned_memory: LearnedMemory | None = None,
     tuning: Tuning | None = None,
     plain: PlainStep | None = None,
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
 ) -> Plan:
     """Say what will happen. With a tuning, memory is what it was tuned to; without one, what earlier runs
     of the same kind took over what was reckoned for them corrects it. `plain` says how the plain step is
@@ -177,7 +177,7 @@ def _parts(
     return {**found, "peak_memory_gib.computed": computed}
 
 
-def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: Rates | None) -> Certainty:
+def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: StepRates | None) -> Certainty:
     if len(learned) >= ENOUGH_RUNS:
         return "learned"
     if rates is not None:

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 from graftwork.model.step_load import load
 from graftwork.model.step_pieces import WORD
-from graftwork.model.step_sizes import Memory, Tally
+from graftwork.model.step_sizes import ByteTally, TensorMemory
 from graftwork.model.step_walk import (
     WORKSPACE,
     Pass,
-    Walk,
+    StepRecipe,
     adapter_sizes,
     hold_recording,
     hold_states,
+    step_recipe,
     take_pass,
-    walk_of,
 )
-from graftwork.plan.allocator import Allocator, Block, OutOfMemory
+from graftwork.plan.allocator import Allocator, AllocatorLimitExceeded, MemoryBlock
 from graftwork.records.fit import MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
@@ -45,7 +45,7 @@ def card_peak(
     Under a limit that has no room the allocator gives back what it only kept: where that is enough, the
     reserved bytes stay within the limit; where it is not, they are those that a larger card would show.
     """
-    walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted, places=places, even=even)
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted, places=places, even=even)
     top = count(walk)
     reserved = _reserved_within(walk, expandable=expandable)
     if reserved is None:
@@ -56,21 +56,21 @@ def card_peak(
 
 def reserved_within(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int | None:
     """The reserved bytes that `card_peak` states where the limit has room for them; None where it has not."""
-    walk = walk_of(shape, tuning, trainable=trainable, adapted=adapted)
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
     return _reserved_within(walk, expandable=True)
 
 
-def _reserved_within(walk: Walk, *, expandable: bool) -> int | None:
+def _reserved_within(walk: StepRecipe, *, expandable: bool) -> int | None:
     limit = int(walk.tuning.limit_gib * GIB)
     try:
         return min(_replay(walk, expandable=expandable, limit=limit - SPARE), limit)
-    except OutOfMemory:
+    except AllocatorLimitExceeded:
         return None
 
 
 def load_peak(shape: ModelShape, tuning: Tuning) -> int:
     """The most that is allocated while weights come onto the card: a head goes through 32 bits into 8."""
-    tally, walk = Tally(), walk_of(shape, tuning, trainable=0, adapted=0)
+    tally, walk = ByteTally(), step_recipe(shape, tuning, trainable=0, adapted=0)
     _load(tally, walk)
     return tally.most
 
@@ -83,9 +83,9 @@ class Top(NamedTuple):
     parts: dict[str, float]
 
 
-def count(walk: Walk) -> Top:
+def count(walk: StepRecipe) -> Top:
     """The peak of a step that is not the first, and what it is made of."""
-    tally, parts, before = Tally(), dict[str, float](), 0
+    tally, parts, before = ByteTally(), dict[str, float](), 0
 
     def note(name: str) -> None:
         nonlocal before
@@ -108,12 +108,12 @@ def count(walk: Walk) -> Top:
     return _count_pass(tally, walk, parts)
 
 
-def _load(memory: Memory, walk: Walk, *, note: Callable[[str], None] = lambda _: None) -> None:
+def _load(memory: TensorMemory, walk: StepRecipe, *, note: Callable[[str], None] = lambda _: None) -> None:
     tied, on_host = walk.shape.tied_embeddings, walk.tuning.host_embedding
     load(memory, walk.sizes, layers=walk.shape.layers, tied=tied, on_host=on_host, note=note)
 
 
-def _count_pass(tally: Tally, walk: Walk, standing: dict[str, float]) -> Top:
+def _count_pass(tally: ByteTally, walk: StepRecipe, standing: dict[str, float]) -> Top:
     one, before = Pass(tally, walk), tally.now
     one.begin()
     parts = {**standing, "batch": float(tally.now - before)}
@@ -151,12 +151,12 @@ def _count_pass(tally: Tally, walk: Walk, standing: dict[str, float]) -> Top:
     return best
 
 
-def _hold_all(memory: Memory, sizes: list[int]) -> None:
+def _hold_all(memory: TensorMemory, sizes: list[int]) -> None:
     for size in sizes:
         memory.alloc(size)
 
 
-def _replay(walk: Walk, *, expandable: bool, limit: int | None) -> int:
+def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
     """Loading, the first step, whose gradients and states are new, and one after it.
 
     The limit holds from the first step on: that is when an engine sets it.
@@ -189,8 +189,8 @@ class Private:
     def __init__(self, allocator: Allocator) -> None:
         self._allocator = allocator
 
-    def alloc(self, size: int) -> Block:
+    def alloc(self, size: int) -> MemoryBlock:
         return self._allocator.alloc(size, pool="recorded")
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         self._allocator.free(block)

@@ -8,9 +8,9 @@ context, other processes, attention that needs a mask.
 from functools import lru_cache
 
 from graftwork.model.trace.optimizer import keep_states, take_step
-from graftwork.model.trace.stream import MemoryTrace, Stream
+from graftwork.model.trace.stream import AllocationStream, MemoryTrace
 from graftwork.plan.allocator import Allocator
-from graftwork.plan.plain.decoder import FAMILIES, Decoder, Family
+from graftwork.plan.plain.decoder import FAMILIES, Family, PlainDecoder
 from graftwork.plan.plain.modules import Machinery
 from graftwork.plan.plain.tape import Storage, Tape
 from graftwork.records.fit import MemoryPeak, PlainSetup
@@ -36,10 +36,10 @@ def _cached_peak(shape: str, setup: str, architecture: str) -> MemoryPeak:
 
 def plain_trace(shape: ModelShape, setup: PlainSetup, *, architecture: str = "llama") -> MemoryTrace:
     """Two steps, as the memory sees them."""
-    stream = Stream()
+    stream = AllocationStream()
     tape = Tape(stream)
     shared = Machinery(tape, setup)
-    decoder = Decoder(shape, setup, FAMILIES.get(architecture, Family()))
+    decoder = PlainDecoder(shape, setup, FAMILIES.get(architecture, Family()))
     stream.enter("setup")
     adapters = setup.method != "full"
     for weight in decoder.weights:

@@ -13,10 +13,10 @@ from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.fit.candidate import RESERVED_SPREAD
 from graftwork.plan.fit.late import expected_longest
 from graftwork.plan.fit.plain_steps import peak_of_each
-from graftwork.plan.fit.sharding import WIDTH, Shared
+from graftwork.plan.fit.sharding import WIDTH, Distribution
 from graftwork.plan.memory import training_memory
 from graftwork.plan.timing.plain import plain_step
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.plan.tuning import default_rates
 from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.plan import ModelShape, PlainStep, Workload
@@ -34,7 +34,7 @@ UNEVEN_REPLIES = 2.0
 HOST_SPREAD = 1.2
 
 
-class Crew(NamedTuple):
+class TrainStrategy(NamedTuple):
     """Who shares a run, as the trainer's settings name it."""
 
     strategy: str = "single"
@@ -42,15 +42,15 @@ class Crew(NamedTuple):
     offload: bool = False
 
     @property
-    def shared(self) -> Shared:
+    def shared(self) -> Distribution:
         sharding = SHARDINGS[self.strategy]
         moved: Offload = "none"
         if self.offload and sharding in ("zero2", "zero3", "fsdp2"):
             moved = "optimizer" if sharding == "zero2" else "weights"
-        return Shared(sharding, moved, self.processes if self.strategy != "single" else 1)
+        return Distribution(sharding, moved, self.processes if self.strategy != "single" else 1)
 
 
-class Found(NamedTuple):
+class MicroBatchOption(NamedTuple):
     """A way with its figures."""
 
     setup: PlainSetup
@@ -58,25 +58,27 @@ class Found(NamedTuple):
     seconds_a_token: float
 
 
-def choose_passes(
+def choose_micro_batches(
     shape: ModelShape,
     work: Workload,
     *,
-    crew: Crew,
+    crew: TrainStrategy,
     dtype: Precision,
     architecture: str,
     limit_gib: float,
     checkpointing: Literal["auto", "on", "off"] = "auto",
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
 ) -> PlainStep:
     """On cards: the fastest way within the limit; where none is, the one that needs the least."""
     known = rates or default_rates()
     room = limit_gib * GIB / (1 + RESERVED_SPREAD["computed"])
     ways = list(_setups(shape, work, crew, dtype, checkpointing))
 
-    def reckon(setup: PlainSetup, *, exact: bool) -> Found:
+    def reckon(setup: PlainSetup, *, exact: bool) -> MicroBatchOption:
         peak = _peak(shape, work, setup, crew, architecture=architecture, exact=exact)
-        return Found(setup, peak, _seconds_a_token(shape, work, setup, crew, rates=known, dtype=dtype))
+        return MicroBatchOption(
+            setup, peak, _seconds_a_token(shape, work, setup, crew, rates=known, dtype=dtype)
+        )
 
     found = [reckon(setup, exact=False) for setup in ways]
     roomy = sorted((one for one in found if one.peak.reserved <= room), key=_preference)
@@ -93,7 +95,7 @@ def needs_more(step: PlainStep, *, limit_gib: float) -> bool:
     return step.peak_gib * (1 + RESERVED_SPREAD["computed"]) > limit_gib
 
 
-def choose_host_passes(
+def choose_host_micro_batches(
     shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
 ) -> PlainStep | None:
     """On a processor: as many rows as memory has room for; None where that is all of them."""
@@ -124,7 +126,7 @@ def with_rows(work: Workload, rows: int) -> Workload:
 def _setups(
     shape: ModelShape,
     work: Workload,
-    crew: Crew,
+    crew: TrainStrategy,
     dtype: Precision,
     checkpointing: Literal["auto", "on", "off"],
 ) -> Iterator[PlainSetup]:
@@ -149,7 +151,7 @@ def _setups(
             rows //= 2
 
 
-def _tokens(work: Workload, crew: Crew, *, rows: int, checkpointed: bool) -> int:
+def _tokens(work: Workload, crew: TrainStrategy, *, rows: int, checkpointed: bool) -> int:
     """Of a row, with its padding and its part of the beginning that all rows share."""
     longest = max(work.lengths)
     if checkpointed or crew.shared.sharding in ("fsdp2", "zero3"):
@@ -158,7 +160,13 @@ def _tokens(work: Workload, crew: Crew, *, rows: int, checkpointed: bool) -> int
 
 
 def _peak(
-    shape: ModelShape, work: Workload, setup: PlainSetup, crew: Crew, *, architecture: str, exact: bool
+    shape: ModelShape,
+    work: Workload,
+    setup: PlainSetup,
+    crew: TrainStrategy,
+    *,
+    architecture: str,
+    exact: bool,
 ) -> MemoryPeak:
     shared, longest = crew.shared, max(work.lengths)
     of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_rows)
@@ -182,7 +190,13 @@ def _peak(
 
 
 def _seconds_a_token(
-    shape: ModelShape, work: Workload, setup: PlainSetup, crew: Crew, *, rates: Rates, dtype: Precision
+    shape: ModelShape,
+    work: Workload,
+    setup: PlainSetup,
+    crew: TrainStrategy,
+    *,
+    rates: StepRates,
+    dtype: Precision,
 ) -> float:
     """Passes of usual rows and the update, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
@@ -207,12 +221,12 @@ def _trainable(shape: ModelShape, work: Workload) -> int:
     )
 
 
-def _preference(found: Found) -> tuple[float, int]:
+def _preference(found: MicroBatchOption) -> tuple[float, int]:
     """The fastest; of equals the one that computes nothing again."""
     return found.seconds_a_token, found.setup.checkpointed
 
 
-def _step(found: Found) -> PlainStep:
+def _step(found: MicroBatchOption) -> PlainStep:
     return PlainStep(
         micro_rows=found.setup.rows,
         checkpointed=found.setup.checkpointed > 0,

@@ -5,7 +5,7 @@ import math
 from graftwork.model.shape import adapter_parameters, layer_parameters
 from graftwork.plan.pooling import pool_runs
 from graftwork.plan.timing.card import card_step
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.figure import Figure
 from graftwork.records.fit import Level
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
@@ -102,7 +102,7 @@ def tokens_per_second(
     learned: tuple[float, ...],
     tuning: Tuning | None = None,
     plain: PlainStep | None = None,
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
 ) -> Figure:
     """From a card's rates or a measured matrix rate, else a guess; pooled with earlier runs of the same kind.
 
@@ -119,7 +119,7 @@ def _computed_rate(
     *,
     tuning: Tuning | None,
     plain: PlainStep | None,
-    rates: Rates | None,
+    rates: StepRates | None,
 ) -> Figure:
     """What is expected before any run of this kind was seen."""
     if rates is not None and device.kind == "cuda":
@@ -141,7 +141,7 @@ def _computed_rate(
 
 
 def _card_rate(
-    shape: ModelShape, work: Workload, *, tuning: Tuning | None, plain: PlainStep | None, rates: Rates
+    shape: ModelShape, work: Workload, *, tuning: Tuning | None, plain: PlainStep | None, rates: StepRates
 ) -> float | None:
     """Tokens a second of the step that the run takes on a card."""
     if tuning is None:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.memory_card import load_peak
-from graftwork.plan.timing.rates import Rates, rates_of
-from graftwork.plan.tuning_search import Trained, fastest
+from graftwork.plan.timing.rates import StepRates, rates_of
+from graftwork.plan.tuning_search import TrainedPart, fastest
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 
@@ -39,12 +39,12 @@ def choose_tuning(
     step_tokens: int,
     longest: int,
     eight: bool,
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
 ) -> Tuning | None:
     """The fastest setting within the limit. `eight` says whether 8-bit products may be used; `rates` are
     those of the card at hand."""
     form: Literal["whole", "eight", "four"] = "four" if method == "qlora" else "eight" if eight else "whole"
-    trained = Trained(adapted, trainable, rates or default_rates())
+    trained = TrainedPart(adapted, trainable, rates or default_rates())
     settings = (
         setting
         for head in heads(shape, eight=eight)
@@ -107,5 +107,5 @@ def _settings(
 
 
 @cache
-def default_rates() -> Rates:
+def default_rates() -> StepRates:
     return rates_of(find_gpu(RECKONED_FOR))

@@ -11,8 +11,8 @@ room, or where the limit is so high that it never presses: both stay true when t
 import math
 from collections.abc import Iterator
 
-from graftwork.model.step_memory import SLACK, Counted
-from graftwork.model.step_walk import WORKSPACE, hold_recording, hold_states, take_pass, walk_of
+from graftwork.model.step_memory import SLACK, StepBytes
+from graftwork.model.step_walk import WORKSPACE, hold_recording, hold_states, step_recipe, take_pass
 from graftwork.plan.allocator import LARGE_SEGMENT, ROUND_LARGE
 from graftwork.plan.memory_card import SPARE, reserved_within
 from graftwork.records.plan import ModelShape, Tuning
@@ -32,7 +32,7 @@ HUNDREDTHS = 100
 
 
 def with_room(
-    shape: ModelShape, tuning: Tuning, counted: Counted, *, trainable: int, adapted: int, scant: bool
+    shape: ModelShape, tuning: Tuning, counted: StepBytes, *, trainable: int, adapted: int, scant: bool
 ) -> Tuning | None:
     """`counted` is what the setting asks for; `scant`: it is also tried without the allocator's margin."""
     limit = tuning.limit_gib
@@ -61,12 +61,12 @@ def room_with_margin(left: float) -> float:
     return min(left / SLACK, left - SPARE - PART_FILLED)
 
 
-def with_margin(counted: Counted) -> float:
+def with_margin(counted: StepBytes) -> float:
     """The same from the other side: the least limit under which a setting is worth one."""
     return counted.standing + max(SLACK * counted.passing, counted.passing + SPARE + PART_FILLED)
 
 
-def own_limits(counted: Counted, *, scant: bool) -> Iterator[float]:
+def own_limits(counted: StepBytes, *, scant: bool) -> Iterator[float]:
     """In GiB, from the lowest on: always the same ones for what asks for the same."""
     base = with_margin(counted)
     if scant:
@@ -81,7 +81,7 @@ def _hundredths(limit: float) -> float:
 
 def _largest(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int:
     """The most that the allocator wants of the card at once."""
-    walk, memory = walk_of(shape, tuning, trainable=trainable, adapted=adapted), Largest()
+    walk, memory = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), Largest()
     memory.alloc(WORKSPACE)
     hold_recording(memory, walk)
     hold_states(memory, walk.sizes, walk.adapted)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from graftwork.model.step_memory import Counted, count_by_levels
+from graftwork.model.step_memory import StepBytes, count_by_levels
 from graftwork.plan.allocator import LARGE_SEGMENT
 from graftwork.plan.timing.card import card_seconds_a_token
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.plan.tuning_room import room_with_margin, with_room
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
@@ -25,18 +25,18 @@ GRAIN = 256
 what asks for hardly less than one that had no room is not replayed."""
 
 
-class Trained(NamedTuple):
+class TrainedPart(NamedTuple):
     """How many blocks have adapters, how many parameters those have, and what the card reaches."""
 
     adapted: int
     trainable: int
-    rates: Rates
+    rates: StepRates
 
 
-class Way:
+class TuningOption:
     """A setting whose levels are open. Seconds are a straight line in each of the two levels."""
 
-    def __init__(self, shape: ModelShape, tuning: Tuning, trained: Trained) -> None:
+    def __init__(self, shape: ModelShape, tuning: Tuning, trained: TrainedPart) -> None:
         self.shape, self.tuning, self.trained = shape, tuning, trained
 
     def seconds(self, keep: int, lean: int) -> float:
@@ -57,14 +57,14 @@ class Way:
             rates=self.trained.rates,
         )
 
-    def count(self, keep: int, lean: int) -> Counted:
+    def count(self, keep: int, lean: int) -> StepBytes:
         """In whole grains."""
         standing, passing = self._count(keep, lean)
         grain = _grain(standing)
-        return Counted(standing, -(-passing // grain) * grain)
+        return StepBytes(standing, -(-passing // grain) * grain)
 
     @cached_property
-    def _count(self) -> Callable[[int, int], Counted]:
+    def _count(self) -> Callable[[int, int], StepBytes]:
         return count_by_levels(
             self.shape, self.tuning, trainable=self.trained.trainable, adapted=self.trained.adapted
         )
@@ -116,7 +116,7 @@ def _grain(standing: int) -> int:
     return max(standing // GRAIN // LARGE_SEGMENT, 1) * LARGE_SEGMENT
 
 
-class Candidate(NamedTuple):
+class TuningCandidate(NamedTuple):
     """In the order of a heap: the fastest first."""
 
     seconds: float
@@ -127,19 +127,19 @@ class Candidate(NamedTuple):
     """Whether these are levels that seem to fit, or all that the way could ever reach."""
 
 
-def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: Trained) -> Tuning | None:
+def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart) -> Tuning | None:
     """The fastest that fits, of all settings and levels."""
-    ways = [Way(shape, tuning, trained) for tuning in settings]
+    ways = [TuningOption(shape, tuning, trained) for tuning in settings]
     failed, most, least = Failed(), trained.adapted, smallest(ways)
-    heap = [Candidate(way.reckon(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
-    heap += [Candidate(ways[at].seconds(0, 0), at, 0, 0, True) for at in least]
+    heap = [TuningCandidate(way.reckon(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
+    heap += [TuningCandidate(ways[at].seconds(0, 0), at, 0, 0, True) for at in least]
     heapq.heapify(heap)
     while heap:
         best = heapq.heappop(heap)
         way = ways[best.way]
         if not best.opened:
             for keep, lean in way.fullest():
-                heapq.heappush(heap, Candidate(way.seconds(keep, lean), best.way, keep, lean, True))
+                heapq.heappush(heap, TuningCandidate(way.seconds(keep, lean), best.way, keep, lean, True))
             continue
         counted = way.count(best.keep, best.lean)
         scant = best.way in least and best.keep + best.lean == 0
@@ -155,7 +155,7 @@ def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: Trained) -> 
     return None
 
 
-def smallest(ways: Sequence[Way]) -> set[int]:
+def smallest(ways: Sequence[TuningOption]) -> set[int]:
     """Of each kind the one with the fewest tokens at a time: it is asked in its turn even where the margin of
     the allocator has no room, and whatever failed before. Of each, since more memory lets more kinds load."""
     found: dict[tuple[object, ...], int] = {}
@@ -172,12 +172,12 @@ class Failed:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[tuple[object, ...], list[Counted]] = {}
+        self._by_kind: dict[tuple[object, ...], list[StepBytes]] = {}
 
-    def add(self, way: Way, counted: Counted) -> None:
+    def add(self, way: TuningOption, counted: StepBytes) -> None:
         self._by_kind.setdefault(way.kind, []).append(counted)
 
-    def foretell(self, way: Way, counted: Counted) -> bool:
+    def foretell(self, way: TuningOption, counted: StepBytes) -> bool:
         # What stands counts by itself: who has more of it may not even seem to fit where the other does.
         return any(
             one.standing <= counted.standing and one.passing <= counted.passing

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from graftwork.pipeline import fit_here
-from graftwork.pipeline.fit import Asked, answer_fit, ask
-from graftwork.pipeline.fit_here import Card, named_machine, read_cards, this_machine
+from graftwork.pipeline.fit import FitRequest, answer_fit, ask
+from graftwork.pipeline.fit_here import DriverCard, named_machine, read_cards, this_machine
 from graftwork.pipeline.fit_trace import config_of
 from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
@@ -33,8 +33,8 @@ def test_cards_are_read_as_the_driver_tells_them():
         "no card\n\n2, GPU-c, H200, x\n"
     )
     assert read_cards(said) == [
-        Card("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
-        Card("NVIDIA, Odd", 100 / 1024),
+        DriverCard("NVIDIA GeForce RTX 5060 Ti", 16311 / 1024),
+        DriverCard("NVIDIA, Odd", 100 / 1024),
     ]
 
 
@@ -71,7 +71,7 @@ def test_experts_are_refused_rather_than_counted_as_if_they_were_not_there(tmp_p
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
     model = find_model(tmp_path)
     with pytest.raises(UserMistake, match="experts"):
-        ask(Asked(gpu="T4", ram=64.0), model=model, project=None)
+        ask(FitRequest(gpu="T4", ram=64.0), model=model, project=None)
     with pytest.raises(UserMistake, match="experts"):
         make_question(model, machine=named_machine(gpu="T4"))
 
@@ -84,13 +84,13 @@ def test_every_model_of_the_catalog_is_dense():
 def test_a_family_that_nobody_wrote_out_is_said_to_be_taken_for_llama(tmp_path):
     config = {**MIXTRAL, "model_type": "falcon_of_next_year", "num_local_experts": 0}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    told = answer_fit(Asked(model=str(tmp_path), gpu="T4", ram=64.0, seq="64"))
+    told = answer_fit(FitRequest(model=str(tmp_path), gpu="T4", ram=64.0, seq="64"))
     assert any("falcon_of_next_year" in reason for reason in told.reasons)
     served = serve(make_question(find_model(tmp_path), machine=named_machine(gpu="T4")))
     assert any("falcon_of_next_year" in note for note in served.notes)
-    plain = answer_fit(Asked(model="olmo-7b", gpu="T4", ram=64.0, seq="64"))
+    plain = answer_fit(FitRequest(model="olmo-7b", gpu="T4", ram=64.0, seq="64"))
     assert any("counted as a Llama's" in reason for reason in plain.reasons)
-    known = answer_fit(Asked(model="qwen3-8b", gpu="T4", ram=64.0, seq="64"))
+    known = answer_fit(FitRequest(model="qwen3-8b", gpu="T4", ram=64.0, seq="64"))
     assert not any("Llama" in reason for reason in known.reasons)
 
 
@@ -115,12 +115,12 @@ def test_without_a_driver_there_is_a_processor(monkeypatch):
 def test_what_is_stated_goes_before_what_is_here(monkeypatch):
     monkeypatch.setattr(fit_here, "ask_driver", lambda: TWO_T4)
     model = find_model("llama-3.2-1b")
-    asked = Asked(model=model.name, gpu="RTX 4090", gpus=2, ram=64.0, seq="700", rank=4, nvlink=False)
+    asked = FitRequest(model=model.name, gpu="RTX 4090", gpus=2, ram=64.0, seq="700", rank=4, nvlink=False)
     question = ask(asked, model=model, project=None)
     assert question.machine.name == "2 × RTX 4090"
     assert question.lengths == (700,)
     assert question.rank == 4
-    assert ask(Asked(cpu="9950X"), model=model, project=None).machine.gpu is None
+    assert ask(FitRequest(cpu="9950X"), model=model, project=None).machine.gpu is None
 
 
 def test_a_model_of_the_catalog_has_a_configuration_to_trace():

@@ -21,8 +21,8 @@ from transformers import (
 from graftwork.model import step_pieces
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
-from graftwork.model.step_sizes import Tally
-from graftwork.model.step_walk import take_pass, walk_of
+from graftwork.model.step_sizes import ByteTally
+from graftwork.model.step_walk import step_recipe, take_pass
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
@@ -52,7 +52,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.tally, self.sizes = Tally(), {}
+        self.tally, self.sizes = ByteTally(), {}
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         del types
@@ -144,8 +144,8 @@ def counted_peak(config, tuning):
     plain = sum(a * b for a, b in linear_sizes(SHAPE).values()) + 2 * SHAPE.hidden_size
     shape = SHAPE.model_copy(update={"block_parameters": plain + BESIDE.get(config, 0)})
     trainable = adapter_parameters(shape, rank=RANK, targets=ALL_LINEARS, layers=LAYERS)
-    tally = Tally()
-    walk = walk_of(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
+    tally = ByteTally()
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
     take_pass(tally, walk, keep_gradients=False)
     return tally.most
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.lint.counts import count_steps, effective_batch
-from graftwork.plan.lint.facts import Around, Configuration, Peaks, Place
+from graftwork.plan.lint.facts import Around, ConfigLocation, Configuration, Peaks
 from graftwork.plan.lint.lint import RULES, lint
 from graftwork.plan.lint.rules.purpose import same_model
 from graftwork.records.plan import ModelShape
@@ -114,13 +114,15 @@ def test_every_rule_has_its_own_name():
 
 
 def test_a_finding_points_at_the_key_and_not_only_at_the_file():
-    said = say(save_when="no", places={"save_when": Place(key="checkpointing.save_strategy", line=7)})
+    said = say(
+        save_when="no", places={"save_when": ConfigLocation(key="checkpointing.save_strategy", line=7)}
+    )
     (found,) = lint(said, Around())
     assert (found.where, found.key) == ("c.yaml:7", "checkpointing.save_strategy")
 
 
 def test_what_the_command_line_said_is_shown_as_its_option():
-    said = say(precision="bfloat16", places={"gpu": Place(key="--gpu")})
+    said = say(precision="bfloat16", places={"gpu": ConfigLocation(key="--gpu")})
     assert next(one for one in lint(said, on("T4")) if one.rule == "bf16-missing").where == "--gpu"
 
 

@@ -8,7 +8,7 @@ from graftwork.plan.timing.card import card_step
 from graftwork.plan.timing.probed import cpu_of_probe, rates_of_probe
 from graftwork.plan.timing.probed_figures import probe_figures, whole_model_speed
 from graftwork.plan.timing.processor import processor_step
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.probe import DeviceName, ProbedStep, ProbeFacts, ProductRate
 
@@ -47,7 +47,7 @@ def make_tuning(layers, tokens, form="whole") -> Tuning:
     )
 
 
-def seconds_on(rates: Rates, layers, tokens, form="whole") -> float:
+def seconds_on(rates: StepRates, layers, tokens, form="whole") -> float:
     step = card_step(
         SHAPE.model_copy(update={"layers": layers}),
         make_tuning(layers, tokens, form),
@@ -99,7 +99,7 @@ def probed_step(layers, tokens, seconds, form="whole") -> ProbedStep:
     )
 
 
-def real_card(slower, head, fixed, a_layer) -> Rates:
+def real_card(slower, head, fixed, a_layer) -> StepRates:
     """A card as it might be: some way off what is reckoned from its products alone."""
     return rates_of_probe(make_facts()).model_copy(
         update={

@@ -11,7 +11,7 @@ from graftwork.model.shape import adapter_parameters, linear_names, total_parame
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.timing.card import card_step
 from graftwork.plan.timing.probed import rates_of_probe
-from graftwork.plan.timing.rates import Rates, rates_of
+from graftwork.plan.timing.rates import StepRates, rates_of
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.probe import ProbeFacts
 
@@ -26,7 +26,7 @@ def read_lines():
     return json.loads(RESULTS.read_text())["figures"]["lines"]
 
 
-def errors(rates: Rates) -> list[float]:
+def errors(rates: StepRates) -> list[float]:
     found = []
     for line in read_lines():
         if "measured" in line:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import Counted, count_by_levels
+from graftwork.model.step_memory import StepBytes, count_by_levels
 from graftwork.plan.memory_card import reserved_within
 from graftwork.plan.tuning import _settings, choose_tuning
 from graftwork.plan.tuning_room import own_limits, with_room
@@ -110,7 +110,7 @@ def test_where_there_is_plenty_the_limit_stays_the_one_given():
 
 @given(st.integers(1, 200 * GIB), st.integers(MIB, 100 * GIB), st.booleans())
 def test_own_limits_rise_from_what_is_asked_for_in_hundredths_of_a_gib(standing, passing, scant):
-    own = list(own_limits(Counted(standing, passing), scant=scant))
+    own = list(own_limits(StepBytes(standing, passing), scant=scant))
     assert own == sorted(own)
     assert own[0] * GIB > standing + passing
     assert all(limit == round(limit, 2) for limit in own)

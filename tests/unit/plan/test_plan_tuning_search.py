@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.model.step_memory import count_by_levels
-from graftwork.model.step_walk import walk_of
+from graftwork.model.step_walk import step_recipe
 from graftwork.plan import tuning_room
 from graftwork.plan.memory_card import card_peak, count, reserved_within
 from graftwork.plan.timing.card import card_seconds_a_token
 from graftwork.plan.tuning import _settings, choose_tuning, default_rates
-from graftwork.plan.tuning_search import Trained, Way, fastest
+from graftwork.plan.tuning_search import TrainedPart, TuningOption, fastest
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
@@ -30,7 +30,7 @@ SMALL = ModelShape(
     max_positions=4096,
 )
 TRAINABLE = 4_000_000
-ADAPTED = {6: Trained(6, TRAINABLE, default_rates()), 3: Trained(3, TRAINABLE, default_rates())}
+ADAPTED = {6: TrainedPart(6, TRAINABLE, default_rates()), 3: TrainedPart(3, TRAINABLE, default_rates())}
 FORMS = st.sampled_from(["whole", "eight", "four"])
 LEVELS = st.tuples(st.integers(0, BLOCKS), st.integers(0, BLOCKS)).filter(lambda two: sum(two) <= BLOCKS)
 
@@ -52,7 +52,7 @@ def test_seconds_are_those_that_the_clock_model_states(form, data, levels):
         trainable=TRAINABLE,
         rates=default_rates(),
     )
-    assert Way(SMALL, tuning, ADAPTED[6]).seconds(keep, lean) == pytest.approx(stated, rel=1e-9)
+    assert TuningOption(SMALL, tuning, ADAPTED[6]).seconds(keep, lean) == pytest.approx(stated, rel=1e-9)
 
 
 @given(FORMS, st.data(), LEVELS, st.sampled_from([6, 5, 3]))
@@ -62,14 +62,14 @@ def test_the_quick_count_is_the_long_one(form, data, levels, adapted):
     keep, lean = min(levels[0], adapted), min(levels[1], adapted - min(levels[0], adapted))
     quick = count_by_levels(SMALL, tuning, trainable=TRAINABLE, adapted=adapted)(keep, lean)
     there = tuning.model_copy(update={"keep": keep, "lean": lean})
-    walk = walk_of(SMALL, there, trainable=TRAINABLE, adapted=adapted)
+    walk = step_recipe(SMALL, there, trainable=TRAINABLE, adapted=adapted)
     assert quick.asked == count(walk).bytes
 
 
 @given(FORMS, st.data())
 @settings(max_examples=20, deadline=None)
 def test_who_keeps_more_asks_for_no_less_and_takes_no_longer(form, data):
-    way = Way(SMALL, data.draw(st.sampled_from(ways(form))), ADAPTED[6])
+    way = TuningOption(SMALL, data.draw(st.sampled_from(ways(form))), ADAPTED[6])
     for keep in range(BLOCKS):
         for lean in range(BLOCKS - keep):
             here = way.count(keep, lean).asked
@@ -89,7 +89,7 @@ def test_hardly_anything_faster_would_have_fitted(limit, adapted):
     faster = [
         one
         for setting in some
-        for way in [Way(SMALL, setting, trained)]
+        for way in [TuningOption(SMALL, setting, trained)]
         for keep in range(adapted + 1)
         for lean in range(adapted - keep + 1)
         if way.seconds(keep, lean) < 0.99 * found.seconds_a_token and way._seems_to_fit(keep, lean)

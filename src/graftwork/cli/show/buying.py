@@ -4,7 +4,7 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
 from graftwork.plan.buying.choices import ENDLESS
-from graftwork.plan.buying.nouns import Choice, Payback, Purchase, Reach
+from graftwork.plan.buying.nouns import Payback, Purchase, PurchaseChoice, Reach
 from graftwork.plan.cost.rank import count, dollars, duration
 
 MOST_PLACES = 8
@@ -48,7 +48,7 @@ def _show_choices(console: Console, found: Purchase) -> None:
     console.print(made)
 
 
-def _note(choice: Choice, found: Purchase) -> str:
+def _note(choice: PurchaseChoice, found: Purchase) -> str:
     if not choice.possible:
         return choice.why_not
     if choice.label == found.best:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.plan.cost.nouns import Comparison, PlaceRow, billed_how
+from graftwork.plan.cost.nouns import PlaceComparison, PlaceRow, billed_how
 from graftwork.plan.cost.rank import best_of_each_place, count, dollars, duration
 
 SHOWN = 14
@@ -14,7 +14,7 @@ NOTED = 3
 RIGHT = ("hours", "$/h", "a run", "done in", "runs", "return")
 
 
-def show_comparison(console: Console, found: Comparison, *, everything: bool = False) -> None:
+def show_comparison(console: Console, found: PlaceComparison, *, everything: bool = False) -> None:
     lines = found.rows if everything else best_of_each_place(found.rows)
     shown = lines if everything else _with_a_few_that_fail(lines)
     print_line(console, _title(found))
@@ -49,7 +49,7 @@ def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     return (*good, *mine, *bad[: max(SHOWN - len(good), 4)])
 
 
-def _title(found: Comparison) -> str:
+def _title(found: PlaceComparison) -> str:
     run = found.run
     return (
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
@@ -57,7 +57,7 @@ def _title(found: Comparison) -> str:
     )
 
 
-def _rows(found: Comparison, shown: Sequence[PlaceRow]) -> object:
+def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> object:
     budget, value = found.terms.budget_usd, found.terms.value_usd
     columns = ["place", "card", "hours", "$/h", "a run", "done in"]
     columns += ["runs"] if budget is not None else []
@@ -139,7 +139,7 @@ def _show_best(console: Console, best: PlaceRow) -> None:
     print_line(console, f"  price     {quote(best.price_source)}, {best.price_dated}")
 
 
-def _show_disk(console: Console, found: Comparison) -> None:
+def _show_disk(console: Console, found: PlaceComparison) -> None:
     disk = found.disk
     parts = ", ".join(
         f"{name} {part.value:.1f}" for name, part in disk.parts_gib.items() if part.value >= 0.05

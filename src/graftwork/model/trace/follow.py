@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from graftwork.model.trace.kernels import bytes_before, hidden_bytes, is_product
 from graftwork.model.trace.sizes import CUBLAS_WORKSPACE
-from graftwork.model.trace.stream import Stream
+from graftwork.model.trace.stream import AllocationStream
 
 HELD_ONCE = 2
 """The tensor itself, and the look at its storage."""
@@ -23,7 +23,7 @@ HELD_ONCE = 2
 class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, what comes and goes is written to the stream under the part that it is for."""
 
-    def __init__(self, stream: Stream, *, vocabulary: int, tokens: int) -> None:
+    def __init__(self, stream: AllocationStream, *, vocabulary: int, tokens: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream = stream
         self.thread = "forward"

@@ -16,7 +16,7 @@ from graftwork.model.trace.casts import CastMode, cuda_autocast
 from graftwork.model.trace.follow import Follower
 from graftwork.model.trace.kernels import ATTENTION, FusedLoss, register_attention
 from graftwork.model.trace.optimizer import Weight, keep_states, take_step
-from graftwork.model.trace.stream import MemoryTrace, Stream
+from graftwork.model.trace.stream import AllocationStream, MemoryTrace
 from graftwork.records.fit import MemoryPeak, PlainSetup
 
 STEPS = 2
@@ -38,7 +38,7 @@ def trace_run(config: dict[str, Any], setup: PlainSetup) -> MemoryTrace:
         return nullcontext(), cuda_autocast(casts)
 
     model: Any = build_model(config, setup, device="meta", attention=attention, contexts=contexts)
-    stream = Stream()
+    stream = AllocationStream()
     stream.enter("setup")
     vocabulary = model.config.vocab_size
     follower = Follower(stream, vocabulary=vocabulary, tokens=setup.rows * setup.tokens)
@@ -77,7 +77,7 @@ def _hold_model(model: Any, follower: Follower) -> None:
         follower.add(buffer, part="weights")
 
 
-def _mark_layers(model: Any, stream: Stream) -> None:
+def _mark_layers(model: Any, stream: AllocationStream) -> None:
     """Let the stream know when backward leaves the head and the loss and enters the layers."""
 
     def before_head(_: Any, given: tuple[torch.Tensor, ...]) -> None:

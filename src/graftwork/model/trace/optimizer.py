@@ -7,17 +7,17 @@ float32 scale for 256, but float32 under 4,096 elements.
 
 from collections.abc import Sequence
 
-from graftwork.model.trace.stream import Stream
+from graftwork.model.trace.stream import AllocationStream
 from graftwork.records.fit import Optimizer
 
 SMALL = 4096
-SCALES_BLOCK = 256
+STATES_BLOCK = 256
 
 Weight = tuple[int, int]
 """Elements, and bytes of one."""
 
 
-def keep_states(stream: Stream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
+def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
     """What the first step makes and later ones find."""
     if optimizer == "sgd":
         return
@@ -33,10 +33,10 @@ def keep_states(stream: Stream, weights: Sequence[Weight], optimizer: Optimizer)
         else:
             for _ in range(2):
                 stream.take(count, "optimizer")
-                stream.take(-(-count // SCALES_BLOCK) * 4, "optimizer")
+                stream.take(-(-count // STATES_BLOCK) * 4, "optimizer")
 
 
-def take_step(stream: Stream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
+def take_step(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
     """What a step takes and gives back."""
     if optimizer == "adamw_foreach":
         for width in {width for _, width in weights}:

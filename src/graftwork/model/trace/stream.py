@@ -24,7 +24,7 @@ class MemoryTrace(Record):
     """The most that was held in each phase of the last step."""
 
 
-class Stream:
+class AllocationStream:
     """Writes it down. Parts can be named later: a gradient is known once it hangs on its weight."""
 
     def __init__(self) -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from graftwork.plan.buying.choices import Price, Use, own_choice, rent_choice
 from graftwork.plan.buying.decide import decide
-from graftwork.plan.buying.nouns import Choice, Purchase, Rental
+from graftwork.plan.buying.nouns import Purchase, PurchaseChoice, Rental
 from graftwork.plan.buying.reach import Ask, reach_of
-from graftwork.plan.buying.wish import Wish
+from graftwork.plan.buying.wish import PurchaseOption
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
 from graftwork.plan.cost.ask import compare_places, finder
 from graftwork.plan.cost.brief import Brief, fit_in_brief
-from graftwork.plan.cost.nouns import Comparison, Terms
+from graftwork.plan.cost.nouns import PlaceComparison, Terms
 from graftwork.plan.cost.rank import best_of_each_place, count
 from graftwork.plan.cost.runs import describe_run
 from graftwork.records.errors import UserMistake
@@ -28,8 +28,8 @@ LAUNCH = "launch price; street prices of 2026 ran well above it"
 def weigh_purchase(
     question: FitQuestion,
     *,
-    have: Wish,
-    options: Sequence[Wish],
+    have: PurchaseOption,
+    options: Sequence[PurchaseOption],
     use: Use,
     terms: Terms,
     ram_gib: float | None = None,
@@ -78,7 +78,7 @@ def weigh_purchase(
     )
 
 
-def price_of(wish: Wish, gpu: Gpu, *, have: Machine) -> Price:
+def price_of(wish: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
     """What the user states, or the launch price of the cards that are not there yet."""
     if wish.usd is not None:
         return Price(wish.usd, "as stated")
@@ -93,7 +93,7 @@ def price_of(wish: Wish, gpu: Gpu, *, have: Machine) -> Price:
     return Price(gpu.launch_usd * max(wish.cards - there, 0), LAUNCH)
 
 
-def list_rentals(table: Comparison) -> tuple[Rental, ...]:
+def list_rentals(table: PlaceComparison) -> tuple[Rental, ...]:
     """The best paid offer of each place that does the run: what is free is no yardstick for a price."""
     found: dict[str, Rental] = {}
     for row in best_of_each_place(table.rows):
@@ -140,7 +140,7 @@ def _assumptions(use: Use, terms: Terms) -> tuple[str, ...]:
     )
 
 
-def _notes(choices: Sequence[Choice]) -> tuple[str, ...]:
+def _notes(choices: Sequence[PurchaseChoice]) -> tuple[str, ...]:
     found = [
         f'{one.label}: {one.price_usd.value:,.0f} USD is the {LAUNCH}; state yours as --option "…=PRICE"'
         for one in choices

@@ -7,7 +7,7 @@ what it is sold for in the end, over all runs; power comes on top. Knows no cata
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from graftwork.plan.buying.nouns import Choice, MachineReach, Payback, Rental
+from graftwork.plan.buying.nouns import MachineReach, Payback, PurchaseChoice, Rental
 from graftwork.plan.buying.reach import news
 from graftwork.records.figure import Figure
 
@@ -51,7 +51,7 @@ def own_choice(
     use: Use,
     have: MachineReach,
     rentals: Sequence[Rental],
-) -> Choice:
+) -> PurchaseChoice:
     """Keeping (price 0) or buying a machine."""
     power = _power(machine, use)
     down, up = RESIDUAL_SPREAD
@@ -72,7 +72,7 @@ def own_choice(
         high=(price.usd - residual.low) / use.runs + power.high,
         unit="USD",
     )
-    return Choice(
+    return PurchaseChoice(
         label=label,
         machine=machine,
         price_usd=Figure.exact(price.usd, "USD"),
@@ -94,12 +94,12 @@ def own_choice(
     )
 
 
-def rent_choice(rental: Rental, *, use: Use, have: MachineReach) -> Choice:
+def rent_choice(rental: Rental, *, use: Use, have: MachineReach) -> PurchaseChoice:
     """Renting the best offer for every run."""
     hours = rental.hours_to_result
     nothing = Figure.exact(0.0, "USD")
     faster = have.fits and hours.low > 0
-    return Choice(
+    return PurchaseChoice(
         label=f"rent {rental.label}",
         machine=None,
         price_usd=nothing,
@@ -115,12 +115,12 @@ def rent_choice(rental: Rental, *, use: Use, have: MachineReach) -> Choice:
     )
 
 
-def score(choice: Choice, use: Use) -> float:
+def score(choice: PurchaseChoice, use: Use) -> float:
     """Dollars a run, waiting included: less is better."""
     return choice.cost_usd_a_run.value + use.waiting_usd_per_hour * choice.hours_a_run.value
 
 
-def with_thresholds(choice: Choice, choices: Sequence[Choice]) -> Choice:
+def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> PurchaseChoice:
     """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own cards."""
     if not choice.possible:
         return choice
@@ -132,7 +132,7 @@ def with_thresholds(choice: Choice, choices: Sequence[Choice]) -> Choice:
     return choice.model_copy(update=found)
 
 
-def _best_above(choice: Choice, others: Sequence[Choice]) -> Figure | None:
+def _best_above(choice: PurchaseChoice, others: Sequence[PurchaseChoice]) -> Figure | None:
     """From which worth of an hour on it beats them all; None where that is from nothing on, or never."""
     low, high = 0.0, float("inf")
     for other in others:

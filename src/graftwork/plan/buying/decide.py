@@ -7,11 +7,13 @@ the user says an hour is worth; what would make another one right is said with i
 from collections.abc import Sequence
 
 from graftwork.plan.buying.choices import Use, score, with_thresholds
-from graftwork.plan.buying.nouns import Choice
+from graftwork.plan.buying.nouns import PurchaseChoice
 from graftwork.plan.cost.rank import count, dollars, duration
 
 
-def decide(choices: Sequence[Choice], *, use: Use) -> tuple[tuple[Choice, ...], Choice | None, str]:
+def decide(
+    choices: Sequence[PurchaseChoice], *, use: Use
+) -> tuple[tuple[PurchaseChoice, ...], PurchaseChoice | None, str]:
     """The choices in order, the best, the sentence."""
     ranked = sorted(choices, key=lambda one: (not one.possible, score(one, use)))
     best = ranked[0] if ranked and ranked[0].possible else None
@@ -21,7 +23,7 @@ def decide(choices: Sequence[Choice], *, use: Use) -> tuple[tuple[Choice, ...], 
     return told, best, _sentence(best, told, use)
 
 
-def _sentence(best: Choice, choices: Sequence[Choice], use: Use) -> str:
+def _sentence(best: PurchaseChoice, choices: Sequence[PurchaseChoice], use: Use) -> str:
     verb = "Rent" if best.machine is None else "Buy" if best.price_usd.value else "Keep"
     name = best.label.removeprefix("rent ").removeprefix("keep ").removeprefix("buy ")
     head = (
@@ -32,7 +34,7 @@ def _sentence(best: Choice, choices: Sequence[Choice], use: Use) -> str:
     return f"{head}; {_against(best, choices)}, if it stays at {assumed}."
 
 
-def _against(best: Choice, choices: Sequence[Choice]) -> str:
+def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
     """What the other side of the decision would take."""
     others = [one for one in choices if one.possible and one.label != best.label]
     if not others:
@@ -50,7 +52,7 @@ def _against(best: Choice, choices: Sequence[Choice]) -> str:
     return f"to {_costs(others[0])}, which is next, is no quicker for it"
 
 
-def _unrented(best: Choice, others: Sequence[Choice]) -> list[str]:
+def _unrented(best: PurchaseChoice, others: Sequence[PurchaseChoice]) -> list[str]:
     """The card to buy where nothing may be rented, unless buying it is right anyway."""
     if best.machine is None or any(one.pays_above_usd_per_hour for one in others if one.price_usd.value):
         return []
@@ -68,12 +70,12 @@ def _unrented(best: Choice, others: Sequence[Choice]) -> list[str]:
     ]
 
 
-def _costs(choice: Choice) -> str:
+def _costs(choice: PurchaseChoice) -> str:
     return (
         f"{choice.label} ({dollars(choice.cost_usd_a_run.value)} a run, {duration(choice.hours_a_run.value)})"
     )
 
 
-def _nothing(choices: Sequence[Choice]) -> str:
+def _nothing(choices: Sequence[PurchaseChoice]) -> str:
     told = "; ".join(f"{one.label}: {one.why_not}" for one in choices)
     return f"Nothing here can do the run ({told})."

@@ -59,7 +59,7 @@ class Payback(Record):
     """Within the years that were asked about."""
 
 
-class Choice(Record):
+class PurchaseChoice(Record):
     """One way to go on: keep, buy this, or rent."""
 
     label: str
@@ -98,7 +98,7 @@ class Purchase(Record):
     electricity_usd_kwh: float
     residual_share: float
     waiting_usd_per_hour: float
-    choices: tuple[Choice, ...]
+    choices: tuple[PurchaseChoice, ...]
     best: str | None
     answer: str
     assumptions: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from graftwork.records.errors import UserMistake
 _COUNTED = re.compile(r"^\s*(?P<count>\d+)\s*[xX×]\s*(?P<name>.*\D.*)$")
 
 
-class Wish(NamedTuple):
+class PurchaseOption(NamedTuple):
     """A machine that would stand there, and what is paid for it."""
 
     name: str
@@ -19,7 +19,7 @@ class Wish(NamedTuple):
     usd: float | None
 
 
-def read_wish(text: str, *, option: str) -> Wish:
+def read_purchase_option(text: str, *, option: str) -> PurchaseOption:
     """The machine with all its cards, and the price of what must be bought for it."""
     cards, sign, price = text.partition("=")
     counted = _COUNTED.match(cards)
@@ -28,14 +28,14 @@ def read_wish(text: str, *, option: str) -> Wish:
     if not name or count < 1:
         raise _mistake(text, option)
     if not sign:
-        return Wish(name, count, None)
+        return PurchaseOption(name, count, None)
     try:
         usd = float(price.strip().lstrip("$").replace(",", ""))
     except ValueError:
         usd = -1.0
     if not 0 <= usd < float("inf"):
         raise _mistake(text, option)
-    return Wish(name, count, usd)
+    return PurchaseOption(name, count, usd)
 
 
 def _mistake(text: str, option: str) -> UserMistake:

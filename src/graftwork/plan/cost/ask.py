@@ -14,8 +14,8 @@ from graftwork.plan.cost.brief import Brief, fit_in_brief
 from graftwork.plan.cost.candidates import OwnCards, list_candidates
 from graftwork.plan.cost.compare import compare
 from graftwork.plan.cost.disk import DiskNeed, need_disk
-from graftwork.plan.cost.nouns import CardRun, Comparison, Terms
-from graftwork.plan.cost.runs import Fit, Measured, Reckoner, describe_run
+from graftwork.plan.cost.nouns import CardRun, PlaceComparison, Terms
+from graftwork.plan.cost.runs import Fit, MeasuredRun, RunEstimator, describe_run
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitQuestion
 from graftwork.records.hardware import Gpu, Machine
@@ -53,9 +53,9 @@ def compare_places(
     cards: int | None = None,
     places: Sequence[str] = (),
     own: Sequence[tuple[str, int]] = (),
-    measured: Measured | None = None,
+    measured: MeasuredRun | None = None,
     with_sensitivity: bool = True,
-) -> Comparison:
+) -> PlaceComparison:
     """The question on every offer of the catalog, or of one card or some places, and on own cards."""
     find = finder(overlay)
     known = list_places(overlay=overlay)
@@ -75,7 +75,7 @@ def compare_places(
             fix="see `graft plan catalog prices`, leave --gpu out, or add your own prices.csv with --catalog",
             where="--gpu",
         )
-    reckon = Reckoner(
+    reckon = RunEstimator(
         asker(question), find=find, measured=measured, all_ram_matters=question.method == "full"
     )
     candidates = list_candidates(offers, known, reckon=reckon, own=mine, today=terms.today.isoformat())

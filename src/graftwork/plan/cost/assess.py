@@ -6,10 +6,10 @@ machines, of how little is known of their interruptions. Does not compare.
 
 import math
 
-from graftwork.plan.cost.bill import ASSUMED_SPREAD, Bill, Tweak, reckon_bill
+from graftwork.plan.cost.bill import ASSUMED_SPREAD, Bill, Tweak, compute_bill
 from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.intervals import describe
-from graftwork.plan.cost.nouns import Candidate, PlaceRow, Terms, is_recommended
+from graftwork.plan.cost.nouns import OfferCandidate, PlaceRow, Terms, is_recommended
 from graftwork.records.figure import Figure
 
 STALE_AFTER_DAYS = 60
@@ -17,16 +17,18 @@ FOREVER = 1e9
 """Hours that stand for never: JSON has no infinity."""
 
 
-def assess(candidate: Candidate, *, terms: Terms, disk: DiskNeed, rows: float, age_days: int) -> PlaceRow:
+def assess(
+    candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rows: float, age_days: int
+) -> PlaceRow:
     hours = candidate.run.hours
     guessed = candidate.billing == "spot" and terms.preemptions_per_hour is None
     spread = ASSUMED_SPREAD if guessed else (1.0, 1.0)
     bills = (
-        reckon_bill(candidate, terms=terms, disk=disk, rows=rows),
-        reckon_bill(
+        compute_bill(candidate, terms=terms, disk=disk, rows=rows),
+        compute_bill(
             candidate, terms=terms, disk=disk, rows=rows, hours=hours.low, tweak=Tweak(rate=spread[0])
         ),
-        reckon_bill(
+        compute_bill(
             candidate, terms=terms, disk=disk, rows=rows, hours=hours.high, tweak=Tweak(rate=spread[1])
         ),
     )
@@ -78,7 +80,7 @@ def assess(candidate: Candidate, *, terms: Terms, disk: DiskNeed, rows: float, a
     )
 
 
-def rate_source(candidate: Candidate, terms: Terms) -> str:
+def rate_source(candidate: OfferCandidate, terms: Terms) -> str:
     """Who says how often the machine is taken away."""
     if candidate.billing != "spot":
         return "assumed: a crash in 500 hours"
@@ -89,7 +91,7 @@ def rate_source(candidate: Candidate, terms: Terms) -> str:
     return "the catalog's assumption" if "preemptions" in candidate.place.notes else "the catalog's"
 
 
-def limits_of(candidate: Candidate, bill: Bill) -> tuple[str, ...]:
+def limits_of(candidate: OfferCandidate, bill: Bill) -> tuple[str, ...]:
     """The rules of the place as they meet this run."""
     place, found = candidate.place, []
     if place.session_hours:
@@ -109,7 +111,7 @@ def limits_of(candidate: Candidate, bill: Bill) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _why_not(candidate: Candidate, bill: Bill) -> str:
+def _why_not(candidate: OfferCandidate, bill: Bill) -> str:
     if not candidate.run.fits:
         return candidate.run.why_not or "it does not fit the card"
     if not bill.possible:
@@ -117,7 +119,7 @@ def _why_not(candidate: Candidate, bill: Bill) -> str:
     return ""
 
 
-def _price(candidate: Candidate, bill: Bill, terms: Terms) -> Figure:
+def _price(candidate: OfferCandidate, bill: Bill, terms: Terms) -> Figure:
     """Listed, or what it comes to."""
     if candidate.billing in {"on-demand", "spot", "free"}:
         return Figure.exact(candidate.usd_per_hour, "USD/h")
@@ -135,7 +137,7 @@ def _price(candidate: Candidate, bill: Bill, terms: Terms) -> Figure:
     return Figure(value=paid, low=min(worth, paid), high=max(worth, paid, a_month), unit="USD/h")
 
 
-def _runs(candidate: Candidate, terms: Terms, bills: tuple[Bill, Bill, Bill]) -> Figure | None:
+def _runs(candidate: OfferCandidate, terms: Terms, bills: tuple[Bill, Bill, Bill]) -> Figure | None:
     """Whole runs that the budget pays for; None where nothing is paid or no budget is stated."""
     if terms.budget_usd is None or candidate.billing == "free":
         return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.interruption import Hazard, expect
 from graftwork.plan.cost.intervals import Rhythm, choose_rhythm
-from graftwork.plan.cost.nouns import Candidate, Terms
+from graftwork.plan.cost.nouns import OfferCandidate, Terms
 from graftwork.plan.cost.sessions import HOURS_A_MONTH, cut
 from graftwork.records.units import GIB
 
@@ -54,7 +54,7 @@ class Bill(NamedTuple):
     hazard: Hazard
 
 
-def hazard_of(candidate: Candidate, *, terms: Terms, disk: DiskNeed, rate_factor: float = 1.0) -> Hazard:
+def hazard_of(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rate_factor: float = 1.0) -> Hazard:
     """How this machine is taken away."""
     spot = candidate.billing == "spot"
     return Hazard(
@@ -65,7 +65,7 @@ def hazard_of(candidate: Candidate, *, terms: Terms, disk: DiskNeed, rate_factor
     )
 
 
-def spot_rate(candidate: Candidate, terms: Terms) -> float:
+def spot_rate(candidate: OfferCandidate, terms: Terms) -> float:
     """The user's figure before the catalog's before our assumption."""
     for stated in (terms.preemptions_per_hour, candidate.place.preemptions_per_hour):
         if stated is not None:
@@ -73,8 +73,8 @@ def spot_rate(candidate: Candidate, terms: Terms) -> float:
     return ASSUMED_SPOT_RATE
 
 
-def reckon_bill(
-    candidate: Candidate,
+def compute_bill(
+    candidate: OfferCandidate,
     *,
     terms: Terms,
     disk: DiskNeed,
@@ -133,7 +133,7 @@ def reckon_bill(
 
 
 def _machine_dollars(
-    candidate: Candidate, *, terms: Terms, machine: float, price_factor: float
+    candidate: OfferCandidate, *, terms: Terms, machine: float, price_factor: float
 ) -> tuple[float, float]:
     """Dollars that a run bears of the machine, and dollars that go out before it is done."""
     if not math.isfinite(machine):

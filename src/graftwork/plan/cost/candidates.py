@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from graftwork.plan.cost.disk import DiskNeed
-from graftwork.plan.cost.nouns import Billing, Candidate, CardRun
+from graftwork.plan.cost.nouns import Billing, CardRun, OfferCandidate
 from graftwork.records.hardware import Gpu
 from graftwork.records.offer import Offer, Place
 
@@ -20,7 +20,7 @@ class OwnCards(NamedTuple):
     cards: int
 
 
-Reckon = Callable[[str, int, float | None], CardRun]
+EstimateRun = Callable[[str, int, float | None], CardRun]
 """A card's name, how many of them, the machine's memory: the run on it."""
 
 OWN = Place(
@@ -38,10 +38,10 @@ def list_candidates(
     offers: Iterable[Offer],
     places: Iterable[Place],
     *,
-    reckon: Reckon,
+    reckon: EstimateRun,
     own: Iterable[OwnCards] = (),
     today: str,
-) -> tuple[Candidate, ...]:
+) -> tuple[OfferCandidate, ...]:
     """Every offer as often as it has ways of being billed, then the team's own cards."""
     by_name = {place.name: place for place in places}
     found = []
@@ -50,7 +50,7 @@ def list_candidates(
         if place is None:
             continue
         run = reckon(offer.gpu, offer.gpus, offer.memory_gib)
-        found += [Candidate(place=place, offer=offer, billing=way, run=run) for way in ways(offer)]
+        found += [OfferCandidate(place=place, offer=offer, billing=way, run=run) for way in ways(offer)]
     mine = by_name.get(OWN.name, OWN)
     for kind in own:
         offer = Offer(
@@ -58,11 +58,11 @@ def list_candidates(
             source="electricity as stated", dated=today,
         )  # fmt: skip
         run = reckon(kind.gpu.name, kind.cards, None)
-        found.append(Candidate(place=mine, offer=offer, billing="electricity", run=run))
+        found.append(OfferCandidate(place=mine, offer=offer, billing="electricity", run=run))
     return tuple(found)
 
 
-def within_disk(candidate: Candidate, disk: DiskNeed) -> Candidate:
+def within_disk(candidate: OfferCandidate, disk: DiskNeed) -> OfferCandidate:
     """The candidate; not possible where the place's disk is too small for what the run needs."""
     there, needed = candidate.place.disk_gib, disk.total_gib
     if there is None or needed.value <= there or not candidate.run.fits:

@@ -7,20 +7,20 @@ from graftwork.plan.cost.assess import assess
 from graftwork.plan.cost.bill import ASSUMED_SPOT_RATE, CRASH_RATE
 from graftwork.plan.cost.candidates import within_disk
 from graftwork.plan.cost.disk import DiskNeed
-from graftwork.plan.cost.nouns import Candidate, Comparison, PlaceRow, Terms
+from graftwork.plan.cost.nouns import OfferCandidate, PlaceComparison, PlaceRow, Terms
 from graftwork.plan.cost.rank import order, verdict
-from graftwork.plan.cost.sensitivity import Held, find_changes
+from graftwork.plan.cost.sensitivity import ComparisonInputs, find_changes
 
 
 def compare(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[OfferCandidate],
     *,
     terms: Terms,
     disk: DiskNeed,
     rows: float,
     run: dict[str, object],
     with_sensitivity: bool = True,
-) -> Comparison:
+) -> PlaceComparison:
     """`rows` are those of all epochs; `run` is told on as it is."""
     candidates = [within_disk(one, disk) for one in candidates]
     lines = tuple(
@@ -30,8 +30,8 @@ def compare(
     ranked = order(lines, terms)
     head, reason = verdict(ranked, terms)
     best = next((row.label for row in ranked if row.eligible), None)
-    held = Held(tuple(candidates), terms, disk, rows)
-    return Comparison(
+    held = ComparisonInputs(tuple(candidates), terms, disk, rows)
+    return PlaceComparison(
         run=run,
         terms=terms,
         rows=ranked,
@@ -68,7 +68,7 @@ def _assumptions(terms: Terms) -> tuple[str, ...]:
     )
 
 
-def _notes(rows: Sequence[PlaceRow], candidates: Sequence[Candidate]) -> tuple[str, ...]:
+def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tuple[str, ...]:
     found = []
     stale = [row for row in rows if row.stale]
     if stale:

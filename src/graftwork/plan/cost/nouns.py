@@ -54,7 +54,7 @@ class CardRun(Record):
     strategy: str = ""
 
 
-class Candidate(Record):
+class OfferCandidate(Record):
     """An offer in one of the ways in which it is billed."""
 
     place: Place
@@ -176,7 +176,7 @@ class PlaceRow(Record):
         return f"{self.title}{billed_how(self.title, self.billing)} ({cards})"
 
 
-class Change(Record):
+class WinnerChange(Record):
     """The smallest change of one thing that makes another place win."""
 
     what: str
@@ -188,7 +188,7 @@ class Change(Record):
     words: str
 
 
-class Comparison(Record):
+class PlaceComparison(Record):
     """The table, the verdict and what would change it."""
 
     run: dict[str, object]
@@ -197,7 +197,7 @@ class Comparison(Record):
     best: str | None
     verdict: str
     reason: str
-    sensitivity: tuple[Change, ...] = ()
+    sensitivity: tuple[WinnerChange, ...] = ()
     disk: DiskNeed
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

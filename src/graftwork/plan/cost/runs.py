@@ -21,7 +21,7 @@ SCALED_RANGE = (0.8, 1.25)
 """Of hours on another card than the measured one: the ratio of two estimates."""
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """Hours that the user's run took on a card."""
 
     gpu: str
@@ -81,7 +81,7 @@ def in_words(strategy: Strategy) -> str:
     return ", ".join(told)
 
 
-class Reckoner:
+class RunEstimator:
     """Asks the fit once for each machine, and remembers."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Reckoner:
         fit: Fit,
         *,
         find: Callable[[str], Gpu],
-        measured: Measured | None = None,
+        measured: MeasuredRun | None = None,
         all_ram_matters: bool = False,
     ) -> None:
         """`all_ram_matters`: where states of all parameters may wait on the host."""

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.models import CatalogModel, list_models
-from graftwork.plan.fit.candidate import RESERVED_SPREAD, Candidate, card_excess, fits, preference
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, card_excess, fits, preference
 from graftwork.plan.fit.figures import consider
 from graftwork.plan.fit.own_step import may_fit
 from graftwork.plan.fit.plain_steps import plain_candidate
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.strategies import search, takes_own_step
-from graftwork.plan.timing.rates import Rates, rates_of
+from graftwork.plan.timing.rates import StepRates, rates_of
 from graftwork.records.fit import Considered, FitQuestion, Level, Method
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
@@ -38,14 +38,14 @@ ROOMY = 0.12
 """Of a card, what must stay free for straight lines to be trusted without a count to the tensor."""
 
 
-class Change(NamedTuple):
+class QuestionChange(NamedTuple):
     """A question that differs in one thing."""
 
     says: str
     question: FitQuestion
 
 
-def find_remedies(question: FitQuestion, *, rates: Rates | None, level: Level) -> tuple[Considered, ...]:
+def find_remedies(question: FitQuestion, *, rates: StepRates | None, level: Level) -> tuple[Considered, ...]:
     """Each kind of change that makes it fit, the smallest first."""
     found = []
     for change in _changes(question):
@@ -60,7 +60,7 @@ def find_remedies(question: FitQuestion, *, rates: Rates | None, level: Level) -
     return tuple(found)
 
 
-def _best(question: FitQuestion, *, rates: Rates | None, level: Level) -> Candidate | None:
+def _best(question: FitQuestion, *, rates: StepRates | None, level: Level) -> FitCandidate | None:
     gpu = question.machine.gpu
     known = rates or (rates_of(gpu) if gpu is not None else None)
     fitting = search(question, rates=known, level=level).fitting
@@ -74,7 +74,7 @@ def _best(question: FitQuestion, *, rates: Rates | None, level: Level) -> Candid
     return None
 
 
-def _has_room(question: FitQuestion, *, rates: Rates | None, level: Level) -> bool:
+def _has_room(question: FitQuestion, *, rates: StepRates | None, level: Level) -> bool:
     """Whether anything fits. Our own step is asked by its formula first: the search is the same, and slow."""
     if takes_own_step(question) and may_fit(question, spread=RESERVED_SPREAD[level]):
         return True
@@ -85,20 +85,22 @@ def _has_room(question: FitQuestion, *, rates: Rates | None, level: Level) -> bo
     return bool(search(question, rates=known, level=level, own_step=False).fitting)
 
 
-def _changes(question: FitQuestion) -> Iterator[Change]:
+def _changes(question: FitQuestion) -> Iterator[QuestionChange]:
     for method in LIGHTER[question.method]:
-        yield Change(f"{method} instead of {question.method}", question.model_copy(update={"method": method}))
+        yield QuestionChange(
+            f"{method} instead of {question.method}", question.model_copy(update={"method": method})
+        )
     if question.offload != "auto":
-        yield Change(
+        yield QuestionChange(
             f"offload auto instead of {question.offload}", question.model_copy(update={"offload": "auto"})
         )
     if question.engine == "graft" and question.machine.gpu is not None:
-        yield Change(
+        yield QuestionChange(
             "transformers + PEFT instead of graft train (--engine hf)",
             question.model_copy(update={"engine": "hf"}),
         )
     if question.optimizer != "adamw_8bit" and question.method == "full" and question.machine.gpu is not None:
-        yield Change(
+        yield QuestionChange(
             "the 8-bit AdamW (--optimizer adamw_8bit), with --engine hf",
             question.model_copy(update={"optimizer": "adamw_8bit", "engine": "hf"}),
         )
@@ -113,7 +115,7 @@ def cut_at(question: FitQuestion, most: int) -> FitQuestion:
     return question.model_copy(update=update)
 
 
-def _shorter(question: FitQuestion, *, rates: Rates | None, level: Level) -> Considered | None:
+def _shorter(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     """The longest rows that fit, to 64 tokens."""
     low = (SHORTEST + (question.prompt_tokens if question.algorithm == "grpo" else 0)) // GRAIN
     high = (max(question.lengths) - 1) // GRAIN
@@ -141,7 +143,7 @@ def _shorter(question: FitQuestion, *, rates: Rates | None, level: Level) -> Con
     )
 
 
-def _more_cards(question: FitQuestion, *, rates: Rates | None, level: Level) -> Considered | None:
+def _more_cards(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     machine = question.machine
     if machine.gpu is None:
         return None
@@ -153,7 +155,7 @@ def _more_cards(question: FitQuestion, *, rates: Rates | None, level: Level) -> 
     return None
 
 
-def _smaller_model(question: FitQuestion, *, rates: Rates | None, level: Level) -> Considered | None:
+def _smaller_model(question: FitQuestion, *, rates: StepRates | None, level: Level) -> Considered | None:
     """The largest of the catalog that fits, of the same family of names first."""
     here = total_parameters(question.shape)
     room = card_room(question, cards=1).value * GIB

@@ -11,7 +11,7 @@ from graftwork.plan.fit.advice import find_remedies
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,
     TIME_SPREAD,
-    Candidate,
+    FitCandidate,
     allocated_figure,
     card_excess,
     fits,
@@ -26,7 +26,7 @@ from graftwork.plan.fit.plain_steps import plain_candidate, trained
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.strategies import Searched, search
-from graftwork.plan.timing.rates import Rates, rates_of
+from graftwork.plan.timing.rates import StepRates, rates_of
 from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
 from graftwork.records.units import GIB
@@ -39,7 +39,7 @@ SHOWN = 6
 def fit(
     question: FitQuestion,
     *,
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
     correction: float = 1.0,
     level: Level | None = None,
     advise: bool = True,
@@ -72,32 +72,32 @@ def as_done(question: FitQuestion) -> FitQuestion:
 class Weighed(NamedTuple):
     """The way that is taken, and all that were reckoned to the tensor on the way to it."""
 
-    best: Candidate
-    exact: tuple[Candidate, ...]
+    best: FitCandidate
+    exact: tuple[FitCandidate, ...]
 
 
 def choose(
-    searched: Searched, question: FitQuestion, *, level: Level, rates: Rates | None, correction: float
-) -> Candidate:
+    searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
+) -> FitCandidate:
     """The fastest that fits, reckoned to the tensor; else the one that lacks the least."""
     return weigh(searched, question, level=level, rates=rates, correction=correction).best
 
 
 def weigh(
-    searched: Searched, question: FitQuestion, *, level: Level, rates: Rates | None, correction: float
+    searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
 ) -> Weighed:
     """As `choose`, with what did not fit once it was reckoned to the tensor."""
 
-    def exactly(one: Candidate) -> Candidate:
+    def exactly(one: FitCandidate) -> FitCandidate:
         if one.setup is None or rates is None:
             return one
         return plain_candidate(question, one.way, rates=rates, correction=correction, exact=True)
 
-    def lacking(one: Candidate) -> float:
+    def lacking(one: FitCandidate) -> float:
         return max(card_excess(one, question, level), 0.0) + max(host_excess(one, question), 0.0)
 
-    exact: list[Candidate] = []
-    best: Candidate | None = None
+    exact: list[FitCandidate] = []
+    best: FitCandidate | None = None
     for one in sorted(searched.fitting, key=preference):
         # With GRPO, less room than it seemed means more rounds of answers: exactly, it may be slower.
         if best is not None and preference(best)[:-1] <= preference(one)[:-1]:
@@ -113,12 +113,12 @@ def weigh(
 
 def _answer(
     question: FitQuestion,
-    chosen: Candidate,
+    chosen: FitCandidate,
     searched: Searched,
     *,
     good: bool,
     level: Level,
-    rates: Rates | None,
+    rates: StepRates | None,
     remedies: tuple[Considered, ...],
     advise: bool,
 ) -> FitAnswer:
@@ -170,7 +170,7 @@ def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
     return Figure(value=value, low=low, high=high, unit="min")
 
 
-def _parts(chosen: Candidate, level: Level) -> dict[str, Figure]:
+def _parts(chosen: FitCandidate, level: Level) -> dict[str, Figure]:
     """The allocated bytes by what they are for, then what the allocator takes beyond them."""
     spread = RESERVED_SPREAD[level]
     exact = ("weights", "adapters", "optimizer", "gradients")
@@ -184,7 +184,7 @@ def _parts(chosen: Candidate, level: Level) -> dict[str, Figure]:
     return parts
 
 
-def _late(question: FitQuestion, chosen: Candidate, level: Level) -> Figure:
+def _late(question: FitQuestion, chosen: FitCandidate, level: Level) -> Figure:
     """How likely a batch of long rows runs out after a good start, over what the peak may truly be."""
     room = card_room(question, cards=chosen.way.shared.cards).value * GIB
     lasting = sum(chosen.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
@@ -209,7 +209,7 @@ def _late(question: FitQuestion, chosen: Candidate, level: Level) -> Figure:
 
 
 def _as_weighed(
-    searched: Searched, exact: tuple[Candidate, ...], question: FitQuestion, *, level: Level
+    searched: Searched, exact: tuple[FitCandidate, ...], question: FitQuestion, *, level: Level
 ) -> Searched:
     """What was searched quickly, with the exact figures where there are some."""
     known = {one.way: one for one in exact}
@@ -219,7 +219,7 @@ def _as_weighed(
 
 
 def _others(
-    searched: Searched, question: FitQuestion, chosen: Candidate, level: Level
+    searched: Searched, question: FitQuestion, chosen: FitCandidate, level: Level
 ) -> tuple[Considered, ...]:
     """The best of each kind that was not taken: those that fit by speed, then those that do not by need."""
     found: dict[str, Considered] = {}
@@ -235,7 +235,7 @@ def _others(
     return tuple(found.values())[:SHOWN]
 
 
-def _beside(question: FitQuestion, level: Level, rates: Rates | None) -> tuple[Considered, ...]:
+def _beside(question: FitQuestion, level: Level, rates: StepRates | None) -> tuple[Considered, ...]:
     """What transformers and PEFT would make of a run that was asked of `graft train`."""
     if question.engine != "graft" or question.algorithm != "sft" or question.machine.gpu is None:
         return ()

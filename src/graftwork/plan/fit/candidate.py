@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from graftwork.plan.fit.room import TIGHT, card_room, host_room
-from graftwork.plan.fit.sharding import Shared
+from graftwork.plan.fit.sharding import Distribution
 from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, PlainSetup
 from graftwork.records.plan import Tuning
@@ -18,21 +18,21 @@ SIMPLEST = ("none", "ddp", "zero2", "fsdp2", "zero3")
 PLAINEST = ("none", "optimizer", "weights")
 
 
-class Way(NamedTuple):
+class StrategyOption(NamedTuple):
     """How it could be done."""
 
     engine: str
     own_step: bool
     """`graft train`'s own step on one card; else the plain one."""
-    shared: Shared
+    shared: Distribution
     micro_rows: int
     checkpointed: int
 
 
-class Candidate(NamedTuple):
+class FitCandidate(NamedTuple):
     """A way with its figures. Bytes and seconds."""
 
-    way: Way
+    way: StrategyOption
     setup: PlainSetup | None
     tuning: Tuning | None
     peak: MemoryPeak
@@ -49,12 +49,12 @@ class Candidate(NamedTuple):
         return self.tokens_a_step / self.seconds_a_step
 
 
-def allocated_figure(candidate: Candidate, level: Level) -> Figure:
+def allocated_figure(candidate: FitCandidate, level: Level) -> Figure:
     value, spread = candidate.peak.allocated / GIB, ALLOCATED_SPREAD[level]
     return Figure.about(value, down=1 - spread, up=1 + spread, unit="GiB")
 
 
-def reserved_figure(candidate: Candidate, question: FitQuestion, level: Level) -> Figure:
+def reserved_figure(candidate: FitCandidate, question: FitQuestion, level: Level) -> Figure:
     """The range ends where an engine that measures its first step would give way."""
     value, spread = candidate.peak.reserved / GIB, RESERVED_SPREAD[level]
     high = value * (1 + spread)
@@ -64,30 +64,30 @@ def reserved_figure(candidate: Candidate, question: FitQuestion, level: Level) -
     return Figure(value=value, low=value * (1 - spread), high=high, unit="GiB")
 
 
-def fits(candidate: Candidate, question: FitQuestion, level: Level) -> bool:
+def fits(candidate: FitCandidate, question: FitQuestion, level: Level) -> bool:
     """No figure within the range may pass what there is; on the host the usual one may not."""
     return card_excess(candidate, question, level) <= 0 and host_excess(candidate, question) <= 0
 
 
-def card_excess(candidate: Candidate, question: FitQuestion, level: Level) -> float:
+def card_excess(candidate: FitCandidate, question: FitQuestion, level: Level) -> float:
     """GiB that are lacking on each card."""
     room = card_room(question, cards=candidate.way.shared.cards)
     return reserved_figure(candidate, question, level).high - room.value
 
 
-def host_excess(candidate: Candidate, question: FitQuestion) -> float:
+def host_excess(candidate: FitCandidate, question: FitQuestion) -> float:
     """GiB that are lacking on the host."""
     if question.machine.gpu is None:
         return 0.0
     return candidate.host.value - host_room(question)
 
 
-def is_tight(candidate: Candidate, question: FitQuestion) -> bool:
+def is_tight(candidate: FitCandidate, question: FitQuestion) -> bool:
     """It fits, and whoever opens a browser beside it may see it swap."""
     return candidate.host.high > TIGHT * question.machine.ram_gib
 
 
-def preference(candidate: Candidate) -> tuple[float, int, int, float]:
+def preference(candidate: FitCandidate) -> tuple[float, int, int, float]:
     """The fastest; of equals the simplest, then the smallest."""
     shared = candidate.way.shared
     return (

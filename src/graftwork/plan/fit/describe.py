@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from graftwork.plan.fit.candidate import Candidate
+from graftwork.plan.fit.candidate import FitCandidate
 from graftwork.plan.fit.setups import half_precision
 from graftwork.records.fit import FitQuestion, Strategy
 
@@ -11,7 +11,7 @@ FORMS = {"whole": "16 bits", "eight": "8 bits", "four": "4 bits (NF4)"}
 TITLES = {"none": "one card", "ddp": "DDP", "zero2": "ZeRO-2", "zero3": "ZeRO-3", "fsdp2": "FSDP2"}
 
 
-def strategy_of(candidate: Candidate, question: FitQuestion) -> Strategy:
+def strategy_of(candidate: FitCandidate, question: FitQuestion) -> Strategy:
     """The settings of a candidate."""
     way, tuning = candidate.way, candidate.tuning
     longest = max(question.lengths)
@@ -33,7 +33,7 @@ def strategy_of(candidate: Candidate, question: FitQuestion) -> Strategy:
     )
 
 
-def train_settings(candidate: Candidate, question: FitQuestion) -> dict[str, Any]:
+def train_settings(candidate: FitCandidate, question: FitQuestion) -> dict[str, Any]:
     """The `train:` section of graft.yaml that does this."""
     shared = candidate.way.shared
     settings: dict[str, Any] = {
@@ -53,7 +53,7 @@ def train_settings(candidate: Candidate, question: FitQuestion) -> dict[str, Any
     return settings
 
 
-def _weights(candidate: Candidate, question: FitQuestion) -> Any:
+def _weights(candidate: FitCandidate, question: FitQuestion) -> Any:
     if candidate.tuning is not None:
         return FORMS[candidate.tuning.form]
     if question.method == "qlora":
@@ -65,7 +65,7 @@ def _weights(candidate: Candidate, question: FitQuestion) -> Any:
     return "32 bits" if dtype == "float32" else "16 bits"
 
 
-def name_of(candidate: Candidate, question: FitQuestion) -> str:
+def name_of(candidate: FitCandidate, question: FitQuestion) -> str:
     """A way in a few words: what tells it from the others."""
     way = candidate.way
     shared = way.shared

@@ -1,6 +1,6 @@
 """Figures of a candidate with their ranges. Pure."""
 
-from graftwork.plan.fit.candidate import TIME_SPREAD, Candidate, fits, reserved_figure
+from graftwork.plan.fit.candidate import TIME_SPREAD, FitCandidate, fits, reserved_figure
 from graftwork.plan.fit.describe import strategy_of
 from graftwork.plan.fit.roofline import most_tokens_per_second
 from graftwork.plan.fit.room import card_room
@@ -8,7 +8,7 @@ from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
 
 
-def speed_figure(candidate: Candidate, question: FitQuestion, level: Level) -> Figure:
+def speed_figure(candidate: FitCandidate, question: FitQuestion, level: Level) -> Figure:
     """Tokens a second over all cards; no end of the range passes the roof."""
     spread, value = TIME_SPREAD[level], candidate.tokens_per_second
     tuning = candidate.tuning
@@ -18,7 +18,7 @@ def speed_figure(candidate: Candidate, question: FitQuestion, level: Level) -> F
     return Figure(value=value, low=value / spread, high=high, unit="tokens/s")
 
 
-def consider(candidate: Candidate, question: FitQuestion, *, name: str, level: Level) -> Considered:
+def consider(candidate: FitCandidate, question: FitQuestion, *, name: str, level: Level) -> Considered:
     return Considered(
         name=name,
         fits=fits(candidate, question, level),

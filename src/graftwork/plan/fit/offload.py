@@ -8,7 +8,7 @@ much again, which we say and do not reckon with.
 from typing import NamedTuple
 
 from graftwork.model.shape import total_parameters
-from graftwork.plan.fit.sharding import WIDTH, Shared
+from graftwork.plan.fit.sharding import WIDTH, Distribution
 from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, PlainSetup
 from graftwork.records.hardware import Machine
@@ -28,7 +28,7 @@ PCIE_SHARE = 0.8
 """Of a connector's rate, what pinned memory reaches."""
 
 
-class Transfers(NamedTuple):
+class HostTransfers(NamedTuple):
     """Seconds between card and host: of one pass, and of a step's end."""
 
     a_pass: float
@@ -36,7 +36,7 @@ class Transfers(NamedTuple):
     adam: float
 
 
-def host_memory(question: FitQuestion, shared: Shared, *, trainable: int, base_bytes: float) -> Figure:
+def host_memory(question: FitQuestion, shared: Distribution, *, trainable: int, base_bytes: float) -> Figure:
     """GiB of the host over all processes."""
     low, usual, high = (gib * shared.cards for gib in PROCESS_GIB)
     least, most = base_bytes / GIB, base_bytes / GIB
@@ -58,11 +58,11 @@ def host_memory(question: FitQuestion, shared: Shared, *, trainable: int, base_b
 
 
 def transfers(
-    machine: Machine, shared: Shared, setup: PlainSetup, *, trainable: int, base_bytes: float
-) -> Transfers:
+    machine: Machine, shared: Distribution, setup: PlainSetup, *, trainable: int, base_bytes: float
+) -> HostTransfers:
     """What offloading adds to a pass and to a step."""
     if shared.offload == "none" or machine.gpu is None:
-        return Transfers(0.0, 0.0, 0.0)
+        return HostTransfers(0.0, 0.0, 0.0)
     pcie = machine.gpu.pcie_gb_s * PCIE_SHARE * 1e9
     full = setup.method == "full"
     width = WIDTH[setup.dtype] if full else WIDTH[setup.adapter_dtype]
@@ -73,7 +73,7 @@ def transfers(
         held = trainable * width if full else base_bytes
         fetched = 2 * held / shared.cards / pcie
     back = trainable * width / shared.cards / pcie if shared.offload == "optimizer" else 0.0
-    return Transfers(a_pass=fetched + gradients, a_step=back, adam=adam_seconds(machine, trainable))
+    return HostTransfers(a_pass=fetched + gradients, a_step=back, adam=adam_seconds(machine, trainable))
 
 
 def adam_seconds(machine: Machine, trainable: int) -> float:

@@ -9,21 +9,21 @@ from typing import Literal, NamedTuple
 
 from graftwork.model.shape import total_parameters
 from graftwork.model.step_memory import peak_bytes
-from graftwork.model.step_walk import walk_of
-from graftwork.plan.fit.candidate import RESERVED_SPREAD, Candidate, Way
+from graftwork.model.step_walk import step_recipe
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
 from graftwork.plan.fit.offload import host_memory
 from graftwork.plan.fit.plain_steps import trained
 from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.sharding import Shared
+from graftwork.plan.fit.sharding import Distribution
 from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.plan.timing.card import card_step
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.plan.tuning import choose_tuning, heads
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 
-ALONE = Shared("none", "none", 1)
+ALONE = Distribution("none", "none", 1)
 LARGE_PARAMETERS = 1e9
 """8-bit products only above: small models are quick in 16 bits, and 8 cost them most."""
 LEAST_CHUNK, LEAST_HEAD = 1024, 256
@@ -32,7 +32,7 @@ FAR_BEYOND = 1.15
 FIXED, HALF_BYTES = "beginning and end", 2.0
 
 
-def own_step_candidates(question: FitQuestion, *, rates: Rates, level: Level) -> list[Candidate]:
+def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
     """The fastest tuning that fits; where none does, the leanest that there is.
 
     A tuning that fills the card needs room to give way; where it has none, one with a margin is taken.
@@ -114,12 +114,12 @@ def uses_eight(question: FitQuestion) -> bool:
     return gpu is not None and gpu.has_fp8 and total_parameters(question.shape) >= LARGE_PARAMETERS
 
 
-def _tune(question: FitQuestion, *, limit: float, rates: Rates) -> Tuning | None:
+def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | None:
     mean = sum(question.lengths) / len(question.lengths)
     return _chosen(
         question.shape.model_dump_json(),
         question.method,
-        Sizes(
+        TuningKey(
             adapted=question.adapted_layers,
             trainable=trained(question),
             step_tokens=round(question.batch_rows * mean),
@@ -131,7 +131,7 @@ def _tune(question: FitQuestion, *, limit: float, rates: Rates) -> Tuning | None
     )
 
 
-class Sizes(NamedTuple):
+class TuningKey(NamedTuple):
     """What of a run decides on its tuning."""
 
     adapted: int
@@ -141,14 +141,16 @@ class Sizes(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _chosen(shape: str, method: str, sizes: Sizes, limit: float, eight: bool, rates: str) -> Tuning | None:
+def _chosen(
+    shape: str, method: str, sizes: TuningKey, limit: float, eight: bool, rates: str
+) -> Tuning | None:
     """Asked again and again by questions that differ in something else."""
     return choose_tuning(
         ModelShape.model_validate_json(shape),
         method=method,
         limit_gib=limit,
         eight=eight,
-        rates=Rates.model_validate_json(rates),
+        rates=StepRates.model_validate_json(rates),
         **sizes._asdict(),
     )
 
@@ -165,13 +167,13 @@ def _peak(shape: str, tuning: str, trainable: int, adapted: int) -> MemoryPeak:
 
 def _counted(question: FitQuestion, tuning: Tuning) -> MemoryPeak:
     """What does not fit by far, without the allocator: replaying many layers takes long, for nothing."""
-    walk = walk_of(question.shape, tuning, trainable=trained(question), adapted=question.adapted_layers)
+    walk = step_recipe(question.shape, tuning, trainable=trained(question), adapted=question.adapted_layers)
     top = count(walk)
     reserved = max(float(top.bytes), tuning.peak_gib * GIB)
     return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
 
 
-def _step_parts(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> dict[str, float]:
+def _step_parts(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> dict[str, float]:
     """Seconds of an optimizer step by what they are spent on."""
     mean = sum(question.lengths) / len(question.lengths)
     step = card_step(
@@ -196,7 +198,7 @@ def _passes(question: FitQuestion, tuning: Tuning) -> int:
     return max(-(-round(question.batch_rows * mean) // tuning.micro_tokens), 1)
 
 
-def _reckon(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> Candidate:
+def _reckon(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> FitCandidate:
     shape, trainable, adapted = question.shape, trained(question), question.adapted_layers
     mean = sum(question.lengths) / len(question.lengths)
     parts = _step_parts(question, tuning, rates=rates)
@@ -209,8 +211,10 @@ def _reckon(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> Candidate
         # It is over before the first step.
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)
-    return Candidate(
-        way=Way("graft", True, ALONE, max(round(tuning.micro_tokens / mean), 1), adapted - tuning.keep),
+    return FitCandidate(
+        way=StrategyOption(
+            "graft", True, ALONE, max(round(tuning.micro_tokens / mean), 1), adapted - tuning.keep
+        ),
         setup=None,
         tuning=tuning,
         peak=peak,

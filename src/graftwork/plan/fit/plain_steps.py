@@ -6,16 +6,16 @@ path of `graft train` for what it has not written out.
 
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.fit import rl
-from graftwork.plan.fit.candidate import Candidate, Way
+from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.late import expected_longest
 from graftwork.plan.fit.offload import host_memory, transfers
 from graftwork.plan.fit.peaks import exact_peak, quick_peak
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.setups import half_precision, plain_setup
-from graftwork.plan.fit.sharding import WIDTH, Shared, is_cut_up, passing_setup, share
+from graftwork.plan.fit.sharding import WIDTH, Distribution, is_cut_up, passing_setup, share
 from graftwork.plan.timing.links import link_seconds
 from graftwork.plan.timing.plain import plain_step
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
@@ -30,8 +30,13 @@ NOT_HIDDEN = 0.35
 
 
 def plain_candidate(
-    question: FitQuestion, way: Way, *, rates: Rates, correction: float = 1.0, exact: bool = False
-) -> Candidate:
+    question: FitQuestion,
+    way: StrategyOption,
+    *,
+    rates: StepRates,
+    correction: float = 1.0,
+    exact: bool = False,
+) -> FitCandidate:
     """Memory at the longest row, time at the mean one. `exact` reckons memory to the tensor."""
     shared = way.shared
     trainable = trained(question)
@@ -45,9 +50,11 @@ def plain_candidate(
     parts = step_seconds(question, usual, shared, rates=rates, passes=passes, trainable=trainable)
     mean = sum(question.lengths) / len(question.lengths)
     if question.algorithm == "grpo":
-        peak, more = _generating(question, setup, shared, peak, rates=rates, training=sum(parts.values()))
+        peak, more = _with_generation(
+            question, setup, shared, peak, rates=rates, training=sum(parts.values())
+        )
         parts |= more
-    return Candidate(
+    return FitCandidate(
         way=way,
         setup=setup,
         tuning=None,
@@ -61,13 +68,13 @@ def plain_candidate(
     )
 
 
-def _generating(
+def _with_generation(
     question: FitQuestion,
     setup: PlainSetup,
-    shared: Shared,
+    shared: Distribution,
     peak: MemoryPeak,
     *,
-    rates: Rates,
+    rates: StepRates,
     training: float,
 ) -> tuple[MemoryPeak, dict[str, float]]:
     """The peak and the seconds with the answers that are generated before they are learned from."""
@@ -101,7 +108,7 @@ def base_bytes(question: FitQuestion, setup: PlainSetup) -> float:
 def shared_peak(
     question: FitQuestion,
     setup: PlainSetup,
-    shared: Shared,
+    shared: Distribution,
     *,
     trainable: int,
     correction: float = 1.0,
@@ -123,7 +130,7 @@ def shared_peak(
 def peak_of_each(
     shape: ModelShape,
     setup: PlainSetup,
-    shared: Shared,
+    shared: Distribution,
     *,
     architecture: str,
     trainable: int,
@@ -167,9 +174,9 @@ def _with_fewer_logits(peak: MemoryPeak, share_: float) -> MemoryPeak:
 def step_seconds(
     question: FitQuestion,
     setup: PlainSetup,
-    shared: Shared,
+    shared: Distribution,
     *,
-    rates: Rates,
+    rates: StepRates,
     passes: int,
     trainable: int,
 ) -> dict[str, float]:
@@ -198,7 +205,13 @@ def exposed(computing: float, moving: float) -> float:
 
 
 def sending_seconds(
-    question: FitQuestion, setup: PlainSetup, shared: Shared, *, trainable: int, base: float, passes: int
+    question: FitQuestion,
+    setup: PlainSetup,
+    shared: Distribution,
+    *,
+    trainable: int,
+    base: float,
+    passes: int,
 ) -> float:
     """Gradients once a step (DDP), and where weights are cut up these in every pass."""
     if shared.cards < 2:

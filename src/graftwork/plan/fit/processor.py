@@ -1,7 +1,7 @@
 """A run without a card: what the plain step on a processor holds and takes. Pure."""
 
 from graftwork.model.shape import total_parameters
-from graftwork.plan.fit.candidate import Candidate, Way
+from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.own_step import ALONE
 from graftwork.plan.fit.plain_steps import trained
 from graftwork.plan.fit.setups import half_precision
@@ -25,7 +25,7 @@ UNKNOWN_CPU = Cpu(
 )
 
 
-def processor_candidate(question: FitQuestion) -> Candidate:
+def processor_candidate(question: FitQuestion) -> FitCandidate:
     """All rows of a step at once, in host memory."""
     shape = question.shape
     mean = sum(question.lengths) / len(question.lengths)
@@ -65,8 +65,8 @@ def processor_candidate(question: FitQuestion) -> Candidate:
     # The C library takes and gives back pages: what is reserved is what is there.
     held = {name: float(size) for name, size in parts.model_dump().items() if isinstance(size, int | float)}
     peak = MemoryPeak(allocated=parts.total, reserved=parts.total, parts=held, phase="loss")
-    return Candidate(
-        way=Way("graft", False, ALONE, question.batch_rows, 0),
+    return FitCandidate(
+        way=StrategyOption("graft", False, ALONE, question.batch_rows, 0),
         setup=None,
         tuning=None,
         peak=peak,

@@ -6,7 +6,7 @@ base with its adapters off, so that there is no second copy. Rewards are the use
 """
 
 from graftwork.model.shape import layer_parameters, total_parameters
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.fit import FitQuestion, MemoryPeak
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
@@ -27,7 +27,7 @@ def cache_bytes(shape: ModelShape, *, tokens: int, sequences: int) -> float:
 def rows_at_once(question: FitQuestion, lasting: float, *, room: float, cards: int) -> int:
     """Answers that a card generates side by side: all of its own, or even rounds that there is room for."""
     most = max(-(-question.batch_rows // cards), 1)
-    a_row = sum(_generating(question, rows=1).values())
+    a_row = sum(_generation_bytes(question, rows=1).values())
     rounds = -(-most // max(min(most, int((room - lasting) // a_row)), 1))
     return -(-most // rounds)
 
@@ -58,7 +58,7 @@ def with_generation(
     """The peak of training or of generating, whichever is higher."""
     lasting = {name: peak.parts.get(name, 0.0) for name in LASTING}
     lasting["weights"] = max(lasting["weights"], whole_weights)
-    passing = _generating(question, rows=rows)
+    passing = _generation_bytes(question, rows=rows)
     generating = sum(lasting.values()) + sum(passing.values())
     if generating <= peak.allocated:
         return peak
@@ -71,7 +71,7 @@ def with_generation(
     )
 
 
-def _generating(question: FitQuestion, *, rows: int) -> dict[str, float]:
+def _generation_bytes(question: FitQuestion, *, rows: int) -> dict[str, float]:
     """What passes while `rows` answers are generated side by side."""
     shape = question.shape
     tokens = question.prompt_tokens + question.completion_tokens
@@ -85,7 +85,7 @@ def _generating(question: FitQuestion, *, rows: int) -> dict[str, float]:
 
 
 def generation_seconds(
-    question: FitQuestion, *, rows: int, cards: int, rates: Rates, training: float
+    question: FitQuestion, *, rows: int, cards: int, rates: StepRates, training: float
 ) -> dict[str, float]:
     """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
     own = max(-(-question.batch_rows // cards), 1)
@@ -97,7 +97,7 @@ def generation_seconds(
     }
 
 
-def decode_seconds(question: FitQuestion, *, rows: int, rates: Rates) -> float:
+def decode_seconds(question: FitQuestion, *, rows: int, rates: StepRates) -> float:
     """One answer of `completion_tokens` in each of `rows` rows: all weights are read for every token."""
     shape = question.shape
     weights = _weights(shape)

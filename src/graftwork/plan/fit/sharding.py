@@ -26,7 +26,7 @@ NORMED = 2
 HELD = ("weights", "adapters", "gradients", "optimizer")
 
 
-class Shared(NamedTuple):
+class Distribution(NamedTuple):
     """How a run is spread."""
 
     sharding: Sharding
@@ -34,7 +34,7 @@ class Shared(NamedTuple):
     cards: int
 
 
-class States(NamedTuple):
+class LastingBytes(NamedTuple):
     """Bytes of a whole run that are there all the time, before they are cut up."""
 
     frozen: float
@@ -45,12 +45,12 @@ class States(NamedTuple):
 
 
 def whole_states(
-    shape: ModelShape, setup: PlainSetup, shared: Shared, *, trainable: int, frozen: float
-) -> States:
+    shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, frozen: float
+) -> LastingBytes:
     """What all cards together hold of weights and of what is learned."""
     zero = shared.sharding in ("zero2", "zero3")
     learned = WIDTH[setup.dtype] if setup.method == "full" else WIDTH[setup.adapter_dtype]
-    return States(
+    return LastingBytes(
         frozen=frozen,
         learned=trainable * learned,
         # ZeRO steps from a flat copy of its own, also where the weights are in float32 already.
@@ -60,7 +60,7 @@ def whole_states(
     )
 
 
-def is_cut_up(setup: PlainSetup, shared: Shared) -> bool:
+def is_cut_up(setup: PlainSetup, shared: Distribution) -> bool:
     """Whether learned weights, with their gradients and states, are spread over the cards."""
     return setup.method == "full" and shared.sharding not in ("none", "ddp")
 
@@ -85,7 +85,7 @@ def passing_setup(setup: PlainSetup) -> PlainSetup:
 
 
 def share(
-    passing: MemoryPeak, shape: ModelShape, setup: PlainSetup, shared: Shared, *, trainable: int
+    passing: MemoryPeak, shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int
 ) -> MemoryPeak:
     """The peak of each card. `passing` is the peak of one alone, without the optimizer's own moment."""
     if shared.sharding == "none":
@@ -110,7 +110,7 @@ def share(
     return MemoryPeak(allocated=allocated, reserved=allocated + beyond, parts=parts, phase=passing.phase)
 
 
-def _cut(states: States, shared: Shared, *, full: bool) -> dict[str, float]:
+def _cut(states: LastingBytes, shared: Distribution, *, full: bool) -> dict[str, float]:
     """Of the lasting bytes, those of one card."""
     n = shared.cards
     cut_up = shared.sharding in ("zero3", "fsdp2")
@@ -129,7 +129,9 @@ def _cut(states: States, shared: Shared, *, full: bool) -> dict[str, float]:
     return on_card
 
 
-def _buffers(shape: ModelShape, setup: PlainSetup, shared: Shared, *, trainable: int, held: float) -> float:
+def _buffers(
+    shape: ModelShape, setup: PlainSetup, shared: Distribution, *, trainable: int, held: float
+) -> float:
     """What is gathered to be worked with, and what is collected to be sent."""
     learned = WIDTH[setup.dtype] if setup.method == "full" else WIDTH[setup.adapter_dtype]
     bucket = min(BUCKET_ELEMENTS, trainable) * learned

@@ -7,34 +7,34 @@ not tried with more: memory only grows with them.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from graftwork.plan.fit.candidate import Candidate, Way, fits
+from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import own_step_candidates
 from graftwork.plan.fit.plain_steps import plain_candidate
 from graftwork.plan.fit.processor import processor_candidate
 from graftwork.plan.fit.setups import half_precision, why_plain
-from graftwork.plan.fit.sharding import Shared
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.fit.sharding import Distribution
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.fit import FitQuestion, Level, Offload, Sharding
 
 
 class Searched(NamedTuple):
     """What was reckoned: the ways that fit, and those that do not with the least that each needs."""
 
-    fitting: tuple[Candidate, ...]
-    failing: tuple[Candidate, ...]
+    fitting: tuple[FitCandidate, ...]
+    failing: tuple[FitCandidate, ...]
 
 
 def search(
     question: FitQuestion,
     *,
-    rates: Rates | None,
+    rates: StepRates | None,
     level: Level = "computed",
     correction: float = 1.0,
     own_step: bool = True,
 ) -> Searched:
     """Every way with as many rows at a time as fit. `correction` is a traced peak over the computed one."""
-    fitting: list[Candidate] = []
-    failing: list[Candidate] = []
+    fitting: list[FitCandidate] = []
+    failing: list[FitCandidate] = []
     if question.machine.gpu is None or rates is None:
         found = [processor_candidate(question)]
         return _sorted_out(question, found, level)
@@ -59,7 +59,7 @@ def search(
     return Searched(tuple(fitting), tuple(failing))
 
 
-def _sorted_out(question: FitQuestion, found: list[Candidate], level: Level) -> Searched:
+def _sorted_out(question: FitQuestion, found: list[FitCandidate], level: Level) -> Searched:
     good = tuple(one for one in found if fits(one, question, level))
     return Searched(good, tuple(one for one in found if one not in good))
 
@@ -68,7 +68,7 @@ def takes_own_step(question: FitQuestion) -> bool:
     return question.engine == "graft" and why_plain(question) is None
 
 
-def _families(question: FitQuestion) -> Iterator[Way]:
+def _families(question: FitQuestion) -> Iterator[StrategyOption]:
     """Ways of the plain step, before the number of rows is chosen."""
     layers = question.shape.layers
     graft = question.engine == "graft"
@@ -78,13 +78,13 @@ def _families(question: FitQuestion) -> Iterator[Way]:
         if graft and shared.cards == 1 and takes_own_step(question):
             continue
         for checkpointed in depths:
-            yield Way("graft" if graft else "hf", False, shared, 1, checkpointed)
+            yield StrategyOption("graft" if graft else "hf", False, shared, 1, checkpointed)
 
 
-def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Shared]:
+def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Distribution]:
     """How cards can share it, with what may wait in host memory."""
     cards = question.machine.gpus
-    yield Shared("none", "none", 1)
+    yield Distribution("none", "none", 1)
     kinds: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp2")
     if question.method == "qlora":
         # 4-bit weights and their scales must stay together; there is nothing else to cut up.
@@ -93,14 +93,14 @@ def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Shared]:
         # DeepSpeed scales by itself, and keeps states of its own.
         kinds = ("fsdp2",)
     if cards > 1:
-        yield Shared("ddp", "none", cards)
+        yield Distribution("ddp", "none", cards)
     for kind in kinds:
         if cards == 1 and (graft or kind == "fsdp2"):
             # Alone, there is nothing to share; only DeepSpeed's offload makes sense.
             continue
         for offload in _offloads(question, kind, graft=graft):
             if cards > 1 or offload != "none":
-                yield Shared(kind, offload, cards)
+                yield Distribution(kind, offload, cards)
 
 
 def _offloads(question: FitQuestion, kind: Sharding, *, graft: bool) -> Iterator[Offload]:

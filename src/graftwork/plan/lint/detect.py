@@ -2,7 +2,7 @@
 
 from graftwork.plan.lint import read_axolotl, read_deepspeed, read_llama_factory, read_training
 from graftwork.plan.lint.facts import Configuration, Kind
-from graftwork.plan.lint.written import Written
+from graftwork.plan.lint.written import WrittenConfig
 from graftwork.records.errors import UserMistake
 
 READERS = {
@@ -15,7 +15,7 @@ KNOWN_ENOUGH = 2
 """Fields that must be found before a file counts as a training configuration."""
 
 
-def detect(written: Written) -> Kind:
+def detect(written: WrittenConfig) -> Kind:
     if ("project",) in written.leaves and any(path[0] == "data" for path in written.leaves):
         return "graft"
     if written.has("train_micro_batch_size_per_gpu", "zero_optimization.stage"):
@@ -27,7 +27,7 @@ def detect(written: Written) -> Kind:
     return "training"
 
 
-def read_foreign(written: Written) -> Configuration:
+def read_foreign(written: WrittenConfig) -> Configuration:
     """A configuration of another tool, by its own reader."""
     kind = detect(written)
     found = READERS[kind](written)

@@ -17,7 +17,7 @@ Precision = Literal["bfloat16", "float16", "float32"]
 When = Literal["steps", "epoch", "no", "best"]
 
 
-class Place(Record):
+class ConfigLocation(Record):
     """Where something is said: a key of the file with its line, or an option of the command line."""
 
     key: str
@@ -29,7 +29,7 @@ class Configuration(Record):
 
     file: str
     kind: Kind
-    places: dict[str, Place] = {}
+    places: dict[str, ConfigLocation] = {}
     """Where each field below was found."""
     unfilled: dict[str, str] = {}
     """Keys whose value is a placeholder of a template."""
@@ -142,7 +142,7 @@ class Around(Record):
     peaks: Peaks | None = None
 
 
-class Finding(Record):
+class LintFinding(Record):
     """One thing that is not as it looks."""
 
     rule: str

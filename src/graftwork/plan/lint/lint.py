@@ -6,11 +6,11 @@ file. Pure; does not know where the figures came from.
 
 from collections.abc import Iterable
 
-from graftwork.plan.lint.facts import Around, Configuration, Finding
-from graftwork.plan.lint.rule import Rule, Told
+from graftwork.plan.lint.facts import Around, Configuration, LintFinding
+from graftwork.plan.lint.rule import LintRule, RuleResult
 from graftwork.plan.lint.rules import batch, learning, memory, precision, purpose, schedule
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[LintRule, ...] = (
     *schedule.RULES,
     *batch.RULES,
     *memory.RULES,
@@ -21,18 +21,18 @@ RULES: tuple[Rule, ...] = (
 GRAVITY = {"error": 0, "warning": 1, "note": 2}
 
 
-def lint(said: Configuration, around: Around) -> tuple[Finding, ...]:
+def lint(said: Configuration, around: Around) -> tuple[LintFinding, ...]:
     return gravest_first(_finding(rule, told, said) for rule in RULES for told in rule.check(said, around))
 
 
-def gravest_first(found: Iterable[Finding]) -> tuple[Finding, ...]:
+def gravest_first(found: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     return tuple(sorted(found, key=lambda one: (GRAVITY[one.severity], _line(one.where))))
 
 
-def _finding(rule: Rule, told: Told, said: Configuration) -> Finding:
+def _finding(rule: LintRule, told: RuleResult, said: Configuration) -> LintFinding:
     fields = tuple(field.removeprefix("=") for field in told.fields)
     direct = told.fields[0].startswith("=")
-    return Finding(
+    return LintFinding(
         rule=rule.id,
         severity=rule.severity,
         what=told.what,

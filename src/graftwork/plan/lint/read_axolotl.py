@@ -1,12 +1,12 @@
 """Axolotl's YAML. Its sample packing keeps rows apart by itself, so it counts as masked."""
 
 from graftwork.plan.lint.facts import Configuration
-from graftwork.plan.lint.read_training import FIELDS as TRAINING
+from graftwork.plan.lint.read_training import TRAINING_FIELDS as TRAINING
 from graftwork.plan.lint.read_training import settle
 from graftwork.plan.lint.reading import Names, configure, gather, number, positive, text, whole, yes
-from graftwork.plan.lint.written import Written
+from graftwork.plan.lint.written import WrittenConfig
 
-FIELDS = {
+AXOLOTL_FIELDS = {
     **TRAINING,
     "model": Names(("base_model",), text),
     "micro_batch": Names(("micro_batch_size",), positive),
@@ -20,8 +20,8 @@ FIELDS = {
 }
 
 
-def read(written: Written) -> Configuration:
-    found = gather(written, FIELDS)
+def read_axolotl(written: WrittenConfig) -> Configuration:
+    found = gather(written, AXOLOTL_FIELDS)
     values = found.values
     for field, when in (("saves_per_epoch", "save_when"), ("evals_per_epoch", "eval_when")):
         if values.pop(field, None) is not None:

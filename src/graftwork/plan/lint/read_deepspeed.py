@@ -14,9 +14,9 @@ from graftwork.plan.lint.reading import (
     whole,
     yes,
 )
-from graftwork.plan.lint.written import Written
+from graftwork.plan.lint.written import WrittenConfig
 
-FIELDS = {
+DEEPSPEED_FIELDS = {
     **{name: names for name, names in STATED.items() if name != "stated_batch"},
     "batch": Names(("train_batch_size",), positive),
     "micro_batch": Names(("train_micro_batch_size_per_gpu",), positive),
@@ -37,8 +37,8 @@ FIELDS = {
 }
 
 
-def read(written: Written) -> Configuration:
-    found = gather(written, FIELDS)
+def read_deepspeed(written: WrittenConfig) -> Configuration:
+    found = gather(written, DEEPSPEED_FIELDS)
     values = found.values
     settle_halves(found)
     for field in ("offload_optimizer", "offload_weights"):

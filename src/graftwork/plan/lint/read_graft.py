@@ -6,10 +6,10 @@ project is resolved.
 
 from typing import Any
 
-from graftwork.plan.lint.facts import Configuration, Place
-from graftwork.plan.lint.written import Written
+from graftwork.plan.lint.facts import ConfigLocation, Configuration
+from graftwork.plan.lint.written import WrittenConfig
 
-FIELDS = {
+GRAFT_FIELDS = {
     "model": ("base",),
     "method": ("train", "method"),
     "rank": ("train", "rank"),
@@ -34,11 +34,11 @@ FIELDS = {
 }
 
 
-def read(settings: dict[str, Any], written: Written, *, model: str = "") -> Configuration:
+def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str = "") -> Configuration:
     """`settings` are those of `model`; its own keys are looked for first."""
     values: dict[str, Any] = {}
-    places: dict[str, Place] = {}
-    for field, path in FIELDS.items():
+    places: dict[str, ConfigLocation] = {}
+    for field, path in GRAFT_FIELDS.items():
         value = _at(settings, path)
         if value is not None:
             values[field] = value
@@ -83,9 +83,9 @@ def _at(settings: Any, path: tuple[str, ...]) -> Any:
     return settings
 
 
-def _place(written: Written, path: tuple[str, ...], model: str) -> Place:
+def _place(written: WrittenConfig, path: tuple[str, ...], model: str) -> ConfigLocation:
     for tried in (("models", model, *path), path):
         leaf = written.leaves.get(tried)
         if leaf is not None:
-            return Place(key=".".join(tried), line=leaf.line)
-    return Place(key=".".join(path))
+            return ConfigLocation(key=".".join(tried), line=leaf.line)
+    return ConfigLocation(key=".".join(path))

@@ -1,12 +1,12 @@
 """LLaMA-Factory's YAML. `packing` puts rows side by side; only `neat_packing` keeps them apart."""
 
 from graftwork.plan.lint.facts import Configuration
-from graftwork.plan.lint.read_training import FIELDS as TRAINING
+from graftwork.plan.lint.read_training import TRAINING_FIELDS as TRAINING
 from graftwork.plan.lint.read_training import settle
 from graftwork.plan.lint.reading import Names, configure, gather, positive, text, whole, yes
-from graftwork.plan.lint.written import Written
+from graftwork.plan.lint.written import WrittenConfig
 
-FIELDS = {
+LLAMA_FACTORY_FIELDS = {
     **TRAINING,
     "max_length": Names(("cutoff_len",), positive),
     "packing": Names(("packing", "neat_packing"), yes),
@@ -17,8 +17,8 @@ FIELDS = {
 }
 
 
-def read(written: Written) -> Configuration:
-    found = gather(written, FIELDS)
+def read_llama_factory(written: WrittenConfig) -> Configuration:
+    found = gather(written, LLAMA_FACTORY_FIELDS)
     values = found.values
     if values.pop("quantised", None) == 4:
         values["bits"] = 4

@@ -8,7 +8,7 @@ for does not happen.
 from graftwork.plan.lint.facts import Configuration
 from graftwork.plan.lint.read_stated import STATED
 from graftwork.plan.lint.reading import (
-    Found,
+    FoundValue,
     Names,
     configure,
     dtype,
@@ -23,9 +23,9 @@ from graftwork.plan.lint.reading import (
     whole,
     yes,
 )
-from graftwork.plan.lint.written import Written
+from graftwork.plan.lint.written import WrittenConfig
 
-FIELDS = {
+TRAINING_FIELDS = {
     "model": Names(
         ("model_name_or_path", "base_model", "model_name", "model.name", "model.base", "model.id"), text
     ),
@@ -68,13 +68,13 @@ FIELDS = {
 }
 
 
-def read(written: Written) -> Configuration:
-    found = gather(written, FIELDS)
+def read_training(written: WrittenConfig) -> Configuration:
+    found = gather(written, TRAINING_FIELDS)
     settle(found)
     return configure(written, "training", found)
 
 
-def settle(found: Found) -> None:
+def settle(found: FoundValue) -> None:
     """Names that say the same thing in different ways become one field."""
     _settle_precision(found)
     _settle_schedule(found)
@@ -93,14 +93,14 @@ def settle(found: Found) -> None:
     _settle_method(found)
 
 
-def _settle_precision(found: Found) -> None:
+def _settle_precision(found: FoundValue) -> None:
     settle_halves(found)
     for field, bits in (("four", 4), ("eight", 8)):
         if found.values.pop(field, None):
             move(found, field, "bits", bits)
 
 
-def _settle_schedule(found: Found) -> None:
+def _settle_schedule(found: FoundValue) -> None:
     values = found.values
     warmup = values.get("warmup_steps")
     if warmup is not None:
@@ -117,7 +117,7 @@ def _settle_schedule(found: Found) -> None:
                 values[field] = int(steps)
 
 
-def _settle_method(found: Found) -> None:
+def _settle_method(found: FoundValue) -> None:
     values = found.values
     name = str(values.pop("method_name", "")).lower()
     if name in ("lora", "qlora", "dora", "full", "sft_full"):

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from graftwork.plan.lint.facts import Configuration, Kind, Place
-from graftwork.plan.lint.written import Written, placeholders, texts_for_numbers
+from graftwork.plan.lint.facts import ConfigLocation, Configuration, Kind
+from graftwork.plan.lint.written import WrittenConfig, placeholders, texts_for_numbers
 
 Convert = Callable[[Any], Any]
 
@@ -33,9 +33,9 @@ class Names(NamedTuple):
     read: Convert
 
 
-class Found(NamedTuple):
+class FoundValue(NamedTuple):
     values: dict[str, Any]
-    places: dict[str, Place]
+    places: dict[str, ConfigLocation]
 
 
 def number(value: Any) -> float | None:
@@ -88,28 +88,28 @@ def names_list(value: Any) -> tuple[str, ...] | None:
     return tuple(str(part) for part in value) if isinstance(value, list) and value else None
 
 
-def gather(written: Written, fields: Mapping[str, Names]) -> Found:
+def gather(written: WrittenConfig, fields: Mapping[str, Names]) -> FoundValue:
     values: dict[str, Any] = {}
-    places: dict[str, Place] = {}
+    places: dict[str, ConfigLocation] = {}
     for field, names in fields.items():
         for name in names.names:
             found = written.named(name)
             read = names.read(found[1].value) if found else None
             if found is not None and read is not None:
                 values[field] = read
-                places[field] = Place(key=found[0], line=found[1].line)
+                places[field] = ConfigLocation(key=found[0], line=found[1].line)
                 break
-    return Found(values, places)
+    return FoundValue(values, places)
 
 
-def move(found: Found, field: str, to: str, value: Any) -> None:
+def move(found: FoundValue, field: str, to: str, value: Any) -> None:
     """What was read as `field` is meant as `to`."""
     found.values.pop(field, None)
     found.values[to] = value
     found.places[to] = found.places.pop(field)
 
 
-def settle_halves(found: Found) -> None:
+def settle_halves(found: FoundValue) -> None:
     """The switches `bf16` and `fp16` become one precision; both at once are remembered as such."""
     on = [field for field in ("bf16", "fp16") if found.values.pop(field, None)]
     if len(on) == 2:
@@ -119,11 +119,11 @@ def settle_halves(found: Found) -> None:
         move(found, field, "precision", DTYPES[field])
 
 
-def configure(written: Written, kind: Kind, found: Found) -> Configuration:
+def configure(written: WrittenConfig, kind: Kind, found: FoundValue) -> Configuration:
     unfilled = placeholders(written)
     texts = {} if written.file.endswith(".json") else texts_for_numbers(written)
     by_key = {
-        key: Place(key=key, line=written.leaves[tuple(key.split("."))].line)
+        key: ConfigLocation(key=key, line=written.leaves[tuple(key.split("."))].line)
         for key in (*unfilled, *texts)
         if tuple(key.split(".")) in written.leaves
     }

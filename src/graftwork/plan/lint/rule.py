@@ -6,7 +6,7 @@ from typing import NamedTuple
 from graftwork.plan.lint.facts import Around, Configuration, Severity
 
 
-class Told(NamedTuple):
+class RuleResult(NamedTuple):
     """What a rule found: in words, and the fields that it concerns, the one to point at first."""
 
     what: str
@@ -15,10 +15,10 @@ class Told(NamedTuple):
     fields: tuple[str, ...]
 
 
-Check = Callable[[Configuration, Around], Iterator[Told]]
+Check = Callable[[Configuration, Around], Iterator[RuleResult]]
 
 
-class Rule(NamedTuple):
+class LintRule(NamedTuple):
     id: str
     severity: Severity
     finds: str

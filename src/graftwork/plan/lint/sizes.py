@@ -17,13 +17,13 @@ HOST_OFFLOAD_PADDED = 1.5
 """What DeepSpeed's own estimate multiplies that by, for its buffers."""
 
 
-class Weights(NamedTuple):
+class WeightBytes(NamedTuple):
     gib: float
     form: str
     """How they are held, in words."""
 
 
-def weights_of(said: Configuration, around: Around) -> Weights | None:
+def weights_of(said: Configuration, around: Around) -> WeightBytes | None:
     """The weights alone, as the configuration loads them."""
     if around.parameters is None:
         return None
@@ -33,13 +33,13 @@ def weights_of(said: Configuration, around: Around) -> Weights | None:
             tables = 1 if around.shape.tied_embeddings else 2
             whole = around.shape.vocab_size * around.shape.hidden_size * tables
         gib = ((around.parameters - whole) * NF4 + whole * 2) / GIB
-        return Weights(gib, "four bits")
+        return WeightBytes(gib, "four bits")
     if said.bits == 8:
-        return Weights(around.parameters / GIB, "eight bits")
+        return WeightBytes(around.parameters / GIB, "eight bits")
     dtype = said.weights_dtype or said.precision
     if dtype is None:
         return None
-    return Weights(around.parameters * WIDTH[dtype] / GIB, dtype)
+    return WeightBytes(around.parameters * WIDTH[dtype] / GIB, dtype)
 
 
 class FullFloor(NamedTuple):

@@ -21,7 +21,7 @@ class Value(NamedTuple):
     line: int | None
 
 
-class Written(NamedTuple):
+class WrittenConfig(NamedTuple):
     """All leaves of a file by their path, lists whole."""
 
     file: str
@@ -40,7 +40,7 @@ class Written(NamedTuple):
         return any(self.named(name) is not None for name in names)
 
 
-def read_written(text: str, *, file: str) -> Written:
+def read_written(text: str, *, file: str) -> WrittenConfig:
     is_json = file.endswith(".json") or text.lstrip().startswith("{")
     if is_json:
         content: Any = parse_json(text, where=file)
@@ -51,10 +51,10 @@ def read_written(text: str, *, file: str) -> Written:
         raise UserMistake(
             "this is not a mapping of keys", fix="name a configuration in YAML or JSON", where=file
         )
-    return Written(file, _leaves(content, _lines(node)))
+    return WrittenConfig(file, _leaves(content, _lines(node)))
 
 
-def texts_for_numbers(written: Written) -> dict[str, str]:
+def texts_for_numbers(written: WrittenConfig) -> dict[str, str]:
     return {
         ".".join(path): leaf.value
         for path, leaf in written.leaves.items()
@@ -62,7 +62,7 @@ def texts_for_numbers(written: Written) -> dict[str, str]:
     }
 
 
-def placeholders(written: Written) -> dict[str, str]:
+def placeholders(written: WrittenConfig) -> dict[str, str]:
     return {
         ".".join(path): leaf.value
         for path, leaf in written.leaves.items()

@@ -58,7 +58,7 @@ FAMILIES = {
 }
 
 
-class Block:
+class PlainBlock:
     """One layer."""
 
     def __init__(self, shape: ModelShape, setup: PlainSetup, family: Family, *, adapted: bool) -> None:
@@ -152,7 +152,7 @@ class Block:
         return self.linears["down_proj"].run(shared, inner)
 
 
-class Decoder:
+class PlainDecoder:
     """All of it, ready for steps."""
 
     def __init__(self, shape: ModelShape, setup: PlainSetup, family: Family) -> None:
@@ -161,7 +161,9 @@ class Decoder:
         whole = setup.method == "full" and setup.adapted_layers >= shape.layers
         self.embedding = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
         first = shape.layers - setup.adapted_layers
-        self.blocks = [Block(shape, setup, family, adapted=place >= first) for place in range(shape.layers)]
+        self.blocks = [
+            PlainBlock(shape, setup, family, adapted=place >= first) for place in range(shape.layers)
+        ]
         self.norm = Norm(shape.hidden_size, setup, style=family.norm, trained=whole)
         self.head = self.embedding
         if not shape.tied_embeddings:
@@ -247,7 +249,7 @@ class Decoder:
             tape.stream.use(size * width)
 
 
-def _run_again_later(block: Block, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
     """Only the input is kept; the layer runs again on the way back, and then as if it had kept everything."""
     tape = shared.tape
     tape.learning = False
@@ -284,7 +286,7 @@ def _run_again_later(block: Block, shared: Machinery, x: Tensor, waves: tuple[Te
     return result
 
 
-def _ahead_of_running(block: Block, shared: Machinery, count: int) -> list[Tensor]:
+def _ahead_of_running(block: PlainBlock, shared: Machinery, count: int) -> list[Tensor]:
     """A layer runs again when what it kept is first asked for: the adapter's scale is behind that."""
     down = block.linears["down_proj"]
     if down.adapter is None or block.family.norm_after:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from graftwork.model.trace.sizes import CUBLAS_WORKSPACE
-from graftwork.model.trace.stream import Stream
+from graftwork.model.trace.stream import AllocationStream
 
 ONLY_THE_BUFFER = 2
 """References that `sys.getrefcount` sees where nobody else holds a storage: its tensor, and the call."""
@@ -21,7 +21,7 @@ class Storage:
 
     __slots__ = ("number", "stream")
 
-    def __init__(self, stream: Stream, size: int, part: str) -> None:
+    def __init__(self, stream: AllocationStream, size: int, part: str) -> None:
         self.stream = stream
         self.number = stream.take(size, part) if size else -1
 
@@ -68,7 +68,7 @@ class Tensor:
 class Tape:
     """Makes tensors, and runs the backward pass."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: AllocationStream) -> None:
         self.stream = stream
         self.learning = True
         """Off: nothing is kept for a backward pass."""

@@ -6,7 +6,7 @@ the low end is what surely fits, the high end what might.
 
 from collections.abc import Callable
 
-from graftwork.plan.serving.engines import CASES, Case, forms_of
+from graftwork.plan.serving.engines import CASES, MeasuredPace, forms_of
 from graftwork.plan.serving.layout import available_bytes, engine_of, weights_of
 from graftwork.plan.serving.memory import adapter_bytes, held_bytes
 from graftwork.plan.serving.question import Form, ServeQuestion, SpecialistRow
@@ -103,7 +103,7 @@ def _at(figure: Figure, case: int) -> float:
 
 def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figure:
     found = [_last_good(good, case=case, most=most) for case in CASES]
-    return Figure(value=found[Case.LIKELY], low=min(found), high=max(found), unit=unit)
+    return Figure(value=found[MeasuredPace.LIKELY], low=min(found), high=max(found), unit=unit)
 
 
 def _last_good(good: Callable[[int, int], bool], *, case: int, most: int) -> int:

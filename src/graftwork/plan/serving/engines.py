@@ -31,16 +31,16 @@ class Spread(NamedTuple):
     worst: float
 
 
-class Case:
+class MeasuredPace:
     """Which of a spread is meant: an index."""
 
     BEST, LIKELY, WORST = range(3)
 
 
-CASES = (Case.BEST, Case.LIKELY, Case.WORST)
+CASES = (MeasuredPace.BEST, MeasuredPace.LIKELY, MeasuredPace.WORST)
 
 
-class Engine(NamedTuple):
+class EngineTraits(NamedTuple):
     """An engine on one kind of place."""
 
     bandwidth: dict[Form, Spread]
@@ -101,7 +101,7 @@ ON_PROCESSOR_COMPUTE: dict[Form, Spread] = {
 }
 """[D] from MEASURED_PREFILL, of the float32 rate; integer products can do more, and no more is promised."""
 
-VLLM = Engine(
+VLLM = EngineTraits(
     bandwidth=ON_CARD_BANDWIDTH,
     compute=ON_CARD_COMPUTE,
     # [D] Recorded graphs: two dozen kernels a layer, of which the products were counted already.
@@ -127,7 +127,7 @@ LLAMA_ON_CARD = VLLM._replace(
     prompt_tokens=512,
     logit_rows=512,
 )
-LLAMA_ON_PROCESSOR = Engine(
+LLAMA_ON_PROCESSOR = EngineTraits(
     bandwidth=ON_PROCESSOR_BANDWIDTH,
     compute=ON_PROCESSOR_COMPUTE,
     # [D] A dozen waits of all threads for each other.
@@ -181,7 +181,7 @@ def forms_of(name: EngineName, *, on_card: bool) -> tuple[Form, ...]:
     return tuple(form for form in FORMS_OF[name] if not (on_card and form == "32 bits"))
 
 
-def find_engine(name: EngineName, *, on_card: bool) -> Engine:
+def find_engine(name: EngineName, *, on_card: bool) -> EngineTraits:
     if name == "vllm":
         return VLLM
     if name == "embedded":

@@ -7,13 +7,13 @@ where one card holds one; so do their users.
 import math
 from typing import NamedTuple
 
-from graftwork.plan.serving.engines import CARD_SHARE, HOST_SHARE, Engine, find_engine
+from graftwork.plan.serving.engines import CARD_SHARE, HOST_SHARE, EngineTraits, find_engine
 from graftwork.plan.serving.question import Form, ServeQuestion
 from graftwork.plan.serving.weights import WeightBytes, weigh
 from graftwork.records.units import GIB
 
 
-class Layout(NamedTuple):
+class CacheLayout(NamedTuple):
     """The fullest place: a card, or the machine's own memory."""
 
     split: int
@@ -24,17 +24,17 @@ class Layout(NamedTuple):
     """Users that this place answers."""
 
 
-def lay_out(question: ServeQuestion) -> Layout:
+def lay_out(question: ServeQuestion) -> CacheLayout:
     cards = max(question.cards, 1)
     if question.copies == 1 or cards == 1:
-        return Layout(split=cards, copies=question.copies, users=question.users)
+        return CacheLayout(split=cards, copies=question.copies, users=question.users)
     copies = math.ceil(question.copies / cards)
     # Users are spread evenly over the models, so the fullest card has its share of them.
     users = math.ceil(question.users * copies / question.copies)
-    return Layout(split=1, copies=copies, users=users)
+    return CacheLayout(split=1, copies=copies, users=users)
 
 
-def engine_of(question: ServeQuestion) -> Engine:
+def engine_of(question: ServeQuestion) -> EngineTraits:
     return find_engine(question.engine, on_card=question.cards > 0)
 
 

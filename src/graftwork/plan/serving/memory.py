@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from graftwork.model.shape import adapter_parameters
-from graftwork.plan.serving.engines import CHECKED_FORM, WORKSPACE, Case, Engine
+from graftwork.plan.serving.engines import CHECKED_FORM, WORKSPACE, EngineTraits, MeasuredPace
 from graftwork.plan.serving.layout import available_bytes, engine_of, lay_out, weights_of
 from graftwork.plan.serving.question import Form, Holding, ServeQuestion, Word
 from graftwork.records.figure import Figure
@@ -28,7 +28,10 @@ class HeldBytes(NamedTuple):
 
 def hold(question: ServeQuestion, form: Form) -> Holding:
     """What it takes, beside what there is."""
-    likely, least, most = (held_bytes(question, form, case=c) for c in (Case.LIKELY, Case.BEST, Case.WORST))
+    likely, least, most = (
+        held_bytes(question, form, case=c)
+        for c in (MeasuredPace.LIKELY, MeasuredPace.BEST, MeasuredPace.WORST)
+    )
     available = available_bytes(question) / GIB
     memory = Figure(value=sum(likely) / GIB, low=sum(least) / GIB, high=sum(most) / GIB, unit="GiB")
     return Holding(
@@ -72,24 +75,24 @@ def held_bytes(question: ServeQuestion, form: Form, *, case: int) -> HeldBytes:
     )
 
 
-def adapter_bytes(question: ServeQuestion, engine: Engine) -> float:
+def adapter_bytes(question: ServeQuestion, engine: EngineTraits) -> float:
     """One adapter, in the type of the cache: 16 bits, or float32 where nothing is rounded."""
     shape = question.shape
     count = adapter_parameters(shape, rank=question.rank, targets=question.targets, layers=shape.layers)
     return float(count * engine.cache_bytes)
 
 
-def cache_bytes(shape: ModelShape, tokens: int, *, engine: Engine) -> float:
+def cache_bytes(shape: ModelShape, tokens: int, *, engine: EngineTraits) -> float:
     """Keys and values of one user, in the blocks that the engine sets aside."""
     blocks = math.ceil(tokens / engine.cache_block)
     return float(blocks * engine.cache_block * cache_bytes_a_token(shape, engine=engine))
 
 
-def cache_bytes_a_token(shape: ModelShape, *, engine: Engine) -> int:
+def cache_bytes_a_token(shape: ModelShape, *, engine: EngineTraits) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * engine.cache_bytes
 
 
-def _workspace(question: ServeQuestion, engine: Engine) -> float:
+def _workspace(question: ServeQuestion, engine: EngineTraits) -> float:
     """The widest moment of a prompt on its way through a layer, and logits in float32, twice."""
     shape = question.shape
     tokens = engine.prompt_tokens

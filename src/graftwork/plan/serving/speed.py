@@ -13,10 +13,10 @@ from graftwork.plan.serving.engines import (
     GUESSED_RATES,
     HOST_LINK_SHARE,
     MESSAGE_SECONDS,
-    Case,
-    Engine,
+    EngineTraits,
+    MeasuredPace,
 )
-from graftwork.plan.serving.layout import Layout, engine_of, lay_out, weights_of
+from graftwork.plan.serving.layout import CacheLayout, engine_of, lay_out, weights_of
 from graftwork.plan.serving.memory import cache_bytes_a_token
 from graftwork.plan.serving.question import Form, Latency, ServeQuestion
 from graftwork.records.errors import UserMistake
@@ -34,7 +34,7 @@ class StepParts(NamedTuple):
     overhead: float
 
 
-class Rates(NamedTuple):
+class ServingRates(NamedTuple):
     """What one place gives, as its maker states it."""
 
     bytes_a_second: float
@@ -64,7 +64,7 @@ def time_answers(question: ServeQuestion, form: Form) -> Latency:
 
 
 def _figure(by_case: list[float], unit: str) -> Figure:
-    return Figure(value=by_case[Case.LIKELY], low=min(by_case), high=max(by_case), unit=unit)
+    return Figure(value=by_case[MeasuredPace.LIKELY], low=min(by_case), high=max(by_case), unit=unit)
 
 
 def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:
@@ -105,14 +105,14 @@ def step_seconds(question: ServeQuestion, form: Form, *, case: int) -> StepParts
     )
 
 
-def rates_of(machine: Machine, form: Form, *, case: int) -> Rates:
+def rates_of(machine: Machine, form: Form, *, case: int) -> ServingRates:
     """The rates that this width of weights is multiplied and read with."""
     if machine.gpu is not None:
         gpu = machine.gpu
         tflops = (
             gpu.eight_tflops if form == "8 bits" and gpu.has_fp8 and gpu.eight_tflops else gpu.half_tflops
         )
-        return Rates(gpu.bandwidth_gb_s * 1e9, tflops * 1e12)
+        return ServingRates(gpu.bandwidth_gb_s * 1e9, tflops * 1e12)
     if machine.cpu is None:
         raise UserMistake(
             "the machine has neither a card nor a processor with known figures",
@@ -120,10 +120,10 @@ def rates_of(machine: Machine, form: Form, *, case: int) -> Rates:
             fix="name one: --gpu NAME or --cpu NAME",
         )
     doubt = GUESSED_RATES[case] if machine.cpu.source == GUESSED else 1.0
-    return Rates(doubt * machine.cpu.bandwidth_gb_s * 1e9, doubt * machine.cpu.gflops * 1e9)
+    return ServingRates(doubt * machine.cpu.bandwidth_gb_s * 1e9, doubt * machine.cpu.gflops * 1e9)
 
 
-def _groups(question: ServeQuestion, engine: Engine, layout: Layout) -> int:
+def _groups(question: ServeQuestion, engine: EngineTraits, layout: CacheLayout) -> int:
     """How often a step reads weights: users of other models share none, nor of adapters that do not mix."""
     kinds = layout.copies
     if not engine.mixes_adapters:
@@ -131,11 +131,13 @@ def _groups(question: ServeQuestion, engine: Engine, layout: Layout) -> int:
     return min(kinds, layout.users)
 
 
-def _adapter_factor(question: ServeQuestion, engine: Engine, case: int) -> float:
+def _adapter_factor(question: ServeQuestion, engine: EngineTraits, case: int) -> float:
     return engine.adapter_factor[case] if question.adapters else 1.0
 
 
-def _link_seconds(question: ServeQuestion, layout: Layout, *, tokens: int, messages: int, case: int) -> float:
+def _link_seconds(
+    question: ServeQuestion, layout: CacheLayout, *, tokens: int, messages: int, case: int
+) -> float:
     """Cards that share a model exchange the hidden state of every token twice a layer."""
     gpu = question.machine.gpu
     if layout.split == 1 or gpu is None:

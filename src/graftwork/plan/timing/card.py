@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graftwork.model.shape import layer_parameters
 from graftwork.model.step_memory import weights_again
-from graftwork.plan.timing.rates import UNEVEN_SHARE, Rates
+from graftwork.plan.timing.rates import UNEVEN_SHARE, StepRates
 from graftwork.records.fit import StepTime
 from graftwork.records.plan import ModelShape, Tuning
 
@@ -26,7 +26,7 @@ NF4_BYTES = 2.5
 """Half a byte read, two written."""
 HOST_TABLE_SHARE = 0.25
 """Of the transfers' rate: rows gathered from a table in pages that can be swapped."""
-KERNELS_A_BLOCK = 70
+CARD_KERNELS_A_BLOCK = 70
 """Of both passes, where nothing is compiled and recorded."""
 BYTES_A_WEIGHT = {"whole": 2, "four": 2, "eight": 1}
 ATTENTION_PASSES = 3.5
@@ -49,7 +49,7 @@ def card_step(
     *,
     adapted: int,
     trainable: int,
-    rates: Rates,
+    rates: StepRates,
     mean_length: float,
     trained_share: float = 1.0,
     uneven: bool = False,
@@ -72,7 +72,7 @@ def card_step(
         "changing the weights' form": factor * blocks.changing,
         "head": rates.head_factor * head_seconds(shape, tuning, rates=rates, trained_share=trained_share),
     }
-    launching = 0.0 if tuning.compiled else KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
+    launching = 0.0 if tuning.compiled else CARD_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
     parts = {
         **busy,
         "waiting for launches": max(0.0, launching - sum(busy.values())),
@@ -88,7 +88,7 @@ def card_step(
 
 
 def card_seconds_a_token(
-    shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int, rates: Rates
+    shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int, rates: StepRates
 ) -> float:
     """What a token costs where every row is as long as the longest and a pass is a step."""
     step = card_step(
@@ -102,7 +102,7 @@ def block_seconds(
     tuning: Tuning,
     *,
     adapted: int,
-    rates: Rates,
+    rates: StepRates,
     mean_length: float,
     uneven: bool = False,
 ) -> Blocks:
@@ -134,7 +134,7 @@ def _elementwise(shape: ModelShape, adapted: int) -> float:
     return ELEMENTWISE_BYTES * adapted + AGAIN_BYTES * (shape.layers - adapted)
 
 
-def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates: Rates) -> float:
+def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates: StepRates) -> float:
     """Weights turned over or opened: a block that computes again does so chunk by chunk."""
     goes = -(-tuning.micro_tokens // tuning.chunk_tokens)
     if tuning.form == "eight" and not tuning.turned:
@@ -147,7 +147,7 @@ def _changing(tuning: Tuning, *, weights: int, layers: int, adapted: int, rates:
     return 0.0
 
 
-def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: Rates, trained_share: float = 1.0) -> float:
+def head_seconds(shape: ModelShape, tuning: Tuning, *, rates: StepRates, trained_share: float = 1.0) -> float:
     """Logits and their gradient, a chunk at a time, where a token is predicted."""
     table = shape.vocab_size * shape.hidden_size
     places = tuning.micro_tokens * trained_share

@@ -5,7 +5,7 @@ elementwise traffic, changes of form, and the kernels that Python has to call on
 """
 
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_sizes, total_parameters
-from graftwork.plan.timing.rates import Rates
+from graftwork.plan.timing.rates import StepRates
 from graftwork.records.fit import PlainSetup, StepTime
 from graftwork.records.plan import ModelShape
 
@@ -20,13 +20,13 @@ BACKWARD_TRAFFIC = 1.3
 """Traffic of the backward pass over that of the forward pass."""
 LOSS_BYTES = {"plain": 30, "fused": 6}
 """Traffic a logit: the plain loss brings them to float32 and writes their gradient twice."""
-NF4_BYTES = 2.5
+PLAIN_NF4_BYTES = 2.5
 CAST_BYTES = 6
 """Four read, two written."""
 KERNELS_A_BLOCK, KERNELS_A_TARGET = 44, 6
 """Kernels of a block's forward pass, and those that each adapted linear adds."""
 BACKWARD_KERNELS = 1.6
-OPTIMIZER_BYTES = {
+PLAIN_OPTIMIZER_BYTES = {
     "adamw_fused": 7.0,
     "adamw_foreach": 17.0,
     "adamw_loop": 17.0,
@@ -37,7 +37,7 @@ OPTIMIZER_BYTES = {
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def plain_step(shape: ModelShape, setup: PlainSetup, *, rates: Rates) -> StepTime:
+def plain_step(shape: ModelShape, setup: PlainSetup, *, rates: StepRates) -> StepTime:
     """One forward and backward pass of `rows` rows, and the optimizer's step."""
     tokens, weights = setup.rows * setup.tokens, layer_parameters(shape)
     layers, adapted = shape.layers, setup.adapted_layers
@@ -62,7 +62,7 @@ def plain_step(shape: ModelShape, setup: PlainSetup, *, rates: Rates) -> StepTim
         parts["bringing weights to 16 bits"] = CAST_BYTES * (weights * layers + table) / rates.bandwidth
     if setup.method == "qlora":
         passes = layers + adapted + setup.checkpointed
-        parts["opening NF4"] = NF4_BYTES * weights * passes / (rates.bandwidth * rates.dequantising)
+        parts["opening NF4"] = PLAIN_NF4_BYTES * weights * passes / (rates.bandwidth * rates.dequantising)
     busy = sum(parts.values())
     parts["waiting for launches"] = max(0.0, launches(shape, setup) * rates.launch_seconds - busy)
     parts["beginning and end"] = rates.fixed_seconds
@@ -95,7 +95,7 @@ def _traffic(shape: ModelShape, setup: PlainSetup) -> float:
     return bytes_
 
 
-def _attention(shape: ModelShape, setup: PlainSetup, rates: Rates) -> float:
+def _attention(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
     """Forward, and 2.5 times that backward; the math path computes both halves and moves them."""
     tokens = setup.rows * setup.tokens
     once = 2.0 * setup.tokens * shape.heads * shape.head_dim * tokens
@@ -106,10 +106,10 @@ def _attention(shape: ModelShape, setup: PlainSetup, rates: Rates) -> float:
     return passes * (2 * once / rates.products(setup.dtype) + 24 * scores / rates.bandwidth)
 
 
-def _optimizer(shape: ModelShape, setup: PlainSetup, rates: Rates) -> float:
+def _optimizer(shape: ModelShape, setup: PlainSetup, rates: StepRates) -> float:
     trainable = trained_parameters(shape, setup)
     width = WIDTHS[setup.dtype if setup.method == "full" else setup.adapter_dtype]
-    return trainable * width * OPTIMIZER_BYTES[setup.optimizer] / rates.bandwidth
+    return trainable * width * PLAIN_OPTIMIZER_BYTES[setup.optimizer] / rates.bandwidth
 
 
 def trained_parameters(shape: ModelShape, setup: PlainSetup) -> int:

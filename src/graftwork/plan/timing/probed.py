@@ -18,7 +18,7 @@ from graftwork.plan.timing.rates import (
     FIXED_A_LAYER,
     FIXED_SECONDS,
     LAUNCH_SECONDS,
-    Rates,
+    StepRates,
 )
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import ModelShape
@@ -46,7 +46,7 @@ class Line(NamedTuple):
     fixed: float
 
 
-def rates_of_probe(facts: ProbeFacts) -> Rates:
+def rates_of_probe(facts: ProbeFacts) -> StepRates:
     """What this card reaches."""
     if facts.device.kind != "cuda":
         raise ValueError("a processor has no card's rates: ask `cpu_of_probe`")
@@ -55,7 +55,7 @@ def rates_of_probe(facts: ProbeFacts) -> Rates:
         raise ValueError("the probe measured no products")
     eight = _rate(facts, ("fp8",))
     consumer = facts.device.name.upper().replace("NVIDIA ", "").replace("GEFORCE ", "").startswith(CONSUMER)
-    rates = Rates(
+    rates = StepRates(
         name=facts.device.name,
         half=half * IN_A_STEP,
         eight=eight * EIGHT_IN_A_STEP if eight else None,
@@ -82,7 +82,7 @@ def _rate(facts: ProbeFacts, dtypes: tuple[str, ...]) -> float | None:
     return sum(work) / seconds if seconds else None
 
 
-def _correct(rates: Rates, facts: ProbeFacts) -> Rates:
+def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
     """By the real steps: per form what a block takes, then what stands around the blocks."""
     factors: dict[str, float] = {}
     a_layer: list[float] = []
@@ -111,7 +111,7 @@ def _correct(rates: Rates, facts: ProbeFacts) -> Rates:
     )
 
 
-def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: Rates) -> Line | None:
+def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates) -> Line | None:
     """What one more block adds, at each number of tokens, against what was reckoned for it."""
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
@@ -125,7 +125,7 @@ def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: Rates) ->
     return _line(points, fixed=FIXED_A_LAYER) if points else None
 
 
-def _whole_factor(shape: ModelShape, step: ProbedStep, rates: Rates) -> float:
+def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
     """Of one step alone: blocks and head are off by the same."""
     assert step.tuning is not None
     reckoned = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
@@ -133,7 +133,7 @@ def _whole_factor(shape: ModelShape, step: ProbedStep, rates: Rates) -> float:
     return min(max((step.seconds - fixed) / reckoned, LEAST_FACTOR), MOST_FACTOR)
 
 
-def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: Rates, blocks: Line) -> Line:
+def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates, blocks: Line) -> Line:
     """What is left of the steps when their blocks are taken off, against the head as it was reckoned."""
     points: list[tuple[float, float]] = []
     for tokens in sorted({step.tokens for step in steps}):
@@ -164,7 +164,7 @@ def _line(points: Sequence[tuple[float, float]], *, fixed: float) -> Line:
     return Line(held, max(0.0, fixed if held == factor else y2 - held * x2))
 
 
-def _blocks(shape: ModelShape, step: ProbedStep, rates: Rates) -> float:
+def _blocks(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
     """Seconds of the blocks of a probed step, and of their update, before correction."""
     assert step.tuning is not None
     few = shape.model_copy(update={"layers": step.layers, "parameters": None})

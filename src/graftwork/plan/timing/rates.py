@@ -54,7 +54,7 @@ CONSUMER = ("RTX 3", "RTX 4", "RTX 5")
 """Cards whose products summed in float32 run at half the rate of their silicon."""
 
 
-class Rates(Record):
+class StepRates(Record):
     """Reached rates, in operations and bytes a second; and the peaks that no estimate may beat."""
 
     name: str
@@ -106,13 +106,13 @@ class Rates(Record):
         return self.eight if self.eight is not None else self.half
 
 
-def rates_of(gpu: Gpu) -> Rates:
+def rates_of(gpu: Gpu) -> StepRates:
     """What this card is expected to reach, before anybody has probed it."""
     share = _share(gpu)
     old, stacked = gpu.capability < 8.0, gpu.capability in WITH_HBM
     half = gpu.half_tflops * 1e12 * share
     peak_eight = gpu.eight_tflops * 1e12 if gpu.has_fp8 and gpu.eight_tflops else None
-    return Rates(
+    return StepRates(
         name=gpu.name,
         half=half,
         eight=peak_eight * share * EIGHT_SHARE if peak_eight is not None else None,

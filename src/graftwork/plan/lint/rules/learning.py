@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graftwork.plan.lint.facts import Around, Configuration
-from graftwork.plan.lint.rule import Rule, Told
+from graftwork.plan.lint.rule import LintRule, RuleResult
 
 RATES = {"full": (1e-6, 5e-5), "lora": (5e-5, 1e-3), "qlora": (5e-5, 1e-3), "dora": (5e-5, 1e-3)}
 """Full fine-tuning of models of billions; adapters want about ten times as much."""
@@ -27,7 +27,7 @@ ATTENTION = {
 }
 
 
-def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[Told]:
+def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if said.learning_rate is None or said.method is None:
         return
     low, high = RATES[said.method]
@@ -42,7 +42,7 @@ def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[Told]:
         if too == "high"
         else "hardly anything is learned in a short run"
     )
-    yield Told(
+    yield RuleResult(
         f"a learning rate of {said.learning_rate:g} is {too} for {said.method}",
         f"{low:g} to {high:g} is the range that is published for it; here {effect}",
         f"start from {2e-5 if said.method == 'full' else 2e-4:g}",
@@ -50,13 +50,13 @@ def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def scale_is_odd(said: Configuration, _around: Around) -> Iterator[Told]:
+def scale_is_odd(said: Configuration, _around: Around) -> Iterator[RuleResult]:
     if said.rank is None or said.alpha is None or said.method == "full":
         return
     scale = said.alpha / (said.rank**0.5 if said.stabilised else said.rank)
     low, high = SCALES
     if not low <= scale <= high:
-        yield Told(
+        yield RuleResult(
             f"the adapter acts with alpha / rank = {said.alpha:g} / {said.rank} = {scale:.3g}",
             f"published settings lie between {low:g} and {high:g}; the scale multiplies the learning rate",
             f"alpha {said.rank} to {2 * said.rank} is usual for this rank",
@@ -64,9 +64,9 @@ def scale_is_odd(said: Configuration, _around: Around) -> Iterator[Told]:
         )
 
 
-def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[Told]:
+def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[RuleResult]:
     if said.targets and said.method != "full" and set(said.targets) <= ATTENTION:
-        yield Told(
+        yield RuleResult(
             "only attention layers get an adapter",
             "the MLP holds most of a model's weights; with the same number of parameters, adapters on all "
             "linear layers learn more",
@@ -75,9 +75,9 @@ def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[
         )
 
 
-def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[Told]:
+def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[RuleResult]:
     if said.packing and not said.document_masks:
-        yield Told(
+        yield RuleResult(
             "rows are packed into one sequence, and nothing in the file keeps them apart",
             "unless the trainer does, each row is read with strangers in view. TRL does with its `bfd` "
             "packing and Flash Attention together; with `wrapped`, other attention or older versions it does "
@@ -88,7 +88,7 @@ def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[Told]:
         )
 
 
-def rows_are_cut(said: Configuration, around: Around) -> Iterator[Told]:
+def rows_are_cut(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if not around.lengths or said.max_length is None:
         return
     longer = [length for length in around.lengths if length > said.max_length]
@@ -99,7 +99,7 @@ def rows_are_cut(said: Configuration, around: Around) -> Iterator[Told]:
     lost = sum(longer) if whole else sum(longer) - said.max_length * len(longer)
     fate, which = ("left out", "") if whole else ("cut", ", the ends of long replies first")
     share, tokens = len(longer) / len(around.lengths), lost / sum(around.lengths)
-    yield Told(
+    yield RuleResult(
         f"{share:.1%} of the rows are longer than {said.max_length} tokens and are {fate}",
         f"{tokens:.1%} of all tokens are lost{which}; the longest row has {max(around.lengths):,}",
         f"raise the limit to {_covering(around.lengths):,} for 99 % of the rows, or split long rows by turn",
@@ -107,10 +107,10 @@ def rows_are_cut(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[Told]:
+def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if around.shape is None or said.max_length is None or said.max_length <= around.shape.max_positions:
         return
-    yield Told(
+    yield RuleResult(
         f"{said.max_length} tokens, but {around.shape.name} knows {around.shape.max_positions} positions",
         "positions that it never saw give noise, or an index error",
         f"at most {around.shape.max_positions}, or a base with a longer context",
@@ -118,9 +118,9 @@ def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[Told
     )
 
 
-def ppo_is_heavy(said: Configuration, _around: Around) -> Iterator[Told]:
+def ppo_is_heavy(said: Configuration, _around: Around) -> Iterator[RuleResult]:
     if (said.algorithm or "").lower() == "ppo":
-        yield Told(
+        yield RuleResult(
             "PPO keeps a value model, a reward model and a reference beside the policy",
             "that is up to four models in memory; TRL took its PPO trainer out in 1.13",
             "GRPO needs no value model, and with an adapter the reference is the base itself",
@@ -133,26 +133,28 @@ def _covering(lengths: tuple[int, ...]) -> int:
     return ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]
 
 
-RULES = (
-    Rule(
+LEARNING_RULES = (
+    LintRule(
         "rate-out-of-range", "warning", "a rate that suits another method", rate_is_out_of_range, RATES_SOURCE
     ),
-    Rule("scale-is-odd", "warning", "alpha / rank outside what is published", scale_is_odd, SCALES_SOURCE),
-    Rule(
+    LintRule(
+        "scale-is-odd", "warning", "alpha / rank outside what is published", scale_is_odd, SCALES_SOURCE
+    ),
+    LintRule(
         "only-attention",
         "note",
         "adapters on attention alone",
         only_attention_is_adapted,
         "LoRA primer, tinker-docs.thinkingmachines.ai, read 2026-11",
     ),
-    Rule(
+    LintRule(
         "packing-mixes-rows",
         "warning",
         "packing without document masks",
         packing_mixes_rows,
         "TRL SFTConfig, 1.16",
     ),
-    Rule("rows-are-cut", "warning", "rows longer than the limit", rows_are_cut),
-    Rule("length-beyond-model", "error", "a length beyond the model's positions", length_is_beyond_model),
-    Rule("ppo-is-heavy", "warning", "PPO where memory is short", ppo_is_heavy),
+    LintRule("rows-are-cut", "warning", "rows longer than the limit", rows_are_cut),
+    LintRule("length-beyond-model", "error", "a length beyond the model's positions", length_is_beyond_model),
+    LintRule("ppo-is-heavy", "warning", "PPO where memory is short", ppo_is_heavy),
 )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graftwork.plan.lint.facts import Around, Configuration
-from graftwork.plan.lint.rule import Rule, Told
+from graftwork.plan.lint.rule import LintRule, RuleResult
 from graftwork.plan.lint.sizes import (
     HOST_OFFLOAD,
     HOST_OFFLOAD_PADDED,
@@ -20,12 +20,12 @@ HARDLY = 0.7
 FIT = "`graft plan fit` reckons what does fit"
 
 
-def weights_are_larger(said: Configuration, around: Around) -> Iterator[Told]:
+def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
     weights = weights_of(said, around)
     stated = said.stated_weights_gb
     if weights is None or stated is None or weights.gib <= stated * GENEROUS:
         return
-    yield Told(
+    yield RuleResult(
         f"{_billions(around)} parameters in {weights.form} are {weights.gib:.1f} GiB, not {stated:g} GB",
         f"the weights alone are {weights.gib / stated:.1f} times what is reckoned with"
         f"{_in_16_bits(around, stated)}",
@@ -34,12 +34,12 @@ def weights_are_larger(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def memory_is_larger(said: Configuration, around: Around) -> Iterator[Told]:
+def memory_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
     weights = weights_of(said, around)
     stated = said.stated_memory_gb
     if weights is None or stated is None or weights.gib <= stated:
         return
-    yield Told(
+    yield RuleResult(
         f"training is said to take {stated:g} GB, but the weights alone are {weights.gib:.1f} GiB",
         f"{_billions(around)} parameters in {weights.form}; gradients, optimizer and activations come on top",
         f"{_smaller(around, stated)}; {FIT}",
@@ -47,7 +47,7 @@ def memory_is_larger(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
+def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[RuleResult]:
     weights = weights_of(said, around)
     if weights is None or said.method == "full":
         return
@@ -59,7 +59,7 @@ def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
     else:
         return
     if weights.gib > room:
-        yield Told(
+        yield RuleResult(
             f"the weights in {weights.form} are {weights.gib:.1f} GiB, {what} has {room:.1f}",
             "it ends before the first step",
             f"{_smaller(around, room)}; {FIT}",
@@ -67,7 +67,7 @@ def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
         )
 
 
-def full_does_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
+def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResult]:
     floor = full_floor(said, around)
     if floor is None or around.gpu is None or floor.card_gib <= around.gpu.memory_gib:
         return
@@ -78,7 +78,7 @@ def full_does_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
         if cards > 1 and (said.zero_stage or 0) < 3
         else ""
     )
-    yield Told(
+    yield RuleResult(
         f"training all of {_billions(around)} parameters takes {floor.card_gib:.1f} GiB a card before any "
         f"activation; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
         f"{floor.words}.{pooled}",
@@ -87,14 +87,14 @@ def full_does_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def full_hardly_fits(said: Configuration, around: Around) -> Iterator[Told]:
+def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleResult]:
     floor = full_floor(said, around)
     if floor is None or around.gpu is None:
         return
     if not HARDLY * around.gpu.memory_gib < floor.card_gib <= around.gpu.memory_gib:
         return
     left = around.gpu.memory_gib - floor.card_gib
-    yield Told(
+    yield RuleResult(
         f"weights and what learns them take {floor.card_gib:.1f} of {around.gpu.memory_gib:.1f} GiB; "
         f"{left:.1f} are left",
         f"{floor.words}; activations, buffers and the CUDA context must do with the rest",
@@ -103,7 +103,7 @@ def full_hardly_fits(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def host_memory_is_short(said: Configuration, around: Around) -> Iterator[Told]:
+def host_memory_is_short(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if not said.offload_optimizer or said.ram_gib is None or around.parameters is None:
         return
     if said.method not in (None, "full"):
@@ -114,7 +114,7 @@ def host_memory_is_short(said: Configuration, around: Around) -> Iterator[Told]:
     padded = least * HOST_OFFLOAD_PADDED
     if padded <= said.ram_gib:
         return
-    yield Told(
+    yield RuleResult(
         f"the offloaded optimizer takes {least:.0f} GiB of host memory, {padded:.0f} by DeepSpeed's own "
         f"estimate; there are {said.ram_gib:g}",
         "the machine swaps or the kernel ends the run, most often while the first optimizer step is made",
@@ -123,12 +123,12 @@ def host_memory_is_short(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def recomputing_is_off(said: Configuration, around: Around) -> Iterator[Told]:
+def recomputing_is_off(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if around.gpu is None or around.peaks is None or said.recompute:
         return
     room, peaks = around.gpu.memory_gib, around.peaks
     if peaks.recomputed <= room < peaks.as_set:
-        yield Told(
+        yield RuleResult(
             f"{_micro(said, around)} take about {peaks.as_set:.1f} GiB without gradient checkpointing; "
             f"{a(around.gpu.name)} has {room:.1f}",
             f"with it {peaks.recomputed:.1f} GiB; without it the activations of all layers stay until their "
@@ -138,10 +138,10 @@ def recomputing_is_off(said: Configuration, around: Around) -> Iterator[Told]:
         )
 
 
-def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
+def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if around.gpu is None or around.peaks is None or around.peaks.recomputed <= around.gpu.memory_gib:
         return
-    yield Told(
+    yield RuleResult(
         f"{_micro(said, around)} take about {around.peaks.recomputed:.1f} GiB even with gradient "
         f"checkpointing; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
         "the run ends at its first long batch",
@@ -150,12 +150,12 @@ def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[Told]:
     )
 
 
-def download_is_larger(said: Configuration, around: Around) -> Iterator[Told]:
+def download_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if said.stated_download_gb is None or around.parameters is None:
         return
     real = 2 * around.parameters / 1e9
     if real > said.stated_download_gb * GENEROUS:
-        yield Told(
+        yield RuleResult(
             f"the files of {_billions(around)} parameters in 16 bits are {real:.1f} GB, "
             f"not {said.stated_download_gb:g}",
             "disk and download time were reckoned for less",
@@ -164,12 +164,12 @@ def download_is_larger(said: Configuration, around: Around) -> Iterator[Told]:
         )
 
 
-def serving_is_larger(said: Configuration, around: Around) -> Iterator[Told]:
+def serving_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
     if said.serving_gb is None or around.parameters is None:
         return
     half = 2 * around.parameters / GIB
     if half > said.serving_gb:
-        yield Told(
+        yield RuleResult(
             f"the result must be served in {said.serving_gb:g} GB, but in 16 bits its weights are "
             f"{half:.1f} GiB",
             "it has to be quantised to be served, and what is measured must be the quantised model",
@@ -178,11 +178,11 @@ def serving_is_larger(said: Configuration, around: Around) -> Iterator[Told]:
         )
 
 
-def trainable_is_not_as_stated(said: Configuration, around: Around) -> Iterator[Told]:
+def trainable_is_not_as_stated(said: Configuration, around: Around) -> Iterator[RuleResult]:
     stated, real = said.stated_trainable, around.trainable
     if stated is None or real is None or abs(stated / real - 1) <= 0.1:
         return
-    yield Told(
+    yield RuleResult(
         f"the adapter has {real / 1e6:.2f}M parameters, not {stated / 1e6:.2f}M",
         "grouped-query attention has smaller key and value layers than a square one"
         if around.shape is not None and around.shape.kv_heads < around.shape.heads
@@ -224,30 +224,38 @@ def _billions(around: Around) -> str:
     return f"{(around.parameters or 0) / 1e9:.2f}B"
 
 
-RULES = (
-    Rule("weights-larger-than-stated", "error", "weights that take more than is said", weights_are_larger),
-    Rule("memory-larger-than-stated", "error", "a training that takes more than is said", memory_is_larger),
-    Rule("weights-do-not-fit", "error", "weights larger than the card or the memory", weights_do_not_fit),
-    Rule(
+MEMORY_RULES = (
+    LintRule(
+        "weights-larger-than-stated", "error", "weights that take more than is said", weights_are_larger
+    ),
+    LintRule(
+        "memory-larger-than-stated", "error", "a training that takes more than is said", memory_is_larger
+    ),
+    LintRule("weights-do-not-fit", "error", "weights larger than the card or the memory", weights_do_not_fit),
+    LintRule(
         "full-does-not-fit",
         "error",
         "all weights trained where that cannot be",
         full_does_not_fit,
         "ZeRO, arXiv 1910.02054, section 3",
     ),
-    Rule("full-hardly-fits", "warning", "all weights trained with nearly nothing left", full_hardly_fits),
-    Rule(
+    LintRule("full-hardly-fits", "warning", "all weights trained with nearly nothing left", full_hardly_fits),
+    LintRule(
         "host-memory-short",
         "warning",
         "an offload that the host cannot hold",
         host_memory_is_short,
         "DeepSpeed estimate_zero2/3_model_states_mem_needs",
     ),
-    Rule("recomputing-is-off", "error", "gradient checkpointing off where it is needed", recomputing_is_off),
-    Rule("peak-does-not-fit", "error", "a step larger than the card", peak_does_not_fit),
-    Rule("download-larger-than-stated", "warning", "model files that are larger", download_is_larger),
-    Rule("serving-larger-than-stated", "warning", "a result too large for its machine", serving_is_larger),
-    Rule(
+    LintRule(
+        "recomputing-is-off", "error", "gradient checkpointing off where it is needed", recomputing_is_off
+    ),
+    LintRule("peak-does-not-fit", "error", "a step larger than the card", peak_does_not_fit),
+    LintRule("download-larger-than-stated", "warning", "model files that are larger", download_is_larger),
+    LintRule(
+        "serving-larger-than-stated", "warning", "a result too large for its machine", serving_is_larger
+    ),
+    LintRule(
         "trainable-not-as-stated", "warning", "adapter parameters, said otherwise", trainable_is_not_as_stated
     ),
 )
