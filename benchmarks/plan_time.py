@@ -29,7 +29,7 @@ PROBED = {"7b": 30.0}
 
 def predict(setting: Setting, tuning: Any, rates: Any) -> dict[str, float]:
     """Seconds of one step by parts, and their sum."""
-    from graftwork.plan.timing.card import card_step
+    from graftwork.costmodel.time import card_step
 
     shape = shape_of(setting.shape)
     step = card_step(
@@ -52,7 +52,7 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     from graftwork.model.adapter import attach
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.shape import linear_names
-    from graftwork.pipeline.probe_step import make_model, make_rows
+    from graftwork.pipeline.probe_process import make_model, make_rows
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnish
     from graftwork.train.settings import TrainSettings
@@ -118,10 +118,10 @@ def _environment() -> dict[str, str]:
 
 def run_all(settings: list[Setting], budget: float, out: Path) -> None:
     """Probe, predict, measure; a line as soon as it is there."""
+    from graftwork.costmodel.probed_rates import rates_of_probe
+    from graftwork.costmodel.time import rates_of
     from graftwork.model.shape import layer_parameters
     from graftwork.plan.catalog.hardware import find_gpu
-    from graftwork.plan.timing.probed import rates_of_probe
-    from graftwork.plan.timing.rates import rates_of
     from graftwork.records.probe import ProbeFacts
 
     begun = time.perf_counter()

@@ -22,10 +22,10 @@ FORMS = ("plain", "whole", "eight", "four")
 
 def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
     """One run; every loss of it."""
+    from graftwork.costmodel.card_tuning import choose_tuning
     from graftwork.model.adapter import AdapterShape, attach
     from graftwork.model.load import load_base
     from graftwork.model.shape import read_shape
-    from graftwork.plan.tuning import choose_tuning
     from graftwork.train.engine import Engine
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnish

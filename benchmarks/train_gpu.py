@@ -115,8 +115,8 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     import torch
     from train_gpu_model import SHAPES
 
+    from graftwork.costmodel.card_tuning import choose_tuning
     from graftwork.model.adapter import AdapterShape, attach
-    from graftwork.plan.tuning import choose_tuning
     from graftwork.train.gpu.engine import CardEngine
     from graftwork.train.gpu.furnish import furnish
     from graftwork.train.settings import ALL_LINEARS, TrainSettings

@@ -30,12 +30,12 @@ def dataset(tmp_path_factory):
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
+    from graftwork.costmodel.card_tuning import choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
     from graftwork.plan.estimate import make_plan
     from graftwork.plan.settings import PlanSettings
-    from graftwork.plan.tuning import choose_tuning
     from graftwork.records.plan import Workload
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 

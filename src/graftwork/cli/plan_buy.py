@@ -78,10 +78,9 @@ def buy(
     from datetime import date
 
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.buying.ask import weigh_purchase
-    from graftwork.plan.buying.choices import Use
-    from graftwork.plan.buying.wish import read_purchase_option
-    from graftwork.plan.cost.nouns import Terms
+    from graftwork.plan.cost.types import Terms
+    from graftwork.plan.purchase.decide import Use, weigh_purchase
+    from graftwork.plan.purchase.types import read_purchase_option
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,

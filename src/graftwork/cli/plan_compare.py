@@ -123,8 +123,8 @@ def compare(
     from datetime import date
 
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.cost.ask import compare_places
-    from graftwork.plan.cost.nouns import Terms
+    from graftwork.plan.cost.compare import compare_places
+    from graftwork.plan.cost.types import Terms
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,
@@ -172,7 +172,7 @@ def run_asked(
 
 
 def cards_of(text: str, option: str) -> tuple[str, int]:
-    from graftwork.plan.buying.wish import read_purchase_option
+    from graftwork.plan.purchase.types import read_purchase_option
 
     wish = read_purchase_option(text, option=option)
     return wish.name, wish.cards

@@ -135,7 +135,7 @@ def fit(
 
 def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
     from graftwork.files.whole import write_whole
-    from graftwork.plan.fit.files import settings_files
+    from graftwork.plan.fit.settings_files import settings_files
 
     written = []
     for name, text in settings_files(answer).items():

@@ -60,8 +60,8 @@ def serve(
     from graftwork.pipeline.fit_here import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
+    from graftwork.plan.serving.answer import make_question
     from graftwork.plan.serving.answer import serve as answer_question
-    from graftwork.plan.serving.ask import make_question
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     question = make_question(

@@ -4,24 +4,32 @@ In: what the user stated. Out: a FitAnswer. Reads the project's file and its dat
 driver which cards there are, and with `trace` starts the tracer in a child process. Loads no model.
 """
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from graftwork.costmodel.plain_decoder import FAMILIES
+from graftwork.costmodel.plain_memory import exact_peak, passing_setup
+from graftwork.costmodel.time import StepRates
 from graftwork.files.dataset_folder import MANIFEST, read_manifest
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.roofline import require_possible
-from graftwork.plan.plain.decoder import FAMILIES
-from graftwork.plan.timing.rates import StepRates
+from graftwork.plan.fit.candidate import require_possible
+from graftwork.plan.fit.question import make_question, plain_setup
+from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.records.base import Record
 from graftwork.records.dataset import SplitSummary
-from graftwork.records.errors import UserMistake
-from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Optimizer
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Optimizer, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
     from graftwork.project.folder import Project
@@ -70,8 +78,6 @@ def answer_fit(asked: FitRequest) -> FitAnswer:
     rates = _probed(question, asked, project)
     answer = fit(question, rates=rates)
     if asked.trace:
-        from graftwork.pipeline.fit_trace import correct
-
         answer = correct(answer, model, rates=rates)
     reasons = (*answer.reasons, *doubts(model, answer), *question.machine.assumed)
     return answer.model_copy(update={"reasons": reasons})
@@ -168,8 +174,8 @@ def _probed(question: FitQuestion, asked: FitRequest, project: "Project | None")
     """What a probe measured on this very machine, where one is stored and the question is about its cards."""
     if asked.gpu is not None or question.machine.gpu is None:
         return None
+    from graftwork.costmodel.probed_rates import rates_of_probe
     from graftwork.pipeline.probe import stored_probe
-    from graftwork.plan.timing.probed import rates_of_probe
 
     facts = stored_probe(project, shape=question.shape)
     if facts is None or facts.device.kind != "cuda":
@@ -234,3 +240,85 @@ def _own_rows(project: "Project | None") -> SplitSummary | None:
         if dataset.model == project.settings.main_model and rows is not None and rows.lengths:
             return rows
     return None
+
+
+TRACER = "graftwork.costmodel.trace"
+TRACE_TIMEOUT_SECONDS = 600.0
+NOTHING_TO_TRACE = (
+    "nothing was traced: graft's own step is counted tensor by tensor already; `graft plan probe` measures it"
+)
+
+
+def correct(answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None) -> FitAnswer:
+    """The answer with the trace's peak in place of the computed one."""
+    strategy, question = answer.strategy, answer.question
+    if strategy.tuning is not None or question.machine.gpu is None:
+        return answer.model_copy(update={"reasons": (*answer.reasons, NOTHING_TO_TRACE)})
+    setup = plain_setup(
+        question,
+        sharding=strategy.sharding,
+        rows=strategy.micro_rows,
+        tokens=max(question.lengths),
+        checkpointed=strategy.checkpointed_layers,
+    )
+    if question.method == "full" and strategy.sharding not in ("none", "ddp"):
+        setup = passing_setup(setup)
+    traced = trace(config_of(model), setup)
+    computed = exact_peak(question.shape, setup, architecture=question.architecture)
+    surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
+    off = 100 * (computed.allocated / traced - 1)
+    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; computed before: {off:+.1f} %"
+    return surer.model_copy(update={"reasons": (said, *surer.reasons)})
+
+
+def trace(config: dict[str, Any], setup: PlainSetup) -> float:
+    """Bytes allocated at the peak, as the tracer found them."""
+    asked = json.dumps({"config": config, "setup": setup.model_dump(mode="json")})
+    done = subprocess.run(
+        [sys.executable, "-m", TRACER, asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TRACE_TIMEOUT_SECONDS,
+        env=_environment(),
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    said: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode or "peak" not in said:
+        complaint = said.get("what") or (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise EnvironmentLacks(
+            "the step could not be traced",
+            why=str(complaint),
+            fix="leave --trace out: computed figures need neither; or pip install peft and "
+            + pip_install("train"),
+            where="--trace",
+        )
+    return float(said["peak"]["allocated"])
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, **WORKER_ENVIRONMENT}
+
+
+def config_of(model: CatalogModel) -> dict[str, Any]:
+    """The model's own config.json where it is at hand, else one of its sizes."""
+    file = Path(model.source)
+    if file.name.endswith(".json") and file.is_file():
+        own: dict[str, Any] = json.loads(file.read_text())
+        return own
+    return shape_config(model.shape, architecture=model.architecture)
+
+
+def shape_config(shape: ModelShape, *, architecture: str) -> dict[str, Any]:
+    return {
+        "model_type": architecture,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": shape.max_positions,
+    }

@@ -14,12 +14,18 @@ from graftwork.files.config_text import MOST_BYTES, read_config_text
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
-from graftwork.plan.lint import read_graft
-from graftwork.plan.lint.detect import detect, read_foreign
-from graftwork.plan.lint.facts import Around, ConfigLocation, Configuration, LintFinding
-from graftwork.plan.lint.lint import gravest_first, lint
-from graftwork.plan.lint.reckon import least_minutes, peaks_of
-from graftwork.plan.lint.written import WrittenConfig, read_written
+from graftwork.plan.lint import readers
+from graftwork.plan.lint.check import gravest_first, lint
+from graftwork.plan.lint.estimates import least_minutes, peaks_of
+from graftwork.plan.lint.facts import (
+    Around,
+    ConfigLocation,
+    Configuration,
+    LintFinding,
+    WrittenConfig,
+    read_written,
+)
+from graftwork.plan.lint.readers import detect, read_foreign
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Gpu
@@ -151,7 +157,7 @@ def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configur
     project = Project(root=path.parent.absolute(), settings=whole)
     for name in whole.all_models:
         settings = whole.of_model(name)
-        said = read_graft.read(settings.model_dump(mode="json"), written, model=name)
+        said = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
         rows = _prepared(project, name)
         if rows is None:
             yield said, ()

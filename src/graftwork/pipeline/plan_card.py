@@ -11,15 +11,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from graftwork.costmodel.card_tuning import FIRST_WITH_EIGHT, choose_tuning
+from graftwork.costmodel.probed_rates import rates_of_probe
+from graftwork.costmodel.time import StepRates, rates_of
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.pipeline.probe import stored_probe
 from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import BYTES, describe_plain
-from graftwork.plan.passes import TrainStrategy, choose_host_micro_batches, choose_micro_batches, needs_more
-from graftwork.plan.timing.probed import rates_of_probe
-from graftwork.plan.timing.rates import StepRates, rates_of
-from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
+from graftwork.plan.micro_batches import (
+    TrainStrategy,
+    choose_host_micro_batches,
+    choose_micro_batches,
+    needs_more,
+)
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload

@@ -17,9 +17,8 @@ from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.plan import kind_of_run
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace, now
-from graftwork.plan.estimate import minutes_by_part
+from graftwork.plan.estimate import minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED
-from graftwork.plan.speed import tokens_per_second
 from graftwork.plan.stages import MEASURED, StageFacts, estimate_stage, pool_stage, residual_name
 from graftwork.records.base import Record
 from graftwork.records.figure import Figure

@@ -8,7 +8,7 @@ ranges are wide until the stage has run here a few times.
 from collections.abc import Mapping, Sequence
 
 from graftwork.model.shape import total_parameters
-from graftwork.plan.pooling import pool_runs
+from graftwork.plan.residuals import pool_runs
 from graftwork.records.base import Record
 from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.model.shape import read_shape
-from graftwork.model.step_memory import describe_tuning
 from graftwork.records.dataset import Row
 from graftwork.records.plan import PlainStep, Tuning
 from graftwork.records.run import TrainJob

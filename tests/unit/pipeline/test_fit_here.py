@@ -5,13 +5,11 @@ import json
 import pytest
 
 from graftwork.pipeline import fit_here
-from graftwork.pipeline.fit import FitRequest, answer_fit, ask
+from graftwork.pipeline.fit import FitRequest, answer_fit, ask, config_of
 from graftwork.pipeline.fit_here import DriverCard, named_machine, read_cards, this_machine
-from graftwork.pipeline.fit_trace import config_of
 from graftwork.plan.catalog.hardware import GUESSED, guess_cpu
 from graftwork.plan.catalog.models import find_model, list_models, require_dense
-from graftwork.plan.serving.answer import serve
-from graftwork.plan.serving.ask import make_question
+from graftwork.plan.serving.answer import make_question, serve
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import DeviceFacts
 

@@ -6,9 +6,8 @@ Out: one line a figure, so labelled.
 
 from typing import Literal
 
+from graftwork.costmodel.time import StepRates, plain_step, trained_parameters
 from graftwork.model.shape import layer_parameters, linear_names
-from graftwork.plan.timing.plain import plain_step, trained_parameters
-from graftwork.plan.timing.rates import StepRates
 from graftwork.records.base import Record
 from graftwork.records.fit import PlainSetup, StepTime
 from graftwork.records.plan import ModelShape

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.plan.allocator import Allocator, AllocatorLimitExceeded
+from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded
 from graftwork.records.units import MIB
 
 SIZES = st.one_of(st.integers(1, 4096), st.integers(4096, 4 * MIB), st.integers(4 * MIB, 200 * MIB))

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit import plain_steps
+from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.setups import WRITTEN_OUT
+from graftwork.plan.fit.question import WRITTEN_OUT, card_room, make_question
 from graftwork.records.errors import UserMistake
 from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
@@ -223,7 +221,7 @@ def test_an_answer_loads_neither_torch_nor_numpy():
     script = (
         "from graftwork.plan.catalog.hardware import find_gpu\n"
         "from graftwork.plan.catalog.models import find_model\n"
-        "from graftwork.plan.fit.ask import make_question\n"
+        "from graftwork.plan.fit.question import make_question\n"
         "from graftwork.plan.fit.answer import fit\n"
         "from graftwork.records.hardware import Machine\n"
         "m = Machine(gpu=find_gpu('T4'), gpus=2, ram_gib=64)\n"
@@ -289,9 +287,9 @@ def test_where_nothing_can_even_be_loaded_the_reasons_say_so():
 def test_a_no_counts_few_ways_to_the_tensor(monkeypatch):
     """Each takes a third of a second: what lies far from the edge is not worth it."""
     counted = []
-    real = plain_steps.exact_peak
+    real = plain_step.exact_peak
     monkeypatch.setattr(
-        plain_steps, "exact_peak", lambda *given, **named: counted.append(1) or real(*given, **named)
+        plain_step, "exact_peak", lambda *given, **named: counted.append(1) or real(*given, **named)
     )
     answer = fit(question("llama-3.1-8b", gpu="T4", method="lora", seq=2048))
     assert not answer.fits

@@ -6,25 +6,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.plain_memory import Distribution, exact_peak, passing_setup, quick_peak, share
+from graftwork.costmodel.time import rates_of
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.late import (
+from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
+from graftwork.plan.fit.plain_step import (
+    adam_seconds,
+    cache_bytes,
+    decode_seconds,
+    exposed,
+    host_memory,
+    link_rate,
+    rows_at_once,
+    trained,
+    transfers,
+)
+from graftwork.plan.fit.question import (
     expected_longest,
     late_chance,
     length_that_fits,
+    make_question,
     share_above,
     truths,
 )
-from graftwork.plan.fit.offload import adam_seconds, host_memory, transfers
-from graftwork.plan.fit.peaks import exact_peak, quick_peak
-from graftwork.plan.fit.plain_steps import exposed, link_rate, trained
 from graftwork.plan.fit.reasons import say_time
-from graftwork.plan.fit.rl import cache_bytes, decode_seconds, rows_at_once
-from graftwork.plan.fit.roofline import most_tokens_per_second, require_possible
-from graftwork.plan.fit.sharding import Distribution, passing_setup, share
-from graftwork.plan.timing.rates import rates_of
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine

@@ -4,12 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes, static_bytes
+from graftwork.costmodel.card_step import load, round_places, step_recipe
+from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.shape import adapter_parameters, linear_names
-from graftwork.model.step_load import load
-from graftwork.model.step_memory import peak_bytes, static_bytes
-from graftwork.model.step_sizes import ByteTally
-from graftwork.model.step_walk import round_places, step_recipe
-from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
 from graftwork.train.gpu.batch import round_places as round_places_of_batches

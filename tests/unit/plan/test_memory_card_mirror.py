@@ -18,11 +18,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model import step_pieces
+from graftwork.costmodel import card_tensors
+from graftwork.costmodel.card_step import step_recipe, take_pass
+from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
-from graftwork.model.step_sizes import ByteTally
-from graftwork.model.step_walk import step_recipe, take_pass
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
@@ -136,8 +136,8 @@ def watched_peak(config, tuning):
 @pytest.fixture(autouse=True)
 def _nothing_within_kernels(monkeypatch):
     """Looking levels up turns their places into longer numbers, within one operation: not seen from here."""
-    seen = step_pieces.FOUR_BITS.replace("long+8 ", "").replace("long- ", "")
-    monkeypatch.setattr(step_pieces, "FOUR_BITS", seen)
+    seen = card_tensors.FOUR_BITS.replace("long+8 ", "").replace("long- ", "")
+    monkeypatch.setattr(card_tensors, "FOUR_BITS", seen)
 
 
 def counted_peak(config, tuning):

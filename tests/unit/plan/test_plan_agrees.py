@@ -2,18 +2,16 @@
 
 import pytest
 
+from graftwork.costmodel.time import rates_of
 from graftwork.pipeline import fit_here
 from graftwork.pipeline.fit import FitRequest, answer_fit, question_of
 from graftwork.pipeline.fit_here import named_machine
-from graftwork.plan.buying.ask import weigh_purchase
-from graftwork.plan.buying.choices import Use
-from graftwork.plan.buying.wish import read_purchase_option
 from graftwork.plan.catalog.hardware import GUESSED, USUAL_RAM_GIB, find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.cost.nouns import Terms
-from graftwork.plan.serving.answer import serve
-from graftwork.plan.serving.ask import make_question
-from graftwork.plan.timing.rates import rates_of
+from graftwork.plan.cost.types import Terms
+from graftwork.plan.purchase.decide import Use, weigh_purchase
+from graftwork.plan.purchase.types import read_purchase_option
+from graftwork.plan.serving.answer import make_question, serve
 from graftwork.records.errors import UserMistake
 
 CARD = "RTX 5060 Ti 16GB"

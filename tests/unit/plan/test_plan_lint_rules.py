@@ -5,10 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.lint.counts import count_steps, effective_batch
-from graftwork.plan.lint.facts import Around, ConfigLocation, Configuration, Peaks
-from graftwork.plan.lint.lint import RULES, lint
-from graftwork.plan.lint.rules.purpose import same_model
+from graftwork.plan.lint.check import RULES, lint
+from graftwork.plan.lint.facts import (
+    Around,
+    ConfigLocation,
+    Configuration,
+    Peaks,
+    count_steps,
+    effective_batch,
+)
+from graftwork.plan.lint.rules_precision import same_model
 from graftwork.records.plan import ModelShape
 
 SEVEN = ModelShape(
@@ -164,7 +170,7 @@ def test_a_warm_up_is_called_too_long_by_exactly_one_rule_or_none(steps, warmup)
 
 @given(cards=st.integers(1, 8), stage=st.sampled_from([None, 1, 2, 3]))
 def test_more_cards_or_a_higher_stage_never_need_more_of_a_card(cards, stage):
-    from graftwork.plan.lint.sizes import full_floor
+    from graftwork.plan.lint.estimates import full_floor
 
     def floor(cards, stage):
         said = say(method="full", precision="bfloat16", cards=cards, zero_stage=stage or 1)

@@ -4,13 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.time import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
-from graftwork.plan.passes import TrainStrategy, choose_host_micro_batches, choose_micro_batches, needs_more
+from graftwork.plan.micro_batches import (
+    TrainStrategy,
+    choose_host_micro_batches,
+    choose_micro_batches,
+    needs_more,
+)
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.timing.rates import rates_of
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 
 MODEL = find_model("deepseek-coder-6.7b")

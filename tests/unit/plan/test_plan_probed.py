@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.plan.timing.card import card_step
-from graftwork.plan.timing.probed import cpu_of_probe, rates_of_probe
-from graftwork.plan.timing.probed_figures import probe_figures, whole_model_speed
-from graftwork.plan.timing.processor import processor_step
-from graftwork.plan.timing.rates import StepRates
+from graftwork.costmodel.probed_rates import cpu_of_probe, probe_figures, rates_of_probe, whole_model_speed
+from graftwork.costmodel.processor import processor_step
+from graftwork.costmodel.time import StepRates, card_step
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.probe import DeviceName, ProbedStep, ProbeFacts, ProductRate
 

@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from published_rates import PUBLISHED, set_beside
 from roofline_oracle import is_possible, least_seconds
 
+from graftwork.costmodel.processor import processor_step
+from graftwork.costmodel.time import card_seconds_a_token, card_step, link_seconds, plain_step, rates_of
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.timing.card import card_seconds_a_token, card_step
-from graftwork.plan.timing.links import link_seconds
-from graftwork.plan.timing.plain import plain_step
-from graftwork.plan.timing.processor import processor_step
-from graftwork.plan.timing.rates import rates_of
 from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape, Tuning

@@ -7,11 +7,10 @@ from statistics import median
 
 import pytest
 
+from graftwork.costmodel.probed_rates import rates_of_probe
+from graftwork.costmodel.time import StepRates, card_step, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.timing.card import card_step
-from graftwork.plan.timing.probed import rates_of_probe
-from graftwork.plan.timing.rates import StepRates, rates_of
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.probe import ProbeFacts
 

@@ -4,12 +4,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import describe_tuning, keep_measured, peak_bytes
+from graftwork.costmodel.card_memory import describe_tuning, keep_measured, load_peak, peak_bytes
+from graftwork.costmodel.card_tuning import choose_tuning
+from graftwork.costmodel.time import card_seconds_a_token, rates_of
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.memory_card import load_peak
-from graftwork.plan.timing.card import card_seconds_a_token
-from graftwork.plan.timing.rates import rates_of
-from graftwork.plan.tuning import choose_tuning
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import StepBytes, count_by_levels
-from graftwork.plan.memory_card import reserved_within
-from graftwork.plan.tuning import _settings, choose_tuning
-from graftwork.plan.tuning_room import own_limits, with_room
+from graftwork.costmodel.card_memory import StepBytes, count_by_levels, reserved_within
+from graftwork.costmodel.card_tuning import _settings, choose_tuning, own_limits, with_room
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB, MIB
 

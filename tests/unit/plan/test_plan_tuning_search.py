@@ -6,13 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import count_by_levels
-from graftwork.model.step_walk import step_recipe
-from graftwork.plan import tuning_room
-from graftwork.plan.memory_card import card_peak, count, reserved_within
-from graftwork.plan.timing.card import card_seconds_a_token
-from graftwork.plan.tuning import _settings, choose_tuning, default_rates
-from graftwork.plan.tuning_search import TrainedPart, TuningOption, fastest
+from graftwork.costmodel import card_tuning
+from graftwork.costmodel.card_memory import card_peak, count, count_by_levels, reserved_within
+from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_tuning import (
+    TrainedPart,
+    TuningOption,
+    _settings,
+    choose_tuning,
+    default_rates,
+    fastest,
+)
+from graftwork.costmodel.time import card_seconds_a_token
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
@@ -142,7 +147,7 @@ def test_few_settings_are_replayed_and_few_limits_of_each(limit, monkeypatch):
         replays.append(tuning.model_copy(update={"limit_gib": 0.0}))
         return reserved_within(shape, tuning, **named)
 
-    monkeypatch.setattr(tuning_room, "reserved_within", counted)
+    monkeypatch.setattr(card_tuning, "reserved_within", counted)
     fastest(SMALL, ways("eight", limit), ADAPTED[6])
     assert len({one.to_json() for one in replays}) <= 12
     assert len(replays) <= 24

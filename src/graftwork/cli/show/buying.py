@@ -3,9 +3,9 @@
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.plan.buying.choices import ENDLESS
-from graftwork.plan.buying.nouns import Payback, Purchase, PurchaseChoice, Reach
-from graftwork.plan.cost.rank import count, dollars, duration
+from graftwork.plan.cost.assess import count, dollars, duration
+from graftwork.plan.purchase.decide import ENDLESS
+from graftwork.plan.purchase.types import Payback, Purchase, PurchaseChoice, Reach
 
 MOST_PLACES = 8
 

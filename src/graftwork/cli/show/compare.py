@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.plan.cost.nouns import PlaceComparison, PlaceRow, billed_how
-from graftwork.plan.cost.rank import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.types import PlaceComparison, PlaceRow, billed_how
 
 SHOWN = 14
 NOTED = 3

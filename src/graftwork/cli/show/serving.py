@@ -5,8 +5,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.plan.serving.question import FormRow, ServeAnswer, SpecialistRow
-from graftwork.plan.serving.words import SLOW_SECONDS, say_seconds
+from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.figure import Figure
 
 WORDS = {

@@ -7,8 +7,7 @@ not look at this machine.
 import re
 from pathlib import Path
 
-from graftwork.plan.catalog.names import find_named
-from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, read_table
+from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.hardware import Cpu, Gpu
 
 GPU_COLUMNS = ColumnParsers(

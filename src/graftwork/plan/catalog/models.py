@@ -7,8 +7,7 @@ name is given; needs no torch.
 from pathlib import Path
 
 from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, shape_of
-from graftwork.plan.catalog.names import find_named
-from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, read_table
+from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape

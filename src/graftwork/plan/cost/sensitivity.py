@@ -8,10 +8,9 @@ change that makes another place win. Everything is reckoned again under the chan
 from collections.abc import Callable
 from typing import NamedTuple
 
+from graftwork.plan.cost.assess import dollars, duration, score_of
 from graftwork.plan.cost.bill import PLAIN, Bill, Tweak, compute_bill
-from graftwork.plan.cost.disk import DiskNeed
-from graftwork.plan.cost.nouns import OfferCandidate, Terms, WinnerChange, house_of, is_recommended
-from graftwork.plan.cost.rank import dollars, duration, score_of
+from graftwork.plan.cost.types import DiskNeed, OfferCandidate, Terms, WinnerChange, house_of, is_recommended
 from graftwork.records.figure import Figure
 
 FARTHEST = 20.0

@@ -6,27 +6,28 @@ FitAnswer. Pure: reads only the shipped catalogs, for models that would fit inst
 
 from typing import NamedTuple
 
+from graftwork.costmodel.time import StepRates, rates_of
 from graftwork.model.shape import total_parameters
-from graftwork.plan.fit.advice import find_remedies
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,
     TIME_SPREAD,
     FitCandidate,
     allocated_figure,
     card_excess,
+    consider,
     fits,
     host_excess,
+    name_of,
     preference,
     reserved_figure,
+    speed_figure,
+    strategy_of,
 )
-from graftwork.plan.fit.describe import name_of, strategy_of
-from graftwork.plan.fit.figures import consider, speed_figure
-from graftwork.plan.fit.late import late_chance, length_that_fits, truths
-from graftwork.plan.fit.plain_steps import plain_candidate, trained
+from graftwork.plan.fit.plain_step import plain_candidate, trained
+from graftwork.plan.fit.question import card_room, late_chance, length_that_fits, truths
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.strategies import Searched, search
-from graftwork.plan.timing.rates import StepRates, rates_of
+from graftwork.plan.fit.remedies import find_remedies
+from graftwork.plan.fit.search import Searched, search
 from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
 from graftwork.records.units import GIB

@@ -7,18 +7,15 @@ where that was too much; so what decides is whether the leanest tuning fits.
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
+from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_tuning import choose_tuning, heads
+from graftwork.costmodel.plain_memory import Distribution
+from graftwork.costmodel.time import StepRates, card_step
 from graftwork.model.shape import total_parameters
-from graftwork.model.step_memory import peak_bytes
-from graftwork.model.step_walk import step_recipe
 from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
-from graftwork.plan.fit.offload import host_memory
-from graftwork.plan.fit.plain_steps import trained
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.sharding import Distribution
-from graftwork.plan.memory_card import card_peak, count, load_peak
-from graftwork.plan.timing.card import card_step
-from graftwork.plan.timing.rates import StepRates
-from graftwork.plan.tuning import choose_tuning, heads
+from graftwork.plan.fit.plain_step import host_memory, trained
+from graftwork.plan.fit.question import card_room
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB

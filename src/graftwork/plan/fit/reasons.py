@@ -1,12 +1,17 @@
 """Why this way, in sentences with figures. Pure."""
 
-from graftwork.plan.fit import rl
-from graftwork.plan.fit.candidate import FitCandidate, card_excess, host_excess, is_tight, reserved_figure
-from graftwork.plan.fit.describe import name_of
-from graftwork.plan.fit.offload import padded_gb
+from graftwork.plan.fit import plain_step
+from graftwork.plan.fit.candidate import (
+    FitCandidate,
+    card_excess,
+    host_excess,
+    is_tight,
+    name_of,
+    reserved_figure,
+)
 from graftwork.plan.fit.own_step import loading
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.setups import half_precision, why_plain
+from graftwork.plan.fit.plain_step import padded_gb
+from graftwork.plan.fit.question import card_room, half_precision, why_plain
 from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
 from graftwork.records.plan import Tuning
@@ -64,7 +69,7 @@ def give_reasons(
     if chosen.way.shared.offload != "none":
         reasons += _about_the_host(question, chosen)
     if question.algorithm == "grpo":
-        reasons += rl.say_why(question)
+        reasons += plain_step.say_why(question)
     if good:
         reasons += _beside_the_others(question, chosen, considered)
     if not good:

@@ -4,11 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.buying.choices import Price, Use, own_choice, rent_choice
-from graftwork.plan.buying.decide import decide
-from graftwork.plan.buying.nouns import MachineReach, Reach, Rental
-from graftwork.plan.buying.reach import news
-from graftwork.plan.buying.wish import PurchaseOption, read_purchase_option
+from graftwork.plan.purchase.decide import Price, Use, decide, news, own_choice, rent_choice
+from graftwork.plan.purchase.types import MachineReach, PurchaseOption, Reach, Rental, read_purchase_option
 from graftwork.records.errors import UserMistake
 from graftwork.records.figure import Figure
 

@@ -2,8 +2,7 @@
 
 from datetime import date
 
-from graftwork.plan.cost.disk import need_disk
-from graftwork.plan.cost.nouns import Billing, CardRun, OfferCandidate, Terms
+from graftwork.plan.cost.types import Billing, CardRun, OfferCandidate, Terms, need_disk
 from graftwork.records.figure import Figure
 from graftwork.records.offer import Offer, Place
 

@@ -5,10 +5,9 @@ from datetime import date
 import pytest
 from cost_examples import DISK, ROWS, make_candidate, make_offer, make_place, make_run, make_terms
 
+from graftwork.plan.cost.assess import best_of_each_place
 from graftwork.plan.cost.bill import Tweak
-from graftwork.plan.cost.candidates import list_candidates, ways
-from graftwork.plan.cost.compare import compare
-from graftwork.plan.cost.rank import best_of_each_place
+from graftwork.plan.cost.compare import compare, list_candidates, ways
 from graftwork.plan.cost.sensitivity import ComparisonInputs, find_changes, winner
 
 
