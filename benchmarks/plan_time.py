@@ -20,6 +20,8 @@ from typing import Any
 
 from plan_time_settings import RANK, SETTINGS, Setting, shape_of, trainable_of, tuning_of
 
+from graftwork.costmodel.time import RowStatistics, TrainedPart
+
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP, TIMED = 5, 8
@@ -35,10 +37,8 @@ def predict(setting: Setting, tuning: Any, rates: Any) -> dict[str, float]:
     step = card_step(
         shape,
         tuning,
-        adapted=shape.layers,
-        trainable=trainable_of(shape),
-        rates=rates,
-        mean_length=setting.length,
+        TrainedPart(adapted=shape.layers, trainable=trainable_of(shape), rates=rates),
+        RowStatistics(mean_length=setting.length),
     )
     parts = {**step.parts, **step.once_a_step}
     return {"seconds": sum(parts.values()), **parts}

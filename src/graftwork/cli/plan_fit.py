@@ -84,8 +84,12 @@ def fit(
         int, typer.Option("--generations", min=1, help="Answers to a prompt.", rich_help_panel=RL)
     ] = 8,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Trace the step without weights: surer, tens of seconds.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Trace the step without weights; by default only for families without a step recipe.",
+        ),
+    ] = None,
     claim: Annotated[
         float | None, typer.Option("--claim", min=0.001, help="Tokens/s that somebody states: can that be?")
     ] = None,
@@ -107,7 +111,7 @@ def fit(
     """
     from pydantic import ValidationError
 
-    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show.fit import show_fit
     from graftwork.pipeline.fit import FitRequest, answer_fit
     from graftwork.records.errors import UserMistake
@@ -124,7 +128,7 @@ def fit(
             fix="`graft plan fit --help` lists what it takes",
             where=f"--{name}",
         ) from refused
-    answer = answer_fit(asked)
+    answer = answer_fit(asked, on_progress=lambda message: stderr.print(message, style="dim"))
     files = _write(answer, write) if write is not None else []
     if json:
         print_json(_as_json(answer))

@@ -11,7 +11,7 @@ room, or where the limit is so high that it never presses: both stay true when t
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import product
 from typing import Literal, NamedTuple
 
@@ -25,8 +25,7 @@ from graftwork.costmodel.card_memory import (
     reserved_within,
 )
 from graftwork.costmodel.card_step import WORKSPACE, hold_recording, hold_states, step_recipe, take_pass
-from graftwork.costmodel.time import StepRates, card_seconds_a_token, rates_of
-from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.costmodel.time import StepRates, TrainedPart, card_seconds_a_token
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB, MIB
 
@@ -119,14 +118,6 @@ GRAIN = 256
 what asks for hardly less than one that had no room is not replayed."""
 
 
-class TrainedPart(NamedTuple):
-    """How many blocks have adapters, how many parameters those have, and what the card reaches."""
-
-    adapted: int
-    trainable: int
-    rates: StepRates
-
-
 class TuningOption:
     """A setting whose levels are open. Seconds are a straight line in each of the two levels."""
 
@@ -144,11 +135,7 @@ class TuningOption:
 
     def reckon(self, keep: int, lean: int) -> float:
         return card_seconds_a_token(
-            self.shape,
-            self.tuning.model_copy(update={"keep": keep, "lean": lean}),
-            adapted=self.trained.adapted,
-            trainable=self.trained.trainable,
-            rates=self.trained.rates,
+            self.shape, self.tuning.model_copy(update={"keep": keep, "lean": lean}), self.trained
         )
 
     def count(self, keep: int, lean: int) -> StepBytes:
@@ -282,36 +269,39 @@ class Failed:
 FIRST_WITH_EIGHT = 8.9
 """Compute capability of Ada; Hopper is 9.0."""
 
-RECKONED_FOR = "H200"
-"""The card whose rates settings are ranked by where nobody says which one it is."""
-
 TOKENS = (1024, 2048, 4096, 8192, 16384)
 HEAD_TOKENS = (2048, 1024, 512, 256)
 CHUNK_TOKENS = (4096, 2048, 1024)
 
 
+class TuningRequest(NamedTuple):
+    """What of a run decides how its step is tuned."""
+
+    method: str
+    adapted: int
+    trainable: int
+    step_tokens: int
+    longest: int
+    eight: bool
+    """Frozen weights may be multiplied in 8 bits."""
+
+
 def choose_tuning(
-    shape: ModelShape,
-    *,
-    method: str,
-    adapted: int,
-    trainable: int,
-    limit_gib: float,
-    step_tokens: int,
-    longest: int,
-    eight: bool,
-    rates: StepRates | None = None,
+    shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates
 ) -> Tuning | None:
-    """The fastest setting within the limit. `eight` says whether 8-bit products may be used; `rates` are
-    those of the card at hand."""
-    form: Literal["whole", "eight", "four"] = "four" if method == "qlora" else "eight" if eight else "whole"
-    trained = TrainedPart(adapted, trainable, rates or default_rates())
+    """The fastest setting within the limit; None where nothing fits. `rates` are those of the card."""
+    form: Literal["whole", "eight", "four"] = "whole"
+    if request.method == "qlora":
+        form = "four"
+    elif request.eight:
+        form = "eight"
     settings = (
         setting
-        for head in heads(shape, eight=eight)
-        for setting in _settings(form, head, step_tokens=step_tokens, longest=longest, limit_gib=limit_gib)
+        for head in heads(shape, eight=request.eight)
+        for setting in _settings(form, head, request, limit_gib=limit_gib)
     )
-    return fastest(shape, _loadable(shape, settings, limit_gib=limit_gib), trained)
+    part = TrainedPart(request.adapted, request.trainable, rates)
+    return fastest(shape, _loadable(shape, settings, limit_gib=limit_gib), part)
 
 
 def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"], ...]:
@@ -336,13 +326,13 @@ def _loadable(shape: ModelShape, settings: Iterable[Tuning], *, limit_gib: float
 def _settings(
     form: Literal["whole", "eight", "four"],
     head: Literal["whole", "eight"],
+    request: TuningRequest,
     *,
-    step_tokens: int,
-    longest: int,
     limit_gib: float,
 ) -> Iterator[Tuning]:
     """Everything that is tried. A pass must hold the longest row, and no more than a step has."""
-    most = max(step_tokens, longest)
+    longest = request.longest
+    most = max(request.step_tokens, longest)
     tokens = sorted({min(max(size, longest), most) for size in TOKENS})
     turns = (False, True) if form == "eight" else (False,)
     goes = {
@@ -365,8 +355,3 @@ def _settings(
             peak_gib=0.0,
             seconds_a_token=0.0,
         )
-
-
-@cache
-def default_rates() -> StepRates:
-    return rates_of(find_gpu(RECKONED_FOR))

@@ -34,6 +34,7 @@ from graftwork.costmodel.stream import (
     flash_backward_sizes,
     tile_places,
 )
+from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
 from graftwork.records.fit import PlainSetup
 from graftwork.records.plan import ModelShape
 
@@ -284,53 +285,15 @@ def attend(
     return result if in_order else clone(tape, result)
 
 
-class Family(NamedTuple):
-    """What differs between decoders."""
-
-    norm: str = "llama"
-    biased: tuple[str, ...] = ()
-    head_norms: str = ""
-    """Queries and keys are normed: "each" head, or "all" heads at once."""
-    fused: bool = False
-    """Queries, keys and values come from one product; gate and up too."""
-    norm_after: bool = False
-    """Norms stand behind attention and MLP instead of before them."""
-    scaled_embedding: bool = False
-
-
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(biased=("q_proj", "k_proj", "v_proj")),
-    "qwen3": Family(head_norms="each"),
-    "gemma": Family(norm="gemma", scaled_embedding=True),
-    "phi3": Family(fused=True),
-    "olmo2": Family(norm="olmo2", head_norms="all", norm_after=True),
-}
-
-
 class PlainBlock:
     """One layer."""
 
-    def __init__(self, shape: ModelShape, setup: PlainSetup, family: Family, *, adapted: bool) -> None:
+    def __init__(self, shape: ModelShape, setup: PlainSetup, family: ModelFamily, *, adapted: bool) -> None:
         full = setup.method == "full" and adapted
         h, i, d = shape.hidden_size, shape.intermediate_size, shape.head_dim
         q, kv = shape.heads * d, shape.kv_heads * d
-        self.family = family
+        self.recipe = recipe = family.recipe or PlainRecipe()
         self.heads = Heads(shape.heads, shape.kv_heads, d)
-        sizes = (
-            {"qkv_proj": (h, q + 2 * kv), "o_proj": (q, h), "gate_up_proj": (h, 2 * i), "down_proj": (i, h)}
-            if family.fused
-            else {
-                "q_proj": (h, q),
-                "k_proj": (h, kv),
-                "v_proj": (h, kv),
-                "o_proj": (q, h),
-                "gate_proj": (h, i),
-                "up_proj": (h, i),
-                "down_proj": (i, h),
-            }
-        )
         self.linears = {
             name: Linear(
                 size,
@@ -339,43 +302,43 @@ class PlainBlock:
                 adapted=adapted and not full and name in setup.targets,
                 trained=full,
             )
-            for name, size in sizes.items()
+            for name, size in family.linears(Widths(h, i, q, kv)).items()
         }
-        self.linears["down_proj"].last = not family.norm_after
-        self.norms = [Norm(h, setup, style=family.norm, trained=full) for _ in range(2)]
-        self.norms[1].last = family.norm_after
-        widths = {"each": (d, d), "all": (q, kv)}.get(family.head_norms, ())
-        self.head_norms = [Norm(width, setup, style=family.norm, trained=full) for width in widths]
+        self.linears["down_proj"].last = not recipe.norm_after
+        self.norms = [Norm(h, setup, style=recipe.norm, trained=full) for _ in range(2)]
+        self.norms[1].last = recipe.norm_after
+        widths = {"head": (d, d), "width": (q, kv)}.get(family.head_norms, ())
+        self.head_norms = [Norm(width, setup, style=recipe.norm, trained=full) for width in widths]
         modules: list[Linear | Norm] = [*self.linears.values(), *self.head_norms, *self.norms]
         self.weights = [weight for module in modules for weight in module.weights]
 
     def run(self, shared: Machinery, given: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
         """What is given is held by the call until it returns."""
         residual = x = given
-        if not self.family.norm_after:
+        if not self.recipe.norm_after:
             x = self.norms[0].run(shared, x)
         x = self._attention(shared, x, waves)
-        if self.family.norm_after:
+        if self.recipe.norm_after:
             x = self.norms[0].run(shared, x)
         x = add(shared.tape, residual, x)
         residual = x
-        if not self.family.norm_after:
+        if not self.recipe.norm_after:
             x = self.norms[1].run(shared, x)
         x = self._mlp(shared, x)
-        if self.family.norm_after:
+        if self.recipe.norm_after:
             x = self.norms[1].run(shared, x)
         return add(shared.tape, residual, x)
 
     def _attention(self, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
         q, k, v = self._projected(shared, x)
-        turn = rotate_part if self.family.fused else rotate
+        turn = rotate_part if self.recipe.fused else rotate
         q, k = turn(shared, q, waves), turn(shared, k, waves)
-        out = attend(shared, q, k, v, self.heads, in_order=not self.family.fused)
+        out = attend(shared, q, k, v, self.heads, in_order=not self.recipe.fused)
         return self.linears["o_proj"].run(shared, out)
 
     def _projected(self, shared: Machinery, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tape, heads = shared.tape, self.heads
-        if self.family.fused:
+        if self.recipe.fused:
             whole = self.linears["qkv_proj"].run(shared, x)
             counts = [shared.places * size * heads.size for size in (heads.queries, heads.keys)]
             q, k, v = (part_of(tape, whole, count) for count in (counts[0], counts[1], counts[1]))
@@ -391,7 +354,7 @@ class PlainBlock:
 
     def _mlp(self, shared: Machinery, x: Tensor) -> Tensor:
         tape = shared.tape
-        if self.family.fused:
+        if self.recipe.fused:
             up = self.linears["gate_up_proj"].run(shared, x)
             gate, up = halves(tape, up)
             up = multiply(tape, up, activate(tape, gate))
@@ -406,8 +369,9 @@ class PlainBlock:
 class PlainDecoder:
     """All of it, ready for steps."""
 
-    def __init__(self, shape: ModelShape, setup: PlainSetup, family: Family) -> None:
-        self.shape, self.setup, self.family = shape, setup, family
+    def __init__(self, shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> None:
+        self.shape, self.setup = shape, setup
+        self.recipe = recipe = family.recipe or PlainRecipe()
         width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else WIDTHS[setup.dtype]
         whole = setup.method == "full" and setup.adapted_layers >= shape.layers
         self.embedding = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
@@ -415,7 +379,7 @@ class PlainDecoder:
         self.blocks = [
             PlainBlock(shape, setup, family, adapted=place >= first) for place in range(shape.layers)
         ]
-        self.norm = Norm(shape.hidden_size, setup, style=family.norm, trained=whole)
+        self.norm = Norm(shape.hidden_size, setup, style=recipe.norm, trained=whole)
         self.head = self.embedding
         if not shape.tied_embeddings:
             self.head = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
@@ -426,7 +390,7 @@ class PlainDecoder:
     def hidden_states(self, shared: Machinery) -> Tensor:
         tape, setup = shared.tape, self.setup
         x = embed(tape, tape.leaf(self.embedding), places=shared.places, hidden=self.shape.hidden_size)
-        if self.family.scaled_embedding:
+        if self.recipe.scaled_embedding:
             x = scale(tape, x)
         embedded = x  # held by its name until the last layer is through
         count = setup.tokens * self.shape.head_dim
@@ -521,7 +485,7 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
         shared.again = True
         tape.ahead = _ahead_of_running(block, shared, count)
         # A norm at the end takes its gradient in float32 before it asks for what was kept.
-        widened = tape.new(count, FLOAT) if block.family.norm_after and width != FLOAT else None
+        widened = tape.new(count, FLOAT) if block.recipe.norm_after and width != FLOAT else None
         output = block.run(shared, again, waves)
         shared.again = tape.muted = False
         del widened
@@ -540,7 +504,7 @@ def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tup
 def _ahead_of_running(block: PlainBlock, shared: Machinery, count: int) -> list[Tensor]:
     """A layer runs again when what it kept is first asked for: the adapter's scale is behind that."""
     down = block.linears["down_proj"]
-    if down.adapter is None or block.family.norm_after:
+    if down.adapter is None or block.recipe.norm_after:
         return []
     width = shared.low if shared.setup.autocast else down.adapter[0].width
     return [shared.tape.new(count, width)]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from graftwork.costmodel import processor
 from graftwork.costmodel.time import (
     ATTENTION_SHARE,
     BANDWIDTH_SHARE,
@@ -24,7 +23,6 @@ from graftwork.costmodel.time import (
     head_seconds,
 )
 from graftwork.records.figure import Figure
-from graftwork.records.hardware import Cpu
 from graftwork.records.plan import ModelShape
 from graftwork.records.probe import ProbedStep, ProbeFacts
 from graftwork.records.units import GIB
@@ -54,7 +52,7 @@ class Line(NamedTuple):
 def rates_of_probe(facts: ProbeFacts) -> StepRates:
     """What this card reaches."""
     if facts.device.kind != "cuda":
-        raise ValueError("a processor has no card's rates: ask `cpu_of_probe`")
+        raise ValueError("a processor has no card's rates")
     half = _rate(facts, ("bfloat16", "float16"))
     if half is None or not facts.copy_bytes_s:
         raise ValueError("the probe measured no products")
@@ -175,45 +173,6 @@ def _blocks(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
     few = shape.model_copy(update={"layers": step.layers, "parameters": None})
     found: Blocks = block_seconds(few, step.tuning, adapted=step.layers, rates=rates, mean_length=step.length)
     return sum(found) + step.trainable * OPTIMIZER_BYTES / rates.bandwidth
-
-
-def cpu_of_probe(facts: ProbeFacts) -> Cpu:
-    """The processor as the planner reckons with it: its products such that the real steps come out."""
-    rates = [one.flops for one in facts.products]
-    gflops = (median(rates) if rates else 30e9) / 1e9
-    cpu = Cpu(
-        name=facts.device.name,
-        cores=facts.threads,
-        gflops=gflops,
-        bandwidth_gb_s=max(facts.copy_bytes_s, 1e9) / 1e9,
-        watts=0.0,
-        source="probed on this machine",
-        dated=facts.at[:10],
-    )
-    steps = [step for step in facts.steps if step.tuning is None]
-    if not steps:
-        return cpu
-    largest = max(steps, key=lambda step: step.layers)
-    return cpu.model_copy(update={"gflops": gflops * _processor_factor(facts, largest, cpu)})
-
-
-def _processor_factor(facts: ProbeFacts, step: ProbedStep, cpu: Cpu) -> float:
-    """By how much more the processor must multiply for the real step to be what was reckoned."""
-    few = facts.shape.model_copy(update={"layers": step.layers, "parameters": None})
-    reckoned = processor.processor_step(
-        few,
-        tokens=step.tokens,
-        adapted=step.layers,
-        cpu=cpu,
-        method="lora",
-        trained_share=step.trained_share,
-        mean_length=step.length,
-        rank=facts.rank,
-    )
-    beside = reckoned.parts["elementwise"] + sum(reckoned.once_a_step.values())
-    multiplying = sum(reckoned.parts.values()) - reckoned.parts["elementwise"]
-    left = max(step.seconds - beside, step.seconds / 4)
-    return min(max(multiplying / left, LEAST_FACTOR), MOST_FACTOR)
 
 
 MEASURED_RANGE = 0.1

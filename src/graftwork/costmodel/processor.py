@@ -9,14 +9,18 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names, linear_sizes
+from graftwork.model.families.registry import family_or_llama
+from graftwork.model.shape import (
+    adapter_parameters,
+    layer_parameters,
+    linear_sizes,
+    total_parameters,
+    trained_by,
+)
 from graftwork.records.base import Record
-from graftwork.records.fit import StepTime
-from graftwork.records.hardware import Cpu
-from graftwork.records.plan import ModelShape, Workload
+from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
 from graftwork.records.units import GIB
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROTARY = ("default", "llama3", "linear", "yarn")
 WIDTH = 4
 """It works in float32 alone."""
@@ -45,7 +49,7 @@ def why_plain_here(
         return f"it works in {dtype}"
     if not alone:
         return "several devices share it"
-    if config.get("model_type") not in FAMILIES:
+    if not family_or_llama(config.get("model_type")).cpu_step:
         return f"blocks of {config.get('model_type')!r} are not written out"
     window = config.get("sliding_window")
     if window is not None and window < longest and config.get("use_sliding_window", True):
@@ -99,6 +103,10 @@ PROCESSOR_RUNTIME_GIB = 0.60
 """The same once a batch went through: buffers of the products and of the C library (measured)."""
 FRAGMENTATION = 1.35
 """What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
+UNEVEN_REPLIES = 2.0
+"""How much more than its share of a step's replies some rows of it may have (guessed)."""
+HOST_SPREAD = 1.2
+"""Factor on the computed peak of the host."""
 MOST_SCATTERED = 2.0
 """Not measured beyond 36 batches an epoch: there, earlier runs must say it."""
 
@@ -225,45 +233,106 @@ def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
     return width * (norms + attention + mlp + adapters) + 4 * shape.heads
 
 
-STEP_SHARE = 0.55
-"""Of a processor's products, what a whole step reaches (benchmarks/results/train_cpu.json, 2 cores)."""
-BANDWIDTH_SHARE = 0.6
-ELEMENTWISE_BYTES = 92
-"""Traffic a token, block and unit of width, in float32, where it does not stay in the caches."""
-OPTIMIZER_BYTES = 28
+EFFICIENCY = 0.55
+"""Share of the measured matrix rate that the plain step reaches (measured)."""
+OWN_EFFICIENCY = 0.67
+"""The same of the step that is written for processors (measured: 0.67 in training, 0.71 in frozen blocks)."""
 
 
-def processor_step(
-    shape: ModelShape,
-    *,
-    tokens: int,
-    adapted: int,
-    cpu: Cpu,
-    method: str,
-    trained_share: float = 1.0,
-    mean_length: float | None = None,
-    rank: int = 16,
-) -> StepTime:
-    """One batch of `tokens` tokens. The head is computed where a token is predicted, and nowhere else."""
-    weights = layer_parameters(shape)
-    rate = (cpu.half_gflops or cpu.gflops) * 1e9 * STEP_SHARE
-    backward = 2 if method == "full" else 1
-    products = 2.0 * weights * tokens * (shape.layers + backward * adapted)
-    head = 2.0 * shape.vocab_size * shape.hidden_size * tokens * trained_share * (1 + backward)
-    length = mean_length or float(tokens)
-    scores = 2.0 * length * shape.heads * shape.head_dim * tokens * (shape.layers + 2 * adapted)
-    trainable = adapter_parameters(
-        shape, rank=rank, targets=linear_names(shape), layers=adapted, method=method
-    )
-    bandwidth = cpu.bandwidth_gb_s * 1e9 * BANDWIDTH_SHARE
-    spread = ELEMENTWISE_BYTES * (shape.hidden_size + shape.intermediate_size) * adapted * tokens
-    return StepTime(
-        parts={
-            "products": products / rate,
-            "attention": scores / rate,
-            "head": head / rate,
-            # The caches hold what one block leaves to the next for small batches; the worst is shown.
-            "elementwise": spread / bandwidth,
-        },
-        once_a_step={"optimizer": trainable * OPTIMIZER_BYTES / bandwidth},
-    )
+def training_flops(shape: ModelShape, work: Workload) -> float:
+    """Operations of the whole run."""
+    return sum(flops_by_part(shape, work).values())
+
+
+def flops_by_part(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """Operations of the whole run: products with weights, attention, the head."""
+    return _plain_flops(shape, work) if work.processor is None else _own_flops(shape, work, work.processor)
+
+
+def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """Forward through all layers, backward through the adapted ones; weights that are frozen need no gradient
+    of their own. The head only where a reply token is predicted."""
+    tokens, layer = _read_tokens(work), layer_parameters(shape)
+    backward = 4.0 if work.method == "full" else 2.0
+    return {
+        "products": tokens * layer * (2.0 * shape.layers + backward * work.adapted_layers),
+        "attention": _scores(shape, work) * tokens * (shape.layers + 2 * work.adapted_layers),
+        "head": (backward + 2.0) * shape.vocab_size * shape.hidden_size * work.trained_tokens * work.epochs,
+    }
+
+
+def _own_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> dict[str, float]:
+    """The step written for processors: frozen blocks once a row and not once an epoch where their output is
+    cached; the last block beyond keys and values only where a reply is predicted; adapters besides."""
+    tokens, layer, scores = _read_tokens(work), layer_parameters(shape), _scores(shape, work)
+    replies = work.trained_tokens * work.epochs
+    frozen = shape.layers - work.adapted_layers
+    read = own.distinct_tokens + work.shared_tokens if own.kept != "nowhere" else tokens
+    adapters = adapter_parameters(shape, rank=work.rank, targets=work.targets, layers=1, ranks=work.ranks)
+    # Forward and back through frozen weights; an adapter has its own gradient too.
+    block = 4.0 * layer + 6.0 * adapters
+    keys_and_values = 8.0 * shape.hidden_size * shape.kv_heads * shape.head_dim
+    whole = tokens * (work.adapted_layers - 1) + replies
+    return {
+        "products": read * frozen * 2.0 * layer + whole * block + tokens * keys_and_values,
+        "attention": read * frozen * scores + whole * 3.0 * scores,
+        "head": 4.0 * shape.vocab_size * shape.hidden_size * replies,
+    }
+
+
+def validation_share(shape: ModelShape, work: Workload) -> float:
+    """Of a trained token's time, what reading one without learning takes: all blocks, once, forward."""
+    if work.processor is None:
+        return 0.5
+    replies = work.trained_tokens / sum(work.lengths)
+    read = shape.layers * (2.0 * layer_parameters(shape) + _scores(shape, work))
+    read += 2.0 * shape.vocab_size * shape.hidden_size * replies
+    return read * sum(work.lengths) * work.epochs / training_flops(shape, work)
+
+
+def _read_tokens(work: Workload) -> float:
+    """Tokens of a run, the common beginning once a batch."""
+    rows = len(work.lengths)
+    batches = math.ceil(rows / work.batch_rows)
+    return float((sum(work.lengths) - work.shared_tokens * (rows - batches)) * work.epochs)
+
+
+def _scores(shape: ModelShape, work: Workload) -> float:
+    """Operations of one token's attention in one block."""
+    mean_length = sum(work.lengths) / len(work.lengths)
+    return 4.0 * mean_length * shape.heads * shape.head_dim
+
+
+def seconds_a_token(shape: ModelShape, work: Workload, *, gflops: float) -> dict[str, float]:
+    """Seconds of a trained token on a processor with this matrix rate, by what they are spent on."""
+    efficiency = EFFICIENCY if work.processor is None else OWN_EFFICIENCY
+    rate = gflops * 1e9 * efficiency * sum(work.lengths) * work.epochs
+    return {name: flops / rate for name, flops in flops_by_part(shape, work).items()}
+
+
+def choose_host_micro_batches(
+    shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
+) -> PlainStep | None:
+    """As many rows at a time as memory has room for; None where that is all rows of a step."""
+    rows, trainable = work.batch_rows, trained_by(shape, work)
+    while True:
+        parts = training_memory(
+            shape,
+            with_rows(work, rows),
+            parameters=total_parameters(shape),
+            trainable=trainable,
+            width=width,
+            checkpointed=checkpointed,
+        )
+        if rows == 1 or parts.total * HOST_SPREAD <= limit_gib * GIB:
+            break
+        rows //= 2
+    if rows == work.batch_rows and not checkpointed:
+        return None
+    return PlainStep(micro_rows=rows, checkpointed=checkpointed, peak_gib=parts.total / GIB)
+
+
+def with_rows(work: Workload, rows: int) -> Workload:
+    """The work as the memory of one pass of `rows` rows sees it."""
+    share = min(1.0, UNEVEN_REPLIES * rows / work.batch_rows)
+    return work.model_copy(update={"batch_rows": rows, "most_replies": round(work.most_replies * share)})

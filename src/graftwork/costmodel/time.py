@@ -4,6 +4,8 @@ In: a card of the catalog. Out: Rates. Every share below says where it comes fro
 itself (`rates_of_probe`) replaces them by what was measured there.
 """
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from graftwork.costmodel.card_memory import weights_again
@@ -13,6 +15,9 @@ from graftwork.records.fit import Level, PlainSetup, StepTime
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape, Tuning
 
+START_SECONDS = {"cpu": 10.0, "cuda": 20.0}
+"""From the start of a run to its first step: interpreter, libraries, weights, and on a card its kernels
+(measured on small bases: 11 s on two cores)."""
 POWER_FREE_SHARE, LOST_TO_A_TFLOP_A_WATT = 0.95, 0.215
 """Share of the stated products that a step reaches, and what it loses where a card has more of them than
 watts to feed them. Measured: 640 of 989 on an H200 (1.41 TFLOPS a watt; benchmarks/results/train_gpu.json,
@@ -173,6 +178,32 @@ ATTENTION_PASSES = 3.5
 """One forward, two and a half backward."""
 
 
+FIXED = "beginning and end"
+
+
+class TrainedPart(NamedTuple):
+    """How many blocks have adapters, how many parameters are trained, and what the card reaches."""
+
+    adapted: int
+    trainable: int
+    rates: StepRates
+
+
+class RowStatistics(NamedTuple):
+    """What the time of a step depends on besides its tokens."""
+
+    mean_length: float
+    """The mean over tokens: the length of the row that a token is in."""
+    trained_share: float = 1.0
+    uneven: bool = False
+    """Rows differ in length."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], *, trained_share: float = 1.0) -> "RowStatistics":
+        squares = sum(length * length for length in lengths)
+        return cls(squares / sum(lengths), trained_share, uneven=min(lengths) < max(lengths))
+
+
 class Blocks(NamedTuple):
     """Seconds of all blocks, by parts."""
 
@@ -183,57 +214,57 @@ class Blocks(NamedTuple):
     changing: float
 
 
-def card_step(
-    shape: ModelShape,
-    tuning: Tuning,
-    *,
-    adapted: int,
-    trainable: int,
-    rates: StepRates,
-    mean_length: float,
-    trained_share: float = 1.0,
-    uneven: bool = False,
-) -> StepTime:
-    """One pass of `tuning.micro_tokens` tokens in rows of `mean_length`, and the optimizer's step.
-
-    The mean is one of tokens: the length of the row that a token of the data is in. `uneven` says that rows
-    differ in length.
-    """
+def card_step(shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics) -> StepTime:
+    """One pass of `tuning.micro_tokens` tokens, and the optimizer's update."""
+    rates, adapted = part.rates, part.adapted
     blocks = block_seconds(
-        shape, tuning, adapted=adapted, rates=rates, mean_length=mean_length, uneven=uneven
+        shape, tuning, adapted=adapted, rates=rates, mean_length=rows.mean_length, uneven=rows.uneven
     )
     host = shape.hidden_size * 2 * tuning.micro_tokens / (rates.host * HOST_TABLE_SHARE)
     factor = rates.factor_of(tuning.form)
+    head = head_seconds(shape, tuning, rates=rates, trained_share=rows.trained_share)
     busy = {
         "products": factor * blocks.products,
         "computed again": factor * blocks.again,
         "attention": factor * blocks.attention,
         "elementwise": factor * blocks.elementwise,
         "changing the weights' form": factor * blocks.changing,
-        "head": rates.head_factor * head_seconds(shape, tuning, rates=rates, trained_share=trained_share),
+        "head": rates.head_factor * head,
     }
     launching = 0.0 if tuning.compiled else CARD_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
     parts = {
         **busy,
         "waiting for launches": max(0.0, launching - sum(busy.values())),
         "embedding from the host": host if tuning.host_embedding else 0.0,
-        "beginning and end": rates.fixed_seconds,
+        FIXED: rates.fixed_seconds,
     }
+    update = part.trainable * OPTIMIZER_BYTES / rates.bandwidth + rates.fixed_a_layer * adapted
     return StepTime(
         parts={name: seconds for name, seconds in parts.items() if seconds},
-        once_a_step={
-            "optimizer": trainable * OPTIMIZER_BYTES / rates.bandwidth + rates.fixed_a_layer * adapted
-        },
+        once_a_step={"optimizer": update},
     )
 
 
-def card_seconds_a_token(
-    shape: ModelShape, tuning: Tuning, *, adapted: int, trainable: int, rates: StepRates
-) -> float:
+def card_passes(tuning: Tuning, tokens: float) -> int:
+    """Passes of an optimizer step of `tokens` tokens."""
+    return max(math.ceil(tokens / tuning.micro_tokens), 1)
+
+
+def card_step_parts(
+    shape: ModelShape, tuning: Tuning, part: TrainedPart, rows: RowStatistics, *, tokens: float
+) -> dict[str, float]:
+    """Seconds of an optimizer step of `tokens` tokens, by what they are spent on."""
+    step = card_step(shape, tuning, part, rows)
+    # The last pass of a step is seldom full: its tokens count, and its fixed costs.
+    parts = {name: seconds * tokens / tuning.micro_tokens for name, seconds in step.parts.items()}
+    if FIXED in step.parts:
+        parts[FIXED] = step.parts[FIXED] * card_passes(tuning, tokens)
+    return parts | step.once_a_step
+
+
+def card_seconds_a_token(shape: ModelShape, tuning: Tuning, part: TrainedPart) -> float:
     """What a token costs where every row is as long as the longest and a pass is a step."""
-    step = card_step(
-        shape, tuning, adapted=adapted, trainable=trainable, rates=rates, mean_length=tuning.longest
-    )
+    step = card_step(shape, tuning, part, RowStatistics(tuning.longest))
     return (sum(step.parts.values()) + sum(step.once_a_step.values())) / tuning.micro_tokens
 
 
@@ -359,7 +390,7 @@ def plain_step(shape: ModelShape, setup: PlainSetup, *, rates: StepRates) -> Ste
         parts["opening NF4"] = PLAIN_NF4_BYTES * weights * passes / (rates.bandwidth * rates.dequantising)
     busy = sum(parts.values())
     parts["waiting for launches"] = max(0.0, launches(shape, setup) * rates.launch_seconds - busy)
-    parts["beginning and end"] = rates.fixed_seconds
+    parts[FIXED] = rates.fixed_seconds
     return StepTime(
         parts={name: seconds for name, seconds in parts.items() if seconds},
         once_a_step={"optimizer": _optimizer(shape, setup, rates)},
@@ -419,3 +450,14 @@ def link_seconds(bytes: float, *, cards: int, gb_s: float) -> float:
     if cards < 2:
         return 0.0
     return 2 * (cards - 1) / cards * bytes / (gb_s * 1e9)
+
+
+def expected_longest(lengths: Sequence[int], rows: int) -> float:
+    """Tokens that each row of a batch is padded to, on average: the longest of `rows` drawn ones."""
+    ordered, count = sorted(lengths), len(lengths)
+    total, below = 0.0, 0.0
+    for at, length in enumerate(ordered, start=1):
+        upto = (at / count) ** rows
+        total += length * (upto - below)
+        below = upto
+    return total

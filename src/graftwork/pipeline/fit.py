@@ -8,22 +8,26 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from graftwork.costmodel.plain_decoder import FAMILIES
-from graftwork.costmodel.plain_memory import exact_peak, passing_setup
+from graftwork.costmodel.distributed import passing_setup
+from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.costmodel.time import StepRates
 from graftwork.files.dataset_folder import MANIFEST, read_manifest
-from graftwork.model.base import EMBEDDED
+from graftwork.files.whole import write_whole
+from graftwork.model.base import EMBEDDED, models_folder
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.candidate import require_possible
 from graftwork.plan.fit.question import make_question, plain_setup
 from graftwork.process.environment import WORKER_ENVIRONMENT
-from graftwork.records.base import Record
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Optimizer, PlainSetup
@@ -34,6 +38,9 @@ from graftwork.records.units import GIB
 if TYPE_CHECKING:
     from graftwork.project.folder import Project
 
+OnProgress = Callable[[str], None]
+"""Receives a message before work that takes seconds."""
+TRACED_WITH = ("torch", "transformers", "peft")
 DEFAULT_SEQ = 2048
 OWN_DATA = "data"
 
@@ -59,7 +66,8 @@ class FitRequest(Record):
     optimizer: Optimizer = "adamw_fused"
     offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
     memory: float | None = None
-    trace: bool = False
+    trace: bool | None = None
+    """None: trace where the family has no step recipe and the libraries for it are installed."""
     claim: float | None = None
     prompt: int = 512
     completion: int = 512
@@ -68,8 +76,8 @@ class FitRequest(Record):
     project: Path | None = None
 
 
-def answer_fit(asked: FitRequest) -> FitAnswer:
-    """The answer, as sure as was asked for."""
+def answer_fit(asked: FitRequest, *, on_progress: OnProgress = lambda _: None) -> FitAnswer:
+    """The answer; memory is traced where that was asked for, or where the family has no step recipe."""
     project = _project(asked)
     model = _model(asked, project)
     question = ask(asked, model=model, project=project)
@@ -78,21 +86,23 @@ def answer_fit(asked: FitRequest) -> FitAnswer:
     rates = _probed(question, asked, project)
     answer = fit(question, rates=rates)
     if asked.trace:
-        answer = correct(answer, model, rates=rates)
+        answer = correct(answer, model, rates=rates, on_progress=on_progress)
+    elif asked.trace is None and answer.certainty == "guessed" and can_trace():
+        # Where the libraries cannot build this model, the guess with its wide range stays.
+        with suppress(EnvironmentLacks, subprocess.TimeoutExpired):
+            answer = correct(answer, model, rates=rates, on_progress=on_progress)
     reasons = (*answer.reasons, *doubts(model, answer), *question.machine.assumed)
     return answer.model_copy(update={"reasons": reasons})
 
 
 def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
-    """What was taken for something else, because nobody has written it out."""
+    """What was estimated as another family, because it has no step recipe."""
     if model.doubt:
         yield model.doubt
-        return
-    on_card = answer.question.machine.gpu is not None and answer.strategy.tuning is None
-    if on_card and answer.certainty == "computed" and model.architecture not in FAMILIES:
+    elif answer.certainty == "guessed":
         yield (
-            f"the step of {model.architecture} is not written out: its memory is counted as a Llama's; "
-            "--trace follows its own modules"
+            f"{model.architecture} has no step recipe: its memory is estimated as a Llama's, within 25 %; "
+            f"`{pip_install('train')}` and `pip install peft` let graft trace it (--trace)"
         )
 
 
@@ -151,7 +161,7 @@ def _project(asked: FitRequest) -> "Project | None":
             return None
         raise UserMistake(
             "no model is named, and there is no project here whose base could be meant",
-            why="without its sizes nothing can be reckoned",
+            why="without its sizes nothing can be computed",
             fix="graft plan fit --model deepseek-coder-6.7b (`graft plan catalog models` lists the names)",
             where="--model",
         )
@@ -249,8 +259,15 @@ NOTHING_TO_TRACE = (
 )
 
 
-def correct(answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None) -> FitAnswer:
-    """The answer with the trace's peak in place of the computed one."""
+def can_trace() -> bool:
+    """Whether the tracer's libraries are installed."""
+    return all(find_spec(name) is not None for name in TRACED_WITH)
+
+
+def correct(
+    answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None, on_progress: OnProgress
+) -> FitAnswer:
+    """The answer with the traced peak in place of the computed one."""
     strategy, question = answer.strategy, answer.question
     if strategy.tuning is not None or question.machine.gpu is None:
         return answer.model_copy(update={"reasons": (*answer.reasons, NOTHING_TO_TRACE)})
@@ -263,16 +280,30 @@ def correct(answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None) 
     )
     if question.method == "full" and strategy.sharding not in ("none", "ddp"):
         setup = passing_setup(setup)
-    traced = trace(config_of(model), setup)
-    computed = exact_peak(question.shape, setup, architecture=question.architecture)
+    traced = cached_trace(config_of(model), setup, on_progress=on_progress)
+    computed = plain_peak(question.shape, setup, architecture=question.architecture)
     surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
     off = 100 * (computed.allocated / traced - 1)
-    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; computed before: {off:+.1f} %"
+    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
     return surer.model_copy(update={"reasons": (said, *surer.reasons)})
 
 
+def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnProgress) -> float:
+    """The traced peak, from the user's cache where the same step was traced with the same libraries."""
+    versions = {name: version(name) for name in TRACED_WITH if find_spec(name) is not None}
+    key = fingerprint([config, setup.model_dump(mode="json"), versions])[:32]
+    file = models_folder().parent / "traces" / f"{key}.json"
+    with suppress(OSError, ValueError, KeyError):
+        return float(json.loads(file.read_text())["allocated"])
+    on_progress(f"tracing a step of {config.get('model_type')} without weights (up to a minute)")
+    allocated = trace(config, setup)
+    with suppress(OSError):
+        write_whole(file, json.dumps({"allocated": allocated, "versions": versions}))
+    return allocated
+
+
 def trace(config: dict[str, Any], setup: PlainSetup) -> float:
-    """Bytes allocated at the peak, as the tracer found them."""
+    """Bytes allocated at the peak, traced on the `meta` device in a child process."""
     asked = json.dumps({"config": config, "setup": setup.model_dump(mode="json")})
     done = subprocess.run(
         [sys.executable, "-m", TRACER, asked],
@@ -280,24 +311,20 @@ def trace(config: dict[str, Any], setup: PlainSetup) -> float:
         text=True,
         check=False,
         timeout=TRACE_TIMEOUT_SECONDS,
-        env=_environment(),
+        env={**os.environ, **WORKER_ENVIRONMENT},
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    said: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    if done.returncode or "peak" not in said:
-        complaint = said.get("what") or (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode or "peak" not in result:
+        complaint = result.get("what") or (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise EnvironmentLacks(
             "the step could not be traced",
             why=str(complaint),
-            fix="leave --trace out: computed figures need neither; or pip install peft and "
+            fix="use --no-trace: estimates need no libraries; or pip install peft and "
             + pip_install("train"),
             where="--trace",
         )
-    return float(said["peak"]["allocated"])
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, **WORKER_ENVIRONMENT}
+    return float(result["peak"]["allocated"])
 
 
 def config_of(model: CatalogModel) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def estimate_training(work: Workplace, shape: ModelShape, *, size: LogSize, devi
     speed = tokens_per_second(
         shape, load, device, learned=tuple(one.actual for one in recent if one.name == SPEED)
     )
-    parts = minutes_by_part(shape, load, speed).values()
+    parts = minutes_by_part(shape, load, speed, kind=device.kind).values()
     # `load` holds at most `MOST_LENGTHS` of the rows.
     scale = 60 * rows / counted
     return Figure(

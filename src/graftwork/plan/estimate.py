@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from graftwork.costmodel.card_memory import describe_tuning
-from graftwork.costmodel.processor import training_memory
-from graftwork.costmodel.time import StepRates, card_step
-from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
-from graftwork.plan.micro_batches import with_rows
+from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
+from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, TrainedPart, card_step_parts
+from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.figure import Figure
@@ -21,88 +20,14 @@ from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep
 from graftwork.records.residual import LearnedMemory
 from graftwork.records.units import GIB
 
-LOAD_SECONDS = 10.0
-"""Interpreter, libraries, the base and two proofs of it (measured: 11 s with a small base on 2 cores)."""
 CHECKPOINT_SECONDS = 0.15
 GUESSED_GFLOPS_A_THREAD = 35.0
 """A server core of recent years in fp32, for machines that nobody has measured."""
 
-EFFICIENCY = 0.55
-"""Share of the measured matrix rate that a whole training step reaches (measured on CPU)."""
-PROCESSOR_EFFICIENCY = 0.67
-"""The same of the step that is written for processors (measured: 0.67 learning, 0.71 in frozen blocks)."""
-
 MEASURED_GFLOPS = 700_000.0
 """Half-precision products of the card that tunings are reckoned for where no rates are known."""
-CARD_SPREAD: dict[Level, float] = {"computed": 1.35, "traced": 1.35, "probed": 1.15}
+CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
 """Factor, either way, on a card whose rates are known. A run has checkpoints and looks between steps."""
-FIXED = "beginning and end"
-
-
-def training_flops(shape: ModelShape, work: Workload) -> float:
-    """Operations of the whole run."""
-    if work.processor is not None:
-        return processor_flops(shape, work)
-    return _plain_flops(shape, work)
-
-
-def _plain_flops(shape: ModelShape, work: Workload) -> float:
-    """Forward through all layers; backward through the adapted ones alone, for activations only, since
-    their weights are frozen; the head only where a reply token is predicted; what all rows begin with
-    once a batch.
-    """
-    tokens = _read_tokens(work)
-    replies = work.trained_tokens * work.epochs
-    layer = layer_parameters(shape)
-    forward = 2.0 * layer * shape.layers * tokens
-    # Frozen weights need no gradient of their own.
-    backward = (4.0 if work.method == "full" else 2.0) * layer * work.adapted_layers * tokens
-    head = 2 * 2.0 * shape.vocab_size * shape.hidden_size * replies
-    scores = _scores(shape, work)
-    return forward + backward + head + scores * tokens * (shape.layers + 2 * work.adapted_layers)
-
-
-def processor_flops(shape: ModelShape, work: Workload) -> float:
-    """The processor's step: frozen blocks once a row and not once an epoch where their output is kept; the
-    last block beyond keys and values only where a reply is predicted; the adapters beside the weights."""
-    own = work.processor
-    tokens, layer = _read_tokens(work), layer_parameters(shape)
-    replies = work.trained_tokens * work.epochs
-    frozen = shape.layers - work.adapted_layers
-    kept = own is not None and own.kept != "nowhere"
-    trunk_tokens = own.distinct_tokens + work.shared_tokens if own is not None and kept else tokens
-    scores = _scores(shape, work)
-    trunk = trunk_tokens * frozen * (2.0 * layer + scores)
-    grafted = adapter_parameters(shape, rank=work.rank, targets=work.targets, layers=1, ranks=work.ranks)
-    # Forward and back through frozen weights; an adapter has its own gradient besides.
-    block = 4.0 * layer + 6.0 * grafted + 3.0 * scores
-    entered = 4.0 * 2 * shape.hidden_size * shape.kv_heads * shape.head_dim
-    above = tokens * ((work.adapted_layers - 1) * block + entered) + replies * block
-    head = 4.0 * shape.vocab_size * shape.hidden_size * replies
-    return trunk + above + head
-
-
-def validation_share(shape: ModelShape, work: Workload) -> float:
-    """Of a trained token's time, what reading one without learning takes: all blocks, once, forward."""
-    if work.processor is None:
-        return 0.5
-    replies = work.trained_tokens / sum(work.lengths)
-    read = shape.layers * (2.0 * layer_parameters(shape) + _scores(shape, work))
-    read += 2.0 * shape.vocab_size * shape.hidden_size * replies
-    return read * sum(work.lengths) * work.epochs / training_flops(shape, work)
-
-
-def _read_tokens(work: Workload) -> float:
-    """Tokens of a run, the common beginning once a batch."""
-    rows = len(work.lengths)
-    batches = math.ceil(rows / work.batch_rows)
-    return float((sum(work.lengths) - work.shared_tokens * (rows - batches)) * work.epochs)
-
-
-def _scores(shape: ModelShape, work: Workload) -> float:
-    """Operations of one token's attention in one block."""
-    mean_length = sum(work.lengths) / len(work.lengths)
-    return 4.0 * mean_length * shape.heads * shape.head_dim
 
 
 def tokens_per_second(
@@ -142,13 +67,11 @@ def _computed_rate(
         # Reckoned for one card; others are as much slower as their products are.
         share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
         return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
-    flops_a_token = training_flops(shape, work) / (sum(work.lengths) * work.epochs)
-    efficiency = EFFICIENCY if work.processor is None else PROCESSOR_EFFICIENCY
-    if device.gflops is not None:
-        rate = device.gflops * 1e9 * efficiency / flops_a_token
-        return Figure.about(rate, down=0.55, up=1.6, unit="tokens/s")
-    rate = GUESSED_GFLOPS_A_THREAD * 1e9 * device.threads * efficiency / flops_a_token
-    return Figure.about(rate, down=0.25, up=4.0, unit="tokens/s")
+    measured = device.gflops is not None
+    gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
+    rate = 1 / sum(seconds_a_token(shape, work, gflops=gflops).values())
+    down, up = (0.55, 1.6) if measured else (0.25, 4.0)
+    return Figure.about(rate, down=down, up=up, unit="tokens/s")
 
 
 def _card_rate(
@@ -157,26 +80,16 @@ def _card_rate(
     """Tokens a second of the step that the run takes on a card."""
     if tuning is None:
         return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
-    total = sum(work.lengths)
-    step = card_step(
+    trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
+    tokens = sum(work.lengths) * work.batch_rows / len(work.lengths)
+    parts = card_step_parts(
         shape,
         tuning,
-        adapted=work.adapted_layers,
-        trainable=adapter_parameters(
-            shape, rank=work.rank, targets=work.targets, layers=work.adapted_layers, ranks=work.ranks
-        ),
-        rates=rates,
-        # Of the row that a token is in, not of all rows.
-        mean_length=sum(length * length for length in work.lengths) / total,
-        trained_share=min(work.trained_tokens / total, 1.0),
-        uneven=min(work.lengths) < max(work.lengths),
+        TrainedPart(work.adapted_layers, trained_by(shape, work), rates),
+        RowStatistics.of(work.lengths, trained_share=trained_share),
+        tokens=tokens,
     )
-    tokens = total * work.batch_rows / len(work.lengths)
-    fixed = step.parts.get(FIXED, 0.0)
-    # The last pass of a step is seldom full: its tokens count, its beginning and end too.
-    passes = max(math.ceil(tokens / tuning.micro_tokens), 1)
-    seconds = (sum(step.parts.values()) - fixed) * tokens / tuning.micro_tokens + fixed * passes
-    return tokens / (seconds + sum(step.once_a_step.values()))
+    return tokens / sum(parts.values())
 
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -208,14 +121,7 @@ def make_plan(
     of the same kind took over what was reckoned for them corrects it. `plain` says how the plain step is
     taken where all rows of a step at once would be too many; on cards always. `rates` are this card's."""
     parameters = total_parameters(shape)
-    trainable = adapter_parameters(
-        shape,
-        rank=work.rank,
-        targets=work.targets,
-        layers=work.adapted_layers,
-        ranks=work.ranks,
-        method=work.method,
-    )
+    trainable = trained_by(shape, work)
     steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
     tokens = sum(work.lengths) * work.epochs
     speed = tokens_per_second(shape, work, device, learned=learned, tuning=tuning, plain=plain, rates=rates)
@@ -225,7 +131,7 @@ def make_plan(
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
         memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
-    spent = minutes_by_part(shape, work, speed)
+    spent = minutes_by_part(shape, work, speed, kind=device.kind)
     minutes = _add_up(spent.values(), unit="min")
     limit = settings.memory_limit_gib or device.memory_gib
     fits = memory.high <= limit and minutes.value <= (settings.time_limit_minutes or math.inf)
@@ -289,11 +195,11 @@ def _computed(
     return Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 
-def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure) -> dict[str, Figure]:
+def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, *, kind: str) -> dict[str, Figure]:
     """Training, and what stands around it: loading with the loss before, checkpoints, the loss after."""
     tokens = sum(work.lengths) * work.epochs
     validation = _minutes(work.validation_tokens * validation_share(shape, work), speed)
-    loading = Figure.about(LOAD_SECONDS / 60, down=0.7, up=2.0, unit="min")
+    loading = Figure.about(START_SECONDS[kind] / 60, down=0.7, up=2.0, unit="min")
     return {
         "load": _add_up((loading, validation), unit="min"),
         "compute": _minutes(tokens, speed),

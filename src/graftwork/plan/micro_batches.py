@@ -9,16 +9,13 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from graftwork.costmodel.card_tuning import default_rates
-from graftwork.costmodel.plain_memory import WIDTH, Distribution
-from graftwork.costmodel.processor import training_memory
-from graftwork.costmodel.time import StepRates, plain_step
-from graftwork.model.shape import adapter_parameters, total_parameters
-from graftwork.plan.fit.candidate import RESERVED_SPREAD
-from graftwork.plan.fit.plain_step import peak_of_each
-from graftwork.plan.fit.question import expected_longest
-from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
-from graftwork.records.plan import ModelShape, PlainStep, Workload
+from graftwork.costmodel.distributed import WIDTH, Distribution, PlainRun, plain_step_parts
+from graftwork.costmodel.plain_memory import peak_of_each
+from graftwork.costmodel.processor import UNEVEN_REPLIES
+from graftwork.costmodel.time import expected_longest
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, memory_level
+from graftwork.records.fit import Level, MemoryPeak, Offload, PlainSetup, Sharding
+from graftwork.records.plan import PlainStep, Workload
 from graftwork.records.units import GIB
 
 SHARDINGS: dict[str, Sharding] = {
@@ -28,9 +25,6 @@ SHARDINGS: dict[str, Sharding] = {
     "zero2": "zero2",
     "zero3": "zero3",
 }
-UNEVEN_REPLIES = 2.0
-"""How much more than its share of a step's replies some rows of it may hold (guessed)."""
-HOST_SPREAD = 1.2
 
 
 class TrainStrategy(NamedTuple):
@@ -58,129 +52,80 @@ class MicroBatchOption(NamedTuple):
 
 
 def choose_micro_batches(
-    shape: ModelShape,
+    run: PlainRun,
     work: Workload,
+    strategy: TrainStrategy,
     *,
-    crew: TrainStrategy,
-    dtype: Precision,
-    architecture: str,
     limit_gib: float,
     checkpointing: Literal["auto", "on", "off"] = "auto",
-    rates: StepRates | None = None,
 ) -> PlainStep:
-    """On cards: the fastest way within the limit; where none is, the one that needs the least."""
-    known = rates or default_rates()
-    room = limit_gib * GIB / (1 + RESERVED_SPREAD["computed"])
-    ways = list(_setups(shape, work, crew, dtype, checkpointing))
+    """The fastest option within the limit; where there is none, the one that needs the least."""
+    room = limit_gib * GIB / (1 + RESERVED_SPREAD[memory_level(run.architecture, run.correction)])
 
-    def reckon(setup: PlainSetup, *, exact: bool) -> MicroBatchOption:
-        peak = _peak(shape, work, setup, crew, architecture=architecture, exact=exact)
-        return MicroBatchOption(
-            setup, peak, _seconds_a_token(shape, work, setup, crew, rates=known, dtype=dtype)
-        )
+    def estimate(setup: PlainSetup, *, exact: bool) -> MicroBatchOption:
+        peak = _peak(run, work, setup, strategy, exact=exact)
+        return MicroBatchOption(setup, peak, _seconds_a_token(run, work, setup, strategy))
 
-    found = [reckon(setup, exact=False) for setup in ways]
-    roomy = sorted((one for one in found if one.peak.reserved <= room), key=_preference)
-    for one in roomy:
-        # The search goes by straight lines; what is taken is reckoned to the tensor.
-        exact = reckon(one.setup, exact=True)
+    options = [
+        estimate(setup, exact=False) for setup in _setups(run, work, strategy, checkpointing=checkpointing)
+    ]
+    roomy = sorted((option for option in options if option.peak.reserved <= room), key=_preference)
+    for option in roomy:
+        # The search follows straight lines; what is chosen is computed tensor by tensor.
+        exact = estimate(option.setup, exact=True)
         if exact.peak.reserved <= room:
             return _step(exact)
-    return _step(reckon(min(found, key=lambda one: one.peak.reserved).setup, exact=True))
+    leanest = min(options, key=lambda option: option.peak.reserved)
+    return _step(estimate(leanest.setup, exact=True))
 
 
-def needs_more(step: PlainStep, *, limit_gib: float) -> bool:
-    """Whether even this way may pass the limit."""
-    return step.peak_gib * (1 + RESERVED_SPREAD["computed"]) > limit_gib
-
-
-def choose_host_micro_batches(
-    shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
-) -> PlainStep | None:
-    """On a processor: as many rows as memory has room for; None where that is all of them."""
-    rows = work.batch_rows
-    while True:
-        parts = training_memory(
-            shape,
-            with_rows(work, rows),
-            parameters=total_parameters(shape),
-            trainable=_trainable(shape, work),
-            width=width,
-            checkpointed=checkpointed,
-        )
-        if rows == 1 or parts.total * HOST_SPREAD <= limit_gib * GIB:
-            break
-        rows //= 2
-    if rows == work.batch_rows and not checkpointed:
-        return None
-    return PlainStep(micro_rows=rows, checkpointed=checkpointed, peak_gib=parts.total / GIB)
-
-
-def with_rows(work: Workload, rows: int) -> Workload:
-    """The work as the memory of one pass sees it."""
-    share = min(1.0, UNEVEN_REPLIES * rows / work.batch_rows)
-    return work.model_copy(update={"batch_rows": rows, "most_replies": round(work.most_replies * share)})
+def needs_more(step: PlainStep, *, limit_gib: float, level: Level = "computed") -> bool:
+    """Whether even this option may exceed the limit."""
+    return step.peak_gib * (1 + RESERVED_SPREAD[level]) > limit_gib
 
 
 def _setups(
-    shape: ModelShape,
-    work: Workload,
-    crew: TrainStrategy,
-    dtype: Precision,
-    checkpointing: Literal["auto", "on", "off"],
+    run: PlainRun, work: Workload, strategy: TrainStrategy, *, checkpointing: Literal["auto", "on", "off"]
 ) -> Iterator[PlainSetup]:
-    full, cards = work.method == "full", crew.shared.cards
-    depths = {"auto": (0, shape.layers), "on": (shape.layers,), "off": (0,)}[checkpointing]
+    full, layers = work.method == "full", run.shape.layers
+    depths = {"auto": (0, layers), "on": (layers,), "off": (0,)}[checkpointing]
     for checkpointed in depths:
-        rows = -(-min(work.batch_rows, len(work.lengths)) // cards)
+        rows = -(-min(work.batch_rows, len(work.lengths)) // strategy.shared.cards)
         while rows:
             yield PlainSetup(
                 method=work.method,
                 rank=max([work.rank, *work.ranks.values()]),
                 targets=work.targets,
                 adapted_layers=work.adapted_layers,
-                # Learned weights stand in float32; products are mixed only where one process works alone.
-                dtype="float32" if full else dtype,
-                autocast=dtype != "float32" and not (full and crew.strategy != "single"),
+                # Trained weights are in float32; precisions are mixed only where one process works alone.
+                dtype="float32" if full else run.half,
+                autocast=run.half != "float32" and not (full and strategy.strategy != "single"),
                 rows=rows,
-                tokens=_tokens(work, crew, rows=rows, checkpointed=bool(checkpointed)),
+                tokens=_tokens(work, strategy, rows=rows, checkpointed=bool(checkpointed)),
                 checkpointed=checkpointed,
                 kbit_upcast=False,
             )
             rows //= 2
 
 
-def _tokens(work: Workload, crew: TrainStrategy, *, rows: int, checkpointed: bool) -> int:
+def _tokens(work: Workload, strategy: TrainStrategy, *, rows: int, checkpointed: bool) -> int:
     """Of a row, with its padding and its part of the beginning that all rows share."""
     longest = max(work.lengths)
-    if checkpointed or crew.shared.sharding in ("fsdp2", "zero3"):
+    if checkpointed or strategy.shared.sharding in ("fsdp2", "zero3"):
         return longest
     return longest - work.shared_tokens + -(-work.shared_tokens // rows)
 
 
 def _peak(
-    shape: ModelShape,
-    work: Workload,
-    setup: PlainSetup,
-    crew: TrainStrategy,
-    *,
-    architecture: str,
-    exact: bool,
+    run: PlainRun, work: Workload, setup: PlainSetup, strategy: TrainStrategy, *, exact: bool
 ) -> MemoryPeak:
-    shared, longest = crew.shared, max(work.lengths)
+    shared, longest = strategy.shared, max(work.lengths)
     of_step = min(1.0, UNEVEN_REPLIES * setup.rows * shared.cards / work.batch_rows)
     replies = (work.most_replies or work.batch_rows * longest) * of_step
-    peak = peak_of_each(
-        shape,
-        setup,
-        shared,
-        architecture=architecture,
-        trainable=_trainable(shape, work),
-        predicted=min(1.0, replies / (setup.rows * setup.tokens)),
-        exact=exact,
-    )
-    # Every row lays the beginning's keys and values before its own.
-    copied = setup.rows * (longest - setup.tokens) * 2 * shape.kv_heads * shape.head_dim
+    predicted = min(1.0, replies / (setup.rows * setup.tokens))
+    peak = peak_of_each(run._replace(predicted=predicted), setup, shared, exact=exact)
+    # Every row has the keys and values of the shared prefix in front of its own.
+    copied = setup.rows * (longest - setup.tokens) * 2 * run.shape.kv_heads * run.shape.head_dim
     size = float(copied * WIDTH[setup.dtype] * setup.adapted_layers)
     parts = {**peak.parts, "activations": peak.parts.get("activations", 0.0) + size}
     return peak.model_copy(
@@ -188,36 +133,13 @@ def _peak(
     )
 
 
-def _seconds_a_token(
-    shape: ModelShape,
-    work: Workload,
-    setup: PlainSetup,
-    crew: TrainStrategy,
-    *,
-    rates: StepRates,
-    dtype: Precision,
-) -> float:
-    """Passes of usual rows and the update, over all processes."""
+def _seconds_a_token(run: PlainRun, work: Workload, setup: PlainSetup, strategy: TrainStrategy) -> float:
+    """Of an optimizer step of usual rows, over all processes."""
     usual = max(1, round(expected_longest(work.lengths, setup.rows) * setup.tokens / max(work.lengths)))
-    # With autocast, products go in 16 bits whatever the weights are kept in.
-    worked = setup.model_copy(update={"tokens": usual, "dtype": dtype if setup.autocast else setup.dtype})
-    a_pass = sum(plain_step(shape, worked, rates=rates).parts.values())
-    cards = crew.shared.cards
-    passes = math.ceil(work.batch_rows / (setup.rows * cards))
-    update = sum(plain_step(shape, setup, rates=rates).once_a_step.values())
-    tokens = sum(work.lengths) / len(work.lengths) * work.batch_rows
-    return (a_pass * passes + update) / tokens
-
-
-def _trainable(shape: ModelShape, work: Workload) -> int:
-    return adapter_parameters(
-        shape,
-        rank=work.rank,
-        targets=work.targets,
-        layers=work.adapted_layers,
-        ranks=work.ranks,
-        method=work.method,
-    )
+    passes = math.ceil(work.batch_rows / (setup.rows * strategy.shared.cards))
+    step = setup.model_copy(update={"tokens": usual})
+    seconds = sum(plain_step_parts(run, step, strategy.shared, passes=passes).values())
+    return seconds / (sum(work.lengths) / len(work.lengths) * work.batch_rows)
 
 
 def _preference(found: MicroBatchOption) -> tuple[float, int]:

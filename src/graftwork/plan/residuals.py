@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
-from graftwork.plan.estimate import LOAD_SECONDS
+from graftwork.costmodel.time import START_SECONDS
 from graftwork.records.figure import Figure
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.residual import Bias, Drift, LearnedMemory, RunParts
@@ -77,7 +77,7 @@ def planned_minutes(plan: Plan) -> dict[str, Figure]:
             high=plan.tokens.high / speed.low / 60,
             unit="min",
         )
-        load = Figure.about(LOAD_SECONDS / 60, down=0.5, up=2.0, unit="min")
+        load = Figure.about(START_SECONDS[plan.device.kind] / 60, down=0.5, up=2.0, unit="min")
         rest = max(0.0, plan.minutes.value - compute.value - load.value)
         named = {
             "load": load,

@@ -6,25 +6,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.plain_memory import Distribution, exact_peak, passing_setup, quick_peak, share
-from graftwork.costmodel.time import rates_of
+from graftwork.costmodel.distributed import (
+    Distribution,
+    adam_seconds,
+    exposed,
+    link_rate,
+    passing_setup,
+    share,
+    transfers,
+)
+from graftwork.costmodel.plain_memory import plain_peak, quick_peak
+from graftwork.costmodel.time import expected_longest, rates_of
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
 from graftwork.plan.fit.plain_step import (
-    adam_seconds,
     cache_bytes,
     decode_seconds,
-    exposed,
     host_memory,
-    link_rate,
     rows_at_once,
     trained,
-    transfers,
 )
 from graftwork.plan.fit.question import (
-    expected_longest,
     late_chance,
     length_that_fits,
     make_question,
@@ -206,7 +210,7 @@ def test_a_claim_above_the_roof_is_refused_with_the_arithmetic():
 @pytest.mark.parametrize("checkpointed", [0, 32])
 def test_the_quick_peak_is_near_the_exact_one(method, checkpointed):
     asked = setup(method, checkpointed=checkpointed, rows=2)
-    exact = exact_peak(SHAPE, asked, architecture="llama")
+    exact = plain_peak(SHAPE, asked, architecture="llama")
     quick = quick_peak(SHAPE, asked, architecture="llama", trainable=trained(question(method=method)))
     assert quick.allocated == pytest.approx(exact.allocated, rel=0.02)
     assert quick.reserved == pytest.approx(exact.reserved, rel=0.08)
@@ -236,13 +240,13 @@ def test_peaks_of_a_7b_are_those_that_were_traced(method, tokens, checkpointed, 
     asked = setup(
         method, checkpointed=checkpointed, adapter_dtype="bfloat16", autocast=False, kbit_upcast=False
     ).model_copy(update={"tokens": tokens})
-    peak = exact_peak(SHAPE, asked, architecture="llama").allocated / GIB
+    peak = plain_peak(SHAPE, asked, architecture="llama").allocated / GIB
     assert peak == pytest.approx(traced_gib, rel=0.05)
 
 
 def test_what_passes_through_a_card_does_not_hide_behind_gradients():
     asked = setup(checkpointed=SHAPE.layers)
-    passing = exact_peak(SHAPE, passing_setup(asked), architecture="llama")
+    passing = plain_peak(SHAPE, passing_setup(asked), architecture="llama")
     shared = share(
         passing, SHAPE, asked, Distribution("zero3", "weights", 2), trainable=total_parameters(SHAPE)
     )

@@ -4,18 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.processor import choose_host_micro_batches
 from graftwork.costmodel.time import rates_of
-from graftwork.model.shape import linear_names
-from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.model.shape import linear_names, trained_by
+from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
-from graftwork.plan.micro_batches import (
-    TrainStrategy,
-    choose_host_micro_batches,
-    choose_micro_batches,
-    needs_more,
-)
+from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.plan.settings import PlanSettings
+from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 
 MODEL = find_model("deepseek-coder-6.7b")
@@ -39,10 +37,18 @@ def load(method="qlora", *, tokens=2048, rows=16, **more):
     return Workload(**{**values, **more})
 
 
-def choose(work=None, *, shape=SHAPE, limit=14.6, strategy="ddp", processes=2, **more):
-    crew = TrainStrategy(strategy, processes if strategy != "single" else 1)
-    facts = {"dtype": "bfloat16", "architecture": MODEL.architecture, "limit_gib": limit, **more}
-    return choose_micro_batches(shape, work or load(), crew=crew, **facts)
+def choose(work=None, *, shape=SHAPE, limit=14.6, strategy="ddp", processes=2, rates=None, **more):
+    work = work or load()
+    shared = TrainStrategy(strategy, processes if strategy != "single" else 1)
+    run = PlainRun(
+        shape=shape,
+        architecture=MODEL.architecture,
+        trainable=trained_by(shape, work),
+        half="bfloat16",
+        rates=rates or default_rates(),
+        machine=Machine(gpu=None, gpus=shared.shared.cards, ram_gib=64.0),
+    )
+    return choose_micro_batches(run, work, shared, limit_gib=limit, **more)
 
 
 def test_two_cards_of_16_gb_train_a_7b_in_four_bits_because_blocks_compute_again():

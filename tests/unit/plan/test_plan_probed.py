@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.costmodel.probed_rates import cpu_of_probe, probe_figures, rates_of_probe, whole_model_speed
-from graftwork.costmodel.processor import processor_step
-from graftwork.costmodel.time import StepRates, card_step
+from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
+from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.probe import DeviceName, ProbedStep, ProbeFacts, ProductRate
 
@@ -49,10 +48,8 @@ def seconds_on(rates: StepRates, layers, tokens, form="whole") -> float:
     step = card_step(
         SHAPE.model_copy(update={"layers": layers}),
         make_tuning(layers, tokens, form),
-        adapted=layers,
-        trainable=TRAINABLE_A_LAYER * layers,
-        rates=rates,
-        mean_length=2048,
+        TrainedPart(adapted=layers, trainable=TRAINABLE_A_LAYER * layers, rates=rates),
+        RowStatistics(mean_length=2048),
     )
     return sum(step.parts.values()) + sum(step.once_a_step.values())
 
@@ -163,34 +160,8 @@ def test_a_step_that_is_absurd_does_not_make_the_rates_absurd():
 
 
 def test_a_processor_has_no_rates_of_a_card():
-    with pytest.raises(ValueError, match="cpu_of_probe"):
+    with pytest.raises(ValueError, match="processor"):
         rates_of_probe(make_facts(device=PROCESSOR))
-
-
-def test_a_processor_is_reckoned_so_that_its_real_step_comes_out():
-    step = ProbedStep(
-        layers=4,
-        tokens=64,
-        length=64,
-        trainable=1000,
-        trained_share=0.15,
-        seconds=6.0,
-        spread=0.1,
-        peak_bytes=1e9,
-    )
-    facts = make_facts(device=PROCESSOR, steps=(step,))
-    few = SHAPE.model_copy(update={"layers": 4})
-    reckoned = processor_step(
-        few,
-        tokens=64,
-        adapted=4,
-        cpu=cpu_of_probe(facts),
-        method="lora",
-        trained_share=0.15,
-        mean_length=64,
-    )
-    total = sum(reckoned.parts.values()) + sum(reckoned.once_a_step.values())
-    assert total == pytest.approx(6.0, rel=0.05)
 
 
 def test_figures_name_only_what_was_measured_and_hold_their_values():

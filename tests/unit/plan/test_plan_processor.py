@@ -13,12 +13,14 @@ from graftwork.costmodel.processor import (
     packed_bytes,
     scattered,
     states_bytes,
+    training_flops,
     training_memory,
+    validation_share,
     why_plain_here,
 )
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.estimate import make_plan, training_flops, validation_share
+from graftwork.plan.estimate import make_plan
 from graftwork.plan.residuals import correct_memory, learned_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, Workload

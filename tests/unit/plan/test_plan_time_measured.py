@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from graftwork.costmodel.probed_rates import rates_of_probe
-from graftwork.costmodel.time import StepRates, card_step, rates_of
+from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.records.plan import ModelShape, Tuning
@@ -33,12 +33,14 @@ def errors(rates: StepRates) -> list[float]:
             step = card_step(
                 shape,
                 Tuning.model_validate(line["tuning"]),
-                adapted=shape.layers,
-                trainable=adapter_parameters(
-                    shape, rank=16, targets=linear_names(shape), layers=shape.layers
+                TrainedPart(
+                    adapted=shape.layers,
+                    trainable=adapter_parameters(
+                        shape, rank=16, targets=linear_names(shape), layers=shape.layers
+                    ),
+                    rates=rates,
                 ),
-                rates=rates,
-                mean_length=setting["length"],
+                RowStatistics(mean_length=setting["length"]),
             )
             seconds = sum(step.parts.values()) + sum(step.once_a_step.values())
             found.append(abs(seconds / line["measured"] - 1))

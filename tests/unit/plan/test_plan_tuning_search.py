@@ -10,14 +10,14 @@ from graftwork.costmodel import card_tuning
 from graftwork.costmodel.card_memory import card_peak, count, count_by_levels, reserved_within
 from graftwork.costmodel.card_step import step_recipe
 from graftwork.costmodel.card_tuning import (
-    TrainedPart,
     TuningOption,
+    TuningRequest,
     _settings,
     choose_tuning,
-    default_rates,
     fastest,
 )
-from graftwork.costmodel.time import card_seconds_a_token
+from graftwork.costmodel.time import TrainedPart, card_seconds_a_token
+from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
@@ -42,7 +42,9 @@ LEVELS = st.tuples(st.integers(0, BLOCKS), st.integers(0, BLOCKS)).filter(lambda
 
 @cache
 def ways(form, limit=2.0):
-    return tuple(_settings(form, "whole", step_tokens=4096, longest=1024, limit_gib=limit))
+    return tuple(
+        _settings(form, "whole", TuningRequest("lora", 6, 1, 4096, 1024, eight=False), limit_gib=limit)
+    )
 
 
 @given(FORMS, st.data(), LEVELS)
@@ -53,9 +55,7 @@ def test_seconds_are_those_that_the_clock_model_states(form, data, levels):
     stated = card_seconds_a_token(
         SMALL,
         tuning.model_copy(update={"keep": keep, "lean": lean}),
-        adapted=BLOCKS,
-        trainable=TRAINABLE,
-        rates=default_rates(),
+        TrainedPart(adapted=BLOCKS, trainable=TRAINABLE, rates=default_rates()),
     )
     assert TuningOption(SMALL, tuning, ADAPTED[6]).seconds(keep, lean) == pytest.approx(stated, rel=1e-9)
 
@@ -124,13 +124,16 @@ def test_more_memory_never_makes_any_method_slower(limit, more, method, eight, h
     def choose(limit_gib):
         return choose_tuning(
             SMALL,
-            method=method,
-            adapted=3 if half else 6,
-            trainable=TRAINABLE,
+            TuningRequest(
+                method=method,
+                adapted=3 if half else 6,
+                trainable=TRAINABLE,
+                step_tokens=4096,
+                longest=512,
+                eight=eight,
+            ),
             limit_gib=limit_gib,
-            step_tokens=4096,
-            longest=512,
-            eight=eight,
+            rates=default_rates(),
         )
 
     small, large = choose(limit), choose(limit * more)

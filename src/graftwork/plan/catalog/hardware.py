@@ -5,8 +5,10 @@ not look at this machine.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
+from graftwork.costmodel.time import StepRates, rates_of
 from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.hardware import Cpu, Gpu
 
@@ -120,3 +122,9 @@ def _cpu(row: CatalogRow) -> Cpu:
         source=row.text("source"),
         dated=row.text("dated"),
     )
+
+
+@cache
+def default_rates() -> StepRates:
+    """The rates that settings are ranked by where the card is unknown: an H200's."""
+    return rates_of(find_gpu("H200"))

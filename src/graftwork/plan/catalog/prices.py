@@ -42,7 +42,7 @@ PLACE_COLUMNS = ColumnParsers(
     ),
     key=("name",),
 )
-STALE_AFTER_DAYS = 90
+STALE_AFTER_DAYS = 60
 """A quarter of a year, an assumption: what is older must be looked up before money is spent on it."""
 
 

@@ -7,11 +7,11 @@ machines, of how little is known of their interruptions. Does not compare.
 import math
 from collections.abc import Sequence
 
+from graftwork.plan.catalog.prices import STALE_AFTER_DAYS
 from graftwork.plan.cost.bill import ASSUMED_SPREAD, Bill, Tweak, compute_bill, describe
 from graftwork.plan.cost.types import DiskNeed, OfferCandidate, PlaceRow, Terms, house_of, is_recommended
 from graftwork.records.figure import Figure
 
-STALE_AFTER_DAYS = 60
 FOREVER = 1e9
 """Hours that stand for never: JSON has no infinity."""
 

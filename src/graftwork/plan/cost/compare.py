@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.catalog.prices import list_offers, list_places
+from graftwork.plan.catalog.prices import STALE_AFTER_DAYS, list_offers, list_places
 from graftwork.plan.cost.assess import assess, order, verdict
 from graftwork.plan.cost.bill import ASSUMED_SPOT_RATE, CRASH_RATE
 from graftwork.plan.cost.runs import Brief, Fit, MeasuredRun, RunEstimator, describe_run, fit_in_brief
@@ -163,7 +163,7 @@ def _notes(rows: Sequence[PlaceRow], candidates: Sequence[OfferCandidate]) -> tu
     if stale:
         oldest = max(row.price_age_days for row in stale)
         found.append(
-            f"{len(stale)} of {len(rows)} prices are over 60 days old, the oldest {oldest}: "
+            f"{len(stale)} of {len(rows)} prices are over {STALE_AFTER_DAYS} days old, the oldest {oldest}: "
             "look before you pay"
         )
     noted = {one.place.title: one.place.notes for one in candidates if one.place.notes}

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from graftwork.costmodel.time import rates_of
+from graftwork.costmodel.time import START_SECONDS, rates_of
 from graftwork.model.shape import total_parameters
 from graftwork.plan.cost.types import CardRun
-from graftwork.plan.fit.answer import LOAD_SECONDS, as_done, choose
+from graftwork.plan.fit.answer import as_done, choose, level_of
 from graftwork.plan.fit.candidate import (
     TIME_SPREAD,
     card_excess,
@@ -25,10 +25,8 @@ from graftwork.plan.fit.question import card_room, host_room
 from graftwork.plan.fit.search import search
 from graftwork.records.errors import UserMistake
 from graftwork.records.figure import Figure
-from graftwork.records.fit import FitQuestion, Level, Strategy
+from graftwork.records.fit import FitQuestion, Strategy
 from graftwork.records.hardware import Gpu, Machine
-
-LEVEL: Level = "computed"
 
 
 class Brief(NamedTuple):
@@ -66,23 +64,24 @@ def _by(question: FitQuestion) -> Brief:
     if gpu is None:
         raise UserMistake("a machine without a card is not compared", fix="name a card", where="--gpu")
     rates = rates_of(gpu)
-    searched = search(question, rates=rates, level=LEVEL)
-    chosen = choose(searched, question, level=LEVEL, rates=rates, correction=1.0)
-    good = fits(chosen, question, LEVEL)
+    level = level_of(question, rates)
+    searched = search(question, rates=rates, level=level)
+    chosen = choose(searched, question, level=level, rates=rates, correction=1.0)
+    good = fits(chosen, question, level)
     answers = question.generations if question.algorithm == "grpo" else 1
     steps = max(-(-round(question.rows * answers * question.epochs) // question.batch_rows), 1)
-    spread = TIME_SPREAD[LEVEL]
+    spread = TIME_SPREAD[level]
     seconds = chosen.seconds_a_step * steps
     hours = Figure(
-        value=(seconds + LOAD_SECONDS) / 3600,
-        low=(seconds / spread + LOAD_SECONDS) / 3600,
-        high=(seconds * spread + LOAD_SECONDS) / 3600,
+        value=(seconds + START_SECONDS["cuda"]) / 3600,
+        low=(seconds / spread + START_SECONDS["cuda"]) / 3600,
+        high=(seconds * spread + START_SECONDS["cuda"]) / 3600,
         unit="h",
     )
     reason = ""
-    if card_excess(chosen, question, LEVEL) > 0:
+    if card_excess(chosen, question, level) > 0:
         room = card_room(question, cards=chosen.way.shared.cards).value
-        reason = f"takes up to {reserved_figure(chosen, question, LEVEL).high:.1f} of {room:.1f} GiB"
+        reason = f"takes up to {reserved_figure(chosen, question, level).high:.1f} of {room:.1f} GiB"
     elif host_excess(chosen, question) > 0:
         reason = f"takes {chosen.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
     return Brief(

@@ -6,7 +6,7 @@ FitAnswer. Pure: reads only the shipped catalogs, for models that would fit inst
 
 from typing import NamedTuple
 
-from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.costmodel.time import START_SECONDS, StepRates, rates_of
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.candidate import (
     RESERVED_SPREAD,
@@ -17,6 +17,7 @@ from graftwork.plan.fit.candidate import (
     consider,
     fits,
     host_excess,
+    memory_level,
     name_of,
     preference,
     reserved_figure,
@@ -24,7 +25,7 @@ from graftwork.plan.fit.candidate import (
     strategy_of,
 )
 from graftwork.plan.fit.plain_step import plain_candidate, trained
-from graftwork.plan.fit.question import card_room, late_chance, length_that_fits, truths
+from graftwork.plan.fit.question import card_room, kind_of, late_chance, length_that_fits, truths
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.remedies import find_remedies
 from graftwork.plan.fit.search import Searched, search
@@ -32,8 +33,6 @@ from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
 from graftwork.records.units import GIB
 
-LOAD_SECONDS = 20.0
-"""From the start to the first step: reading weights, building kernels (measured on small bases)."""
 SHOWN = 6
 
 
@@ -51,9 +50,7 @@ def fit(
     """
     gpu = question.machine.gpu
     known = rates or (rates_of(gpu) if gpu is not None else None)
-    certainty: Level = level or (
-        "probed" if known is not None and known.certainty == "probed" else "computed"
-    )
+    certainty = level or level_of(question, known)
     question = as_done(question)
     searched = search(question, rates=known, level=certainty, correction=correction)
     chosen, exact = weigh(searched, question, level=certainty, rates=known, correction=correction)
@@ -63,6 +60,13 @@ def fit(
     return _answer(
         question, chosen, searched, good=good, level=certainty, rates=known, remedies=remedies, advise=advise
     )
+
+
+def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
+    """How sure the figures are without a trace."""
+    if question.machine.gpu is not None and memory_level(question.architecture) == "guessed":
+        return "guessed"
+    return "probed" if rates is not None and rates.certainty == "probed" else "computed"
 
 
 def as_done(question: FitQuestion) -> FitQuestion:
@@ -127,7 +131,7 @@ def _answer(
     steps = max(-(-_rows_of_run(question) // question.batch_rows), 1)
     spread = TIME_SPREAD[level]
     step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
-    run = _minutes(step, steps, fixed=LOAD_SECONDS)
+    run = _minutes(step, steps, fixed=START_SECONDS[kind_of(question)])
     beside = _beside(question, level, rates) if advise else ()
     considered = (*_others(searched, question, chosen, level), *beside)
     return FitAnswer(

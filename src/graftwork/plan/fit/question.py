@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Literal
 
+from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
 from graftwork.records.errors import UserMistake
@@ -95,8 +96,8 @@ def _require_sense(
             )
 
 
-WRITTEN_OUT = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
-"""Families whose step on a card is our own; a test compares the list with the trainer's."""
+def kind_of(question: FitQuestion) -> Literal["cpu", "cuda"]:
+    return "cpu" if question.machine.gpu is None else "cuda"
 
 
 def half_precision(question: FitQuestion) -> Precision:
@@ -117,7 +118,7 @@ def why_plain(question: FitQuestion) -> str | None:
         return f"{gpu.name} has no bfloat16: it is older than Ampere"
     if question.method not in ("lora", "qlora"):
         return f"method {question.method} is trained on the plain path"
-    if question.architecture not in WRITTEN_OUT:
+    if not family_or_llama(question.architecture).card_step:
         return f"blocks of the family {question.architecture} are not written out"
     if shape.hidden_size % 64 or shape.intermediate_size % 64:
         return "its widths are no multiples of 64"
@@ -197,17 +198,6 @@ RANGE_IN_DEVIATIONS = 2.0
 """A stated range is taken for two standard deviations either way."""
 LONGEST_TAIL = 2.0
 """How much longer than the longest known row an unknown one may be (guessed)."""
-
-
-def expected_longest(lengths: Sequence[int], rows: int) -> float:
-    """Tokens that each row of a batch is padded to, on average: the longest of `rows` drawn ones."""
-    ordered, count = sorted(lengths), len(lengths)
-    total, below = 0.0, 0.0
-    for at, length in enumerate(ordered, start=1):
-        upto = (at / count) ** rows
-        total += length * (upto - below)
-        below = upto
-    return total
 
 
 def late_chance(

@@ -3,20 +3,32 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from graftwork.costmodel.plain_memory import WIDTH, Distribution
-from graftwork.costmodel.processor import processor_step, training_memory
+from graftwork.costmodel.distributed import WIDTH, Distribution
+from graftwork.costmodel.processor import (
+    MEMORY_SHARE,
+    TrunkTokens,
+    choose_host_micro_batches,
+    choose_kept,
+    packed_bytes,
+    seconds_a_token,
+    training_memory,
+    why_plain_here,
+    with_rows,
+)
 from graftwork.costmodel.time import StepRates
-from graftwork.model.shape import total_parameters
+from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
-from graftwork.plan.fit.plain_step import plain_candidate, trained
-from graftwork.plan.fit.question import half_precision, why_plain
+from graftwork.plan.fit.plain_step import plain_candidate
+from graftwork.plan.fit.question import card_room, half_precision, why_plain
 from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
 from graftwork.records.hardware import Cpu
-from graftwork.records.plan import Workload
+from graftwork.records.plan import ProcessorStep, Workload
 from graftwork.records.units import GIB
 
+MOST_ROWS = 20_000
+"""Of a longer run, so many rows stand for all."""
 UNKNOWN_CPU = Cpu(
     name="a processor",
     cores=8,
@@ -29,47 +41,27 @@ UNKNOWN_CPU = Cpu(
 
 
 def processor_candidate(question: FitQuestion) -> FitCandidate:
-    """All rows of a step at once, in host memory."""
-    shape = question.shape
-    mean = sum(question.lengths) / len(question.lengths)
-    work = Workload(
-        lengths=question.lengths if len(question.lengths) > 1 else question.lengths * question.batch_rows,
-        trained_tokens=round(
-            mean * question.trained_share * max(len(question.lengths), question.batch_rows)
-            if len(question.lengths) == 1
-            else sum(question.lengths) * question.trained_share
-        ),
-        batch_rows=question.batch_rows,
-        epochs=1,
-        rank=question.rank,
-        targets=question.targets,
-        adapted_layers=question.adapted_layers,
-        method=question.method,
-    )
+    """As many rows at a time as host memory has room for."""
+    shape, cpu = question.shape, question.machine.cpu or UNKNOWN_CPU
+    work, width = _processor_work(question, cpu), WIDTH[half_precision(question)]
+    limit = card_room(question, cards=1).value
+    fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
+    rows = question.batch_rows if fewer is None else fewer.micro_rows
     parts = training_memory(
         shape,
-        work,
+        work if fewer is None else with_rows(work, rows),
         parameters=total_parameters(shape),
-        trainable=trained(question),
-        width=WIDTH[half_precision(question)],
+        trainable=trained_by(shape, work),
+        width=width,
     )
-    tokens = question.batch_rows * mean
-    step = processor_step(
-        shape,
-        tokens=round(tokens),
-        adapted=question.adapted_layers,
-        cpu=question.machine.cpu or UNKNOWN_CPU,
-        method=question.method,
-        trained_share=question.trained_share,
-        mean_length=mean,
-        rank=question.rank,
-    )
-    seconds = {**step.parts, **step.once_a_step}
-    # The C library takes and gives back pages: what is reserved is what is there.
-    held = {name: float(size) for name, size in parts.model_dump().items() if isinstance(size, int | float)}
-    peak = MemoryPeak(allocated=parts.total, reserved=parts.total, parts=held, phase="loss")
+    tokens = question.batch_rows * sum(question.lengths) / len(question.lengths)
+    a_token = seconds_a_token(shape, work, gflops=cpu.half_gflops or cpu.gflops)
+    seconds = {name: value * tokens for name, value in a_token.items()}
+    # The C library takes and gives back pages: what is reserved is what is allocated.
+    sizes = {name: float(size) for name, size in parts.model_dump().items()}
+    peak = MemoryPeak(allocated=parts.total, reserved=parts.total, parts=sizes, phase="loss")
     return FitCandidate(
-        way=StrategyOption("graft", False, ALONE, question.batch_rows, 0),
+        way=StrategyOption("graft", False, ALONE, rows, 0),
         setup=None,
         tuning=None,
         peak=peak,
@@ -78,8 +70,48 @@ def processor_candidate(question: FitQuestion) -> FitCandidate:
         seconds_a_step=sum(seconds.values()),
         step_parts=seconds,
         tokens_a_step=tokens,
-        passes=1,
+        passes=-(-question.batch_rows // rows),
     )
+
+
+def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
+    """The whole run, with graft's own step on processors where it takes that."""
+    count = max(min(question.rows, MOST_ROWS), question.batch_rows)
+    known = sorted(question.lengths)
+    lengths = tuple(known[at * len(known) // count] for at in range(count))
+    work = Workload(
+        lengths=lengths,
+        trained_tokens=round(sum(lengths) * question.trained_share),
+        batch_rows=question.batch_rows,
+        epochs=max(round(question.epochs), 1),
+        rank=question.rank,
+        targets=question.targets,
+        adapted_layers=question.adapted_layers,
+        method=question.method,
+    )
+    plain = why_plain_here(
+        {"model_type": question.architecture},
+        method=question.method,
+        dtype=half_precision(question),
+        longest=max(lengths),
+        alone=True,
+    )
+    if plain is not None:
+        return work
+    memory, distinct = question.machine.ram_gib * GIB, sum(lengths) - len(lengths)
+    own = ProcessorStep(
+        packed=packed_bytes(question.shape, adapted=work.adapted_layers) <= memory * MEMORY_SHARE,
+        kept=choose_kept(
+            question.shape,
+            TrunkTokens(distinct, distinct * work.epochs),
+            adapted=work.adapted_layers,
+            memory_bytes=memory,
+            disk_bytes=0.0,
+            threads=cpu.cores,
+        ),
+        distinct_tokens=distinct,
+    )
+    return work.model_copy(update={"processor": own})
 
 
 class Searched(NamedTuple):

@@ -7,7 +7,7 @@ file. Pure; does not know where the figures came from.
 from collections.abc import Iterable
 
 from graftwork.plan.lint import rules_memory, rules_precision, rules_training
-from graftwork.plan.lint.facts import Around, Configuration, LintFinding, LintRule, RuleResult
+from graftwork.plan.lint.facts import Around, Configuration, LintFinding, LintRule, RuleHit
 
 RULES: tuple[LintRule, ...] = (
     *rules_training.SCHEDULE_RULES,
@@ -28,7 +28,7 @@ def gravest_first(found: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     return tuple(sorted(found, key=lambda one: (GRAVITY[one.severity], _line(one.where))))
 
 
-def _finding(rule: LintRule, told: RuleResult, said: Configuration) -> LintFinding:
+def _finding(rule: LintRule, told: RuleHit, said: Configuration) -> LintFinding:
     fields = tuple(field.removeprefix("=") for field in told.fields)
     direct = told.fields[0].startswith("=")
     return LintFinding(

@@ -89,13 +89,13 @@ HOST_OFFLOAD_PADDED = 1.5
 """What DeepSpeed's own estimate multiplies that by, for its buffers."""
 
 
-class WeightBytes(NamedTuple):
+class LoadedWeights(NamedTuple):
     gib: float
     form: str
     """How they are held, in words."""
 
 
-def weights_of(said: Configuration, around: Around) -> WeightBytes | None:
+def weights_of(said: Configuration, around: Around) -> LoadedWeights | None:
     """The weights alone, as the configuration loads them."""
     if around.parameters is None:
         return None
@@ -105,13 +105,13 @@ def weights_of(said: Configuration, around: Around) -> WeightBytes | None:
             tables = 1 if around.shape.tied_embeddings else 2
             whole = around.shape.vocab_size * around.shape.hidden_size * tables
         gib = ((around.parameters - whole) * NF4 + whole * 2) / GIB
-        return WeightBytes(gib, "four bits")
+        return LoadedWeights(gib, "four bits")
     if said.bits == 8:
-        return WeightBytes(around.parameters / GIB, "eight bits")
+        return LoadedWeights(around.parameters / GIB, "eight bits")
     dtype = said.weights_dtype or said.precision
     if dtype is None:
         return None
-    return WeightBytes(around.parameters * WIDTH[dtype] / GIB, dtype)
+    return LoadedWeights(around.parameters * WIDTH[dtype] / GIB, dtype)
 
 
 class FullFloor(NamedTuple):

@@ -250,7 +250,7 @@ def _leaves(content: dict[Any, Any], lines: dict[Path_, int], prefix: Path_ = ()
     return found
 
 
-class RuleResult(NamedTuple):
+class RuleHit(NamedTuple):
     """What a rule found: in words, and the fields that it concerns, the one to point at first."""
 
     what: str
@@ -259,7 +259,7 @@ class RuleResult(NamedTuple):
     fields: tuple[str, ...]
 
 
-Check = Callable[[Configuration, Around], Iterator[RuleResult]]
+Check = Callable[[Configuration, Around], Iterator[RuleHit]]
 
 
 class LintRule(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from graftwork.plan.lint.estimates import HOST_OFFLOAD, HOST_OFFLOAD_PADDED, full_floor, weights_of
-from graftwork.plan.lint.facts import Around, Configuration, LintRule, RuleResult, a
+from graftwork.plan.lint.facts import Around, Configuration, LintRule, RuleHit, a
 from graftwork.records.units import GIB
 
 GENEROUS = 1.1
@@ -13,12 +13,12 @@ HARDLY = 0.7
 FIT = "`graft plan fit` reckons what does fit"
 
 
-def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
     weights = weights_of(said, around)
     stated = said.stated_weights_gb
     if weights is None or stated is None or weights.gib <= stated * GENEROUS:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"{_billions(around)} parameters in {weights.form} are {weights.gib:.1f} GiB, not {stated:g} GB",
         f"the weights alone are {weights.gib / stated:.1f} times what is reckoned with"
         f"{_in_16_bits(around, stated)}",
@@ -27,12 +27,12 @@ def weights_are_larger(said: Configuration, around: Around) -> Iterator[RuleResu
     )
 
 
-def memory_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def memory_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
     weights = weights_of(said, around)
     stated = said.stated_memory_gb
     if weights is None or stated is None or weights.gib <= stated:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"training is said to take {stated:g} GB, but the weights alone are {weights.gib:.1f} GiB",
         f"{_billions(around)} parameters in {weights.form}; gradients, optimizer and activations come on top",
         f"{_smaller(around, stated)}; {FIT}",
@@ -40,7 +40,7 @@ def memory_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult
     )
 
 
-def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
     weights = weights_of(said, around)
     if weights is None or said.method == "full":
         return
@@ -52,7 +52,7 @@ def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[RuleResu
     else:
         return
     if weights.gib > room:
-        yield RuleResult(
+        yield RuleHit(
             f"the weights in {weights.form} are {weights.gib:.1f} GiB, {what} has {room:.1f}",
             "it ends before the first step",
             f"{_smaller(around, room)}; {FIT}",
@@ -60,7 +60,7 @@ def weights_do_not_fit(said: Configuration, around: Around) -> Iterator[RuleResu
         )
 
 
-def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
     floor = full_floor(said, around)
     if floor is None or around.gpu is None or floor.card_gib <= around.gpu.memory_gib:
         return
@@ -71,7 +71,7 @@ def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResul
         if cards > 1 and (said.zero_stage or 0) < 3
         else ""
     )
-    yield RuleResult(
+    yield RuleHit(
         f"training all of {_billions(around)} parameters takes {floor.card_gib:.1f} GiB a card before any "
         f"activation; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
         f"{floor.words}.{pooled}",
@@ -80,14 +80,14 @@ def full_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResul
     )
 
 
-def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleHit]:
     floor = full_floor(said, around)
     if floor is None or around.gpu is None:
         return
     if not HARDLY * around.gpu.memory_gib < floor.card_gib <= around.gpu.memory_gib:
         return
     left = around.gpu.memory_gib - floor.card_gib
-    yield RuleResult(
+    yield RuleHit(
         f"weights and what learns them take {floor.card_gib:.1f} of {around.gpu.memory_gib:.1f} GiB; "
         f"{left:.1f} are left",
         f"{floor.words}; activations, buffers and the CUDA context must do with the rest",
@@ -96,7 +96,7 @@ def full_hardly_fits(said: Configuration, around: Around) -> Iterator[RuleResult
     )
 
 
-def host_memory_is_short(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def host_memory_is_short(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if not said.offload_optimizer or said.ram_gib is None or around.parameters is None:
         return
     if said.method not in (None, "full"):
@@ -107,7 +107,7 @@ def host_memory_is_short(said: Configuration, around: Around) -> Iterator[RuleRe
     padded = least * HOST_OFFLOAD_PADDED
     if padded <= said.ram_gib:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"the offloaded optimizer takes {least:.0f} GiB of host memory, {padded:.0f} by DeepSpeed's own "
         f"estimate; there are {said.ram_gib:g}",
         "the machine swaps or the kernel ends the run, most often while the first optimizer step is made",
@@ -116,12 +116,12 @@ def host_memory_is_short(said: Configuration, around: Around) -> Iterator[RuleRe
     )
 
 
-def recomputing_is_off(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def recomputing_is_off(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if around.gpu is None or around.peaks is None or said.recompute:
         return
     room, peaks = around.gpu.memory_gib, around.peaks
     if peaks.recomputed <= room < peaks.as_set:
-        yield RuleResult(
+        yield RuleHit(
             f"{_micro(said, around)} take about {peaks.as_set:.1f} GiB without gradient checkpointing; "
             f"{a(around.gpu.name)} has {room:.1f}",
             f"with it {peaks.recomputed:.1f} GiB; without it the activations of all layers stay until their "
@@ -131,10 +131,10 @@ def recomputing_is_off(said: Configuration, around: Around) -> Iterator[RuleResu
         )
 
 
-def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if around.gpu is None or around.peaks is None or around.peaks.recomputed <= around.gpu.memory_gib:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"{_micro(said, around)} take about {around.peaks.recomputed:.1f} GiB even with gradient "
         f"checkpointing; {a(around.gpu.name)} has {around.gpu.memory_gib:.1f}",
         "the run ends at its first long batch",
@@ -143,12 +143,12 @@ def peak_does_not_fit(said: Configuration, around: Around) -> Iterator[RuleResul
     )
 
 
-def download_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def download_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if said.stated_download_gb is None or around.parameters is None:
         return
     real = 2 * around.parameters / 1e9
     if real > said.stated_download_gb * GENEROUS:
-        yield RuleResult(
+        yield RuleHit(
             f"the files of {_billions(around)} parameters in 16 bits are {real:.1f} GB, "
             f"not {said.stated_download_gb:g}",
             "disk and download time were reckoned for less",
@@ -157,12 +157,12 @@ def download_is_larger(said: Configuration, around: Around) -> Iterator[RuleResu
         )
 
 
-def serving_is_larger(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def serving_is_larger(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if said.serving_gb is None or around.parameters is None:
         return
     half = 2 * around.parameters / GIB
     if half > said.serving_gb:
-        yield RuleResult(
+        yield RuleHit(
             f"the result must be served in {said.serving_gb:g} GB, but in 16 bits its weights are "
             f"{half:.1f} GiB",
             "it has to be quantised to be served, and what is measured must be the quantised model",
@@ -171,11 +171,11 @@ def serving_is_larger(said: Configuration, around: Around) -> Iterator[RuleResul
         )
 
 
-def trainable_is_not_as_stated(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def trainable_is_not_as_stated(said: Configuration, around: Around) -> Iterator[RuleHit]:
     stated, real = said.stated_trainable, around.trainable
     if stated is None or real is None or abs(stated / real - 1) <= 0.1:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"the adapter has {real / 1e6:.2f}M parameters, not {stated / 1e6:.2f}M",
         "grouped-query attention has smaller key and value layers than a square one"
         if around.shape is not None and around.shape.kv_heads < around.shape.heads

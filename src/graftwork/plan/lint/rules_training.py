@@ -6,7 +6,7 @@ from graftwork.plan.lint.facts import (
     Around,
     Configuration,
     LintRule,
-    RuleResult,
+    RuleHit,
     count_steps,
     effective_batch,
     interval_of,
@@ -14,11 +14,11 @@ from graftwork.plan.lint.facts import (
 )
 
 
-def batch_is_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def batch_is_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     batch = effective_batch(said)
     if said.micro_batch is None or said.stated_batch is None or said.stated_batch == batch:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"the effective batch is {_product(said)} = {batch}, not {said.stated_batch}",
         "the learning rate, the steps of an epoch and the comparison with earlier runs hang on it",
         _fix_accumulation(said, said.stated_batch),
@@ -26,7 +26,7 @@ def batch_is_not_as_stated(said: Configuration, _around: Around) -> Iterator[Rul
     )
 
 
-def batch_contradicts_itself(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def batch_contradicts_itself(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.kind != "deepspeed" or None in (said.batch, said.micro_batch, said.accumulation):
         return
     assert said.batch is not None
@@ -35,7 +35,7 @@ def batch_contradicts_itself(said: Configuration, _around: Around) -> Iterator[R
         return
     if said.batch == each * (said.cards or 1):
         return
-    yield RuleResult(
+    yield RuleHit(
         f"train_batch_size is {said.batch}, but {_product(said)} = {each * (said.cards or 1)}",
         "DeepSpeed refuses to start unless they agree for the cards that are there",
         _fix_accumulation(said, said.batch),
@@ -43,11 +43,11 @@ def batch_contradicts_itself(said: Configuration, _around: Around) -> Iterator[R
     )
 
 
-def batch_does_not_divide(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def batch_does_not_divide(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     cards, batch = said.cards or 1, said.batch or said.stated_batch
     if cards < 2 or batch is None or batch % cards == 0:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"{batch} rows a step do not divide by {cards} cards",
         "some cards get a row more than others and the rest wait for them in every step",
         f"take {batch // cards * cards or cards} or {(batch // cards + 1) * cards} rows a step",
@@ -55,10 +55,10 @@ def batch_does_not_divide(said: Configuration, _around: Around) -> Iterator[Rule
     )
 
 
-def batch_is_larger_than_the_data(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def batch_is_larger_than_the_data(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     batch = effective_batch(said)
     if said.rows is not None and batch is not None and batch > said.rows:
-        yield RuleResult(
+        yield RuleHit(
             f"{batch} rows a step, but there are {said.rows}",
             "every epoch is one smaller step, and rates for the batch that is set do not fit it",
             f"at most {max(said.rows // 10, 1)} rows a step gives ten steps an epoch",
@@ -66,14 +66,14 @@ def batch_is_larger_than_the_data(said: Configuration, _around: Around) -> Itera
         )
 
 
-def max_steps_win(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def max_steps_win(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps = count_steps(said.model_copy(update={"max_steps": None}))
     if said.max_steps is None or said.epochs is None or said.kind == "deepspeed":
         return
     if steps is not None and steps.total == said.max_steps:
         return
     by_epochs = f"; {said.epochs:g} epochs would be {steps.total} steps" if steps else ""
-    yield RuleResult(
+    yield RuleHit(
         f"max_steps {said.max_steps} is set, so the {said.epochs:g} epochs are ignored",
         f"transformers takes the steps where both are said{by_epochs}",
         "keep one of the two",
@@ -81,12 +81,12 @@ def max_steps_win(said: Configuration, _around: Around) -> Iterator[RuleResult]:
     )
 
 
-def epoch_steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def epoch_steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps = count_steps(said)
     stated = said.stated_epoch_steps
     if steps is None or steps.epoch is None or stated is None or abs(stated - steps.epoch) <= 1:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"an epoch has {steps.epoch} steps, not {stated}",
         f"{said.rows} rows / {effective_batch(said)} rows a step; warm-up, intervals and hours were set for "
         f"{stated / steps.epoch:.1f} times as many",
@@ -95,11 +95,11 @@ def epoch_steps_are_not_as_stated(said: Configuration, _around: Around) -> Itera
     )
 
 
-def steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def steps_are_not_as_stated(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps, stated = count_steps(said), said.stated_steps
     if steps is None or stated is None or abs(stated - steps.total) <= max(1, 0.05 * steps.total):
         return
-    yield RuleResult(
+    yield RuleHit(
         f"the run has {steps.total} steps, not {stated}",
         "whatever was set in steps (warm-up, checkpoints, evaluations) was set for another run",
         f"set it for {steps.total} steps",
@@ -172,7 +172,7 @@ ATTENTION = {
 }
 
 
-def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if said.learning_rate is None or said.method is None:
         return
     low, high = RATES[said.method]
@@ -187,7 +187,7 @@ def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[RuleRe
         if too == "high"
         else "hardly anything is learned in a short run"
     )
-    yield RuleResult(
+    yield RuleHit(
         f"a learning rate of {said.learning_rate:g} is {too} for {said.method}",
         f"{low:g} to {high:g} is the range that is published for it; here {effect}",
         f"start from {2e-5 if said.method == 'full' else 2e-4:g}",
@@ -195,13 +195,13 @@ def rate_is_out_of_range(said: Configuration, around: Around) -> Iterator[RuleRe
     )
 
 
-def scale_is_odd(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def scale_is_odd(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.rank is None or said.alpha is None or said.method == "full":
         return
     scale = said.alpha / (said.rank**0.5 if said.stabilised else said.rank)
     low, high = SCALES
     if not low <= scale <= high:
-        yield RuleResult(
+        yield RuleHit(
             f"the adapter acts with alpha / rank = {said.alpha:g} / {said.rank} = {scale:.3g}",
             f"published settings lie between {low:g} and {high:g}; the scale multiplies the learning rate",
             f"alpha {said.rank} to {2 * said.rank} is usual for this rank",
@@ -209,9 +209,9 @@ def scale_is_odd(said: Configuration, _around: Around) -> Iterator[RuleResult]:
         )
 
 
-def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.targets and said.method != "full" and set(said.targets) <= ATTENTION:
-        yield RuleResult(
+        yield RuleHit(
             "only attention layers get an adapter",
             "the MLP holds most of a model's weights; with the same number of parameters, adapters on all "
             "linear layers learn more",
@@ -220,9 +220,9 @@ def only_attention_is_adapted(said: Configuration, _around: Around) -> Iterator[
         )
 
 
-def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.packing and not said.document_masks:
-        yield RuleResult(
+        yield RuleHit(
             "rows are packed into one sequence, and nothing in the file keeps them apart",
             "unless the trainer does, each row is read with strangers in view. TRL does with its `bfd` "
             "packing and Flash Attention together; with `wrapped`, other attention or older versions it does "
@@ -233,7 +233,7 @@ def packing_mixes_rows(said: Configuration, _around: Around) -> Iterator[RuleRes
         )
 
 
-def rows_are_cut(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def rows_are_cut(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if not around.lengths or said.max_length is None:
         return
     longer = [length for length in around.lengths if length > said.max_length]
@@ -244,7 +244,7 @@ def rows_are_cut(said: Configuration, around: Around) -> Iterator[RuleResult]:
     lost = sum(longer) if whole else sum(longer) - said.max_length * len(longer)
     fate, which = ("left out", "") if whole else ("cut", ", the ends of long replies first")
     share, tokens = len(longer) / len(around.lengths), lost / sum(around.lengths)
-    yield RuleResult(
+    yield RuleHit(
         f"{share:.1%} of the rows are longer than {said.max_length} tokens and are {fate}",
         f"{tokens:.1%} of all tokens are lost{which}; the longest row has {max(around.lengths):,}",
         f"raise the limit to {_covering(around.lengths):,} for 99 % of the rows, or split long rows by turn",
@@ -252,10 +252,10 @@ def rows_are_cut(said: Configuration, around: Around) -> Iterator[RuleResult]:
     )
 
 
-def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[RuleResult]:
+def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[RuleHit]:
     if around.shape is None or said.max_length is None or said.max_length <= around.shape.max_positions:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"{said.max_length} tokens, but {around.shape.name} knows {around.shape.max_positions} positions",
         "positions that it never saw give noise, or an index error",
         f"at most {around.shape.max_positions}, or a base with a longer context",
@@ -263,9 +263,9 @@ def length_is_beyond_model(said: Configuration, around: Around) -> Iterator[Rule
     )
 
 
-def ppo_is_heavy(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def ppo_is_heavy(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if (said.algorithm or "").lower() == "ppo":
-        yield RuleResult(
+        yield RuleHit(
             "PPO keeps a value model, a reward model and a reference beside the policy",
             "that is up to four models in memory; TRL took its PPO trainer out in 1.13",
             "GRPO needs no value model, and with an adapter the reference is the base itself",
@@ -312,13 +312,13 @@ ASKS_FOR_EVALUATION = ("training", "llama-factory")
 """Kinds where an interval alone switches no evaluation on."""
 
 
-def warmup_outlasts_run(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def warmup_outlasts_run(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps = count_steps(said)
     warmup = warmup_of(said, steps.total) if steps else None
     if steps is None or warmup is None or warmup < steps.total:
         return
     reached = steps.total / warmup
-    yield RuleResult(
+    yield RuleHit(
         f"the warm-up of {warmup} steps is as long as the run of {steps.total} or longer",
         f"the rate rises to {reached:.0%} of what is set and never falls: the schedule does not happen",
         f"warm up for {max(round(steps.total * 0.05), 1)} to {max(round(steps.total * 0.1), 1)} steps",
@@ -326,12 +326,12 @@ def warmup_outlasts_run(said: Configuration, _around: Around) -> Iterator[RuleRe
     )
 
 
-def warmup_large_share(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def warmup_large_share(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps = count_steps(said)
     warmup = warmup_of(said, steps.total) if steps else None
     if steps is None or warmup is None or not LARGE_WARMUP * steps.total < warmup < steps.total:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"the warm-up takes {warmup} of {steps.total} steps ({warmup / steps.total:.0%})",
         "that much of the run is trained at a lower rate than is set",
         f"3 to 10 % is usual: {max(round(steps.total * 0.05), 1)} steps here",
@@ -339,7 +339,7 @@ def warmup_large_share(said: Configuration, _around: Around) -> Iterator[RuleRes
     )
 
 
-def checkpoint_never_comes(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def checkpoint_never_comes(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps, every = count_steps(said), interval_of(said.save_when, said.save_steps)
     if steps is None or every is None or every < steps.total:
         return
@@ -347,7 +347,7 @@ def checkpoint_never_comes(said: Configuration, _around: Around) -> Iterator[Rul
         # Our own interval, on a run so short that little is lost.
         return
     end = "only the last step is saved" if said.kind != "deepspeed" else "nothing is saved"
-    yield RuleResult(
+    yield RuleHit(
         f"a checkpoint every {every} steps, but the run has {steps.total}",
         f"{end}: whatever ends the run before that loses all of it",
         f"save every {max(steps.total // 5, 1)} steps or more often",
@@ -355,9 +355,9 @@ def checkpoint_never_comes(said: Configuration, _around: Around) -> Iterator[Rul
     )
 
 
-def saving_is_off(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def saving_is_off(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.save_when == "no":
-        yield RuleResult(
+        yield RuleHit(
             "no checkpoint is ever written",
             "a crash, a full disk or a closed session loses the whole run",
             "save by steps, and resume from the last checkpoint",
@@ -365,11 +365,11 @@ def saving_is_off(said: Configuration, _around: Around) -> Iterator[RuleResult]:
         )
 
 
-def evaluation_never_happens(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def evaluation_never_happens(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps, every = count_steps(said), interval_of(said.eval_when, said.eval_steps)
     if steps is None or every is None or every < steps.total:
         return
-    yield RuleResult(
+    yield RuleHit(
         f"an evaluation every {every} steps, but the run has {steps.total}",
         "at most the end is measured: there is no curve to stop by and no best model to choose",
         f"evaluate every {max(steps.total // 5, 1)} steps",
@@ -377,9 +377,9 @@ def evaluation_never_happens(said: Configuration, _around: Around) -> Iterator[R
     )
 
 
-def evaluation_not_switched_on(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def evaluation_not_switched_on(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.kind in ASKS_FOR_EVALUATION and said.eval_steps and said.eval_when in (None, "no"):
-        yield RuleResult(
+        yield RuleHit(
             f"an interval of {said.eval_steps} steps is set, but evaluation is not switched on",
             "the strategy is `no` unless it is set; the interval alone does nothing",
             "set `eval_strategy: steps`",
@@ -387,9 +387,9 @@ def evaluation_not_switched_on(said: Configuration, _around: Around) -> Iterator
         )
 
 
-def stop_without_evaluation(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def stop_without_evaluation(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.stops_early and not _evaluates(said):
-        yield RuleResult(
+        yield RuleHit(
             "early stopping is set, but nothing is evaluated during the run",
             "there is no figure to stop by; transformers refuses to start so",
             "set `eval_strategy: steps` and an interval well below the length of the run",
@@ -397,10 +397,10 @@ def stop_without_evaluation(said: Configuration, _around: Around) -> Iterator[Ru
         )
 
 
-def stop_without_metric(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def stop_without_metric(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     foreign = said.kind != "graft"
     if foreign and said.stops_early and _evaluates(said) and said.best_metric is None and not said.keep_best:
-        yield RuleResult(
+        yield RuleHit(
             "early stopping is set, but no metric to stop by",
             "the callback asserts `metric_for_best_model`, which is `loss` only with load_best_model_at_end",
             "set `metric_for_best_model: eval_loss` and `load_best_model_at_end: true`",
@@ -408,9 +408,9 @@ def stop_without_metric(said: Configuration, _around: Around) -> Iterator[RuleRe
         )
 
 
-def best_without_evaluation(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def best_without_evaluation(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if said.keep_best and not _evaluates(said):
-        yield RuleResult(
+        yield RuleHit(
             "the best model is to be loaded at the end, but nothing is evaluated",
             "no checkpoint has a figure to be the best by; transformers refuses to start so",
             "set `eval_strategy` as `save_strategy` is set",
@@ -418,19 +418,19 @@ def best_without_evaluation(said: Configuration, _around: Around) -> Iterator[Ru
         )
 
 
-def best_off_the_grid(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def best_off_the_grid(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     if not said.keep_best or not _evaluates(said) or said.save_when == "best":
         return
     saved, evaluated = said.save_when or "steps", said.eval_when or "steps"
     if saved != evaluated:
-        yield RuleResult(
+        yield RuleHit(
             f"the best model is to be loaded, but it is saved by {saved} and evaluated by {evaluated}",
             "the model that was best is not the one that was saved",
             "use the same strategy for both",
             ("save_when", "eval_when", "keep_best"),
         )
     elif saved == "steps" and said.save_steps and said.eval_steps and said.save_steps % said.eval_steps:
-        yield RuleResult(
+        yield RuleHit(
             f"checkpoints every {said.save_steps} steps are not on the grid of evaluations "
             f"every {said.eval_steps}",
             "a checkpoint without a figure cannot be the best one; transformers refuses to start so",
@@ -439,10 +439,10 @@ def best_off_the_grid(said: Configuration, _around: Around) -> Iterator[RuleResu
         )
 
 
-def few_steps(said: Configuration, _around: Around) -> Iterator[RuleResult]:
+def few_steps(said: Configuration, _around: Around) -> Iterator[RuleHit]:
     steps = count_steps(said)
     if steps is not None and said.max_steps is None and steps.total < FEW_STEPS:
-        yield RuleResult(
+        yield RuleHit(
             f"the run has {steps.total} updates in all",
             "that few leave little room to learn; intervals made for long runs do not fit it",
             "a smaller batch gives more updates of the same rows; set all intervals for this length",

@@ -25,7 +25,7 @@ from graftwork.plan.serving.engines import (
     FORMATS,
     MEASURED_DECODE,
     MEASURED_PREFILL,
-    MeasuredPace,
+    SpreadCase,
     find_engine,
     forms_of,
 )
@@ -387,7 +387,7 @@ def _at(figure: Figure, case: int) -> float:
 
 def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figure:
     found = [_last_good(good, case=case, most=most) for case in CASES]
-    return Figure(value=found[MeasuredPace.LIKELY], low=min(found), high=max(found), unit=unit)
+    return Figure(value=found[SpreadCase.LIKELY], low=min(found), high=max(found), unit=unit)
 
 
 def _last_good(good: Callable[[int, int], bool], *, case: int, most: int) -> int:

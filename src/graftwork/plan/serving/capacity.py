@@ -18,7 +18,7 @@ from graftwork.plan.serving.engines import (
     MESSAGE_SECONDS,
     WORKSPACE,
     EngineTraits,
-    MeasuredPace,
+    SpreadCase,
     WeightBytes,
     find_engine,
     weigh,
@@ -83,8 +83,7 @@ class HeldBytes(NamedTuple):
 def hold(question: ServeQuestion, form: Form) -> Holding:
     """What it takes, beside what there is."""
     likely, least, most = (
-        held_bytes(question, form, case=c)
-        for c in (MeasuredPace.LIKELY, MeasuredPace.BEST, MeasuredPace.WORST)
+        held_bytes(question, form, case=c) for c in (SpreadCase.LIKELY, SpreadCase.BEST, SpreadCase.WORST)
     )
     available = available_bytes(question) / GIB
     memory = Figure(value=sum(likely) / GIB, low=sum(least) / GIB, high=sum(most) / GIB, unit="GiB")
@@ -194,7 +193,7 @@ def time_answers(question: ServeQuestion, form: Form) -> Latency:
 
 
 def _figure(by_case: list[float], unit: str) -> Figure:
-    return Figure(value=by_case[MeasuredPace.LIKELY], low=min(by_case), high=max(by_case), unit=unit)
+    return Figure(value=by_case[SpreadCase.LIKELY], low=min(by_case), high=max(by_case), unit=unit)
 
 
 def prompt_seconds(question: ServeQuestion, form: Form, *, case: int) -> float:

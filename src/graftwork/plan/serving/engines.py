@@ -33,13 +33,13 @@ class Spread(NamedTuple):
     worst: float
 
 
-class MeasuredPace:
+class SpreadCase:
     """Which of a spread is meant: an index."""
 
     BEST, LIKELY, WORST = range(3)
 
 
-CASES = (MeasuredPace.BEST, MeasuredPace.LIKELY, MeasuredPace.WORST)
+CASES = (SpreadCase.BEST, SpreadCase.LIKELY, SpreadCase.WORST)
 
 
 class EngineTraits(NamedTuple):

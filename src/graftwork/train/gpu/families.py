@@ -7,9 +7,9 @@ step must do instead, or None.
 from collections.abc import Mapping
 from typing import Any
 
+from graftwork.model.families.registry import family_or_llama
 from graftwork.train.settings import TrainSettings
 
-FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 FIRST_CARD = 8.0
 """Ampere: bfloat16, and attention over rows of different lengths."""
 
@@ -32,7 +32,7 @@ def why_plain(settings: TrainSettings, config: Mapping[str, Any], *, capability:
 def why_not(config: Mapping[str, Any]) -> str | None:
     """Why this model's blocks are not those that are written out; None if they are."""
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if not family_or_llama(family).card_step:
         return f"its blocks are of the family {family}, which are not written out"
     if config.get("hidden_act", "silu") != "silu":
         return f"its gate is {config['hidden_act']}, not silu"
