@@ -19,6 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
     "costmodel": {"model", "text", "files", "process", "records"},
+    "inference": {"model", "text", "files", "process", "records"},
     "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},
     "store": STAGES | GROUND,

@@ -22,9 +22,9 @@ from graftwork.costmodel.time import (
     block_seconds,
     head_seconds,
 )
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbedStep, ProbeFacts
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import ProbedStep, ProbeFacts
 from graftwork.records.units import GIB
 
 IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816

@@ -15,8 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from graftwork.records.fit import DeviceName
 from graftwork.records.plan import DeviceFacts
-from graftwork.records.probe import DeviceName
 from graftwork.records.units import GIB
 
 

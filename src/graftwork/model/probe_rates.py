@@ -15,8 +15,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from graftwork.model.shape import linear_sizes
+from graftwork.records.fit import ProductRate
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import ProductRate
 from graftwork.records.units import GIB, MIB
 
 GOES = 5

@@ -36,7 +36,7 @@ from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
 
 OnProgress = Callable[[str], None]
 """Receives a message before work that takes seconds."""
@@ -112,7 +112,7 @@ def question_of(asked: FitRequest) -> FitQuestion:
     return ask(asked, model=_model(asked, project), project=project)
 
 
-def ask(asked: FitRequest, *, model: CatalogModel, project: "Project | None") -> FitQuestion:
+def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
     require_dense(model)
     train = project.settings.train if project is not None else None
@@ -148,7 +148,7 @@ def ask(asked: FitRequest, *, model: CatalogModel, project: "Project | None") ->
     )
 
 
-def _project(asked: FitRequest) -> "Project | None":
+def _project(asked: FitRequest) -> "ProjectFolder | None":
     """The project, where the question leans on one."""
     leans = asked.model is None or asked.seq == OWN_DATA or asked.project is not None
     if not leans:
@@ -168,7 +168,7 @@ def _project(asked: FitRequest) -> "Project | None":
     return open_project(asked.project)
 
 
-def _model(asked: FitRequest, project: "Project | None") -> CatalogModel:
+def _model(asked: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
     if asked.model is not None:
         return find_model(asked.model, overlay=asked.catalog)
     if project is None:
@@ -180,7 +180,7 @@ def _model(asked: FitRequest, project: "Project | None") -> CatalogModel:
     return find_model(base, overlay=asked.catalog)
 
 
-def _probed(question: FitQuestion, asked: FitRequest, project: "Project | None") -> StepRates | None:
+def _probed(question: FitQuestion, asked: FitRequest, project: "ProjectFolder | None") -> StepRates | None:
     """What a probe measured on this very machine, where one is stored and the question is about its cards."""
     if asked.gpu is not None or question.machine.gpu is None:
         return None
@@ -239,7 +239,7 @@ def _number(seq: str | None) -> int:
     return int(seq)
 
 
-def _own_rows(project: "Project | None") -> SplitSummary | None:
+def _own_rows(project: "ProjectFolder | None") -> SplitSummary | None:
     """The training split of the dataset that was prepared last for the main model."""
     if project is None or not project.datasets.is_dir():
         return None

@@ -32,7 +32,7 @@ from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -150,11 +150,11 @@ def _length(entry: Any) -> int:
 
 def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
     from graftwork.project.load import load_settings
 
     whole = load_settings(path)
-    project = Project(root=path.parent.absolute(), settings=whole)
+    project = ProjectFolder(root=path.parent.absolute(), settings=whole)
     for name in whole.all_models:
         settings = whole.of_model(name)
         said = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
@@ -173,7 +173,7 @@ class _Rows(NamedTuple):
     """Of the rows that are trained on, and of those that were left out for their length."""
 
 
-def _prepared(project: "Project", model: str) -> _Rows | None:
+def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
     """Rows of the newest dataset of this model that lies there, if any does."""
     from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
 

@@ -12,11 +12,12 @@ from graftwork.evaluate.cases import choose_cases
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset_folder import iterate_rows
-from graftwork.grading import GradeContext, require_gradable
+from graftwork.grading.grade import require_gradable
+from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.doctor.check import Check
 from graftwork.pipeline.doctor.machine import look_at_disk
 from graftwork.pipeline.doctor.project_files import look_at_port
-from graftwork.pipeline.evaluate_context import open_grading
+from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace
@@ -46,7 +47,7 @@ def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
     found = look_ahead(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":
-            work.narrator.word(f"{problem.what}: {problem.why}")
+            work.reporter.info(f"{problem.what}: {problem.why}")
     if found.errors:
         first, more = found.errors[0], len(found.errors) - 1
         also = "; ".join(problem.what for problem in found.errors[1:])
@@ -56,7 +57,7 @@ def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
             fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",
             where=str(work.project.file),
         )
-    work.narrator.word(f"{found.cases} held-out cases: every metric and every rule was tried")
+    work.reporter.info(f"{found.cases} held-out cases: every metric and every rule was tried")
     return found
 
 

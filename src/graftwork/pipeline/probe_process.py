@@ -20,9 +20,9 @@ from typing import Any, cast
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row
+from graftwork.records.fit import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
 from graftwork.records.units import GIB
 
 WARM_UP, TIMED = 5, 12

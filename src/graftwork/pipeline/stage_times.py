@@ -20,8 +20,7 @@ from graftwork.pipeline.workplace import Workplace, now
 from graftwork.plan.estimate import minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED
 from graftwork.plan.stages import MEASURED, StageFacts, estimate_stage, pool_stage, residual_name
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Residual, Workload
 from graftwork.records.units import MIB
 from graftwork.store.residuals import STAGE

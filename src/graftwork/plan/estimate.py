@@ -14,10 +14,18 @@ from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, Tr
 from graftwork.model.shape import total_parameters, trained_by
 from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Level
-from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
-from graftwork.records.residual import LearnedMemory
+from graftwork.records.plan import (
+    Certainty,
+    DeviceFacts,
+    LearnedMemory,
+    ModelShape,
+    PlainStep,
+    Plan,
+    Tuning,
+    Workload,
+)
 from graftwork.records.units import GIB
 
 CHECKPOINT_SECONDS = 0.15

@@ -10,8 +10,8 @@ import sys
 
 from graftwork.process.memory import machine_memory, peak_memory_gib
 from graftwork.records.errors import OutOfMemory
+from graftwork.records.job import Vitals
 from graftwork.records.units import GIB
-from graftwork.records.vitals import Vitals
 
 FIX = "use fewer rows at a time, shorter rows, or a smaller base; or a machine with more memory"
 NEARLY_NONE = 0.03

@@ -17,8 +17,8 @@ from graftwork.process import memory
 from graftwork.process.devices import Probe, find_probe
 from graftwork.process.pool import count_cores
 from graftwork.records.errors import GraftError
+from graftwork.records.job import Vitals
 from graftwork.records.units import MIB
-from graftwork.records.vitals import Vitals
 
 VITALS_FILE = "vitals.jsonl"
 SAMPLE_SECONDS = 5.0

@@ -12,8 +12,8 @@ from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.question import card_room, make_question
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 

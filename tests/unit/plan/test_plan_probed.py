@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
 from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step
+from graftwork.records.fit import DeviceName, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import DeviceName, ProbedStep, ProbeFacts, ProductRate
 
 SHAPE = ModelShape(
     name="seven",

@@ -11,8 +11,8 @@ from graftwork.costmodel.probed_rates import rates_of_probe
 from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.records.fit import ProbeFacts
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import ProbeFacts
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RESULTS = BENCHMARKS / "results" / "plan_time.json"

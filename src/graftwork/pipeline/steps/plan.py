@@ -20,9 +20,8 @@ from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Figure, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens

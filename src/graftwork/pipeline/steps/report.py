@@ -4,7 +4,7 @@ from pathlib import Path
 
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
-from graftwork.pipeline.evaluation_page import put_page
+from graftwork.pipeline.evaluation import put_page
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.prepare import Prepared
@@ -17,8 +17,7 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.report.inputs import ReportPage, SideBySide
-from graftwork.report.page import render_report
+from graftwork.report.page import ReportPage, SideBySide, render_report
 from graftwork.train.log import read_journal
 
 

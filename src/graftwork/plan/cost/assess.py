@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from graftwork.plan.catalog.prices import STALE_AFTER_DAYS
 from graftwork.plan.cost.bill import ASSUMED_SPREAD, Bill, Tweak, compute_bill, describe
 from graftwork.plan.cost.types import DiskNeed, OfferCandidate, PlaceRow, Terms, house_of, is_recommended
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 FOREVER = 1e9
 """Hours that stand for never: JSON has no infinity."""

@@ -8,9 +8,8 @@ import math
 from typing import NamedTuple
 
 from graftwork.plan.cost.types import CardRun, DiskNeed, Intervals, OfferCandidate, Terms
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
-from graftwork.records.offer import Place
+from graftwork.records.base import Figure, Record
+from graftwork.records.hardware import PlaceTerms
 from graftwork.records.units import GIB
 
 HOURS_A_WEEK = 168.0
@@ -29,7 +28,7 @@ class Stay(NamedTuple):
 
 
 def cut(
-    place: Place, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
+    place: PlaceTerms, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
 ) -> Stay:
     """`work` hours in sessions of the place, each of which begins with `setup` and ends with `save`."""
     longest = min(
@@ -45,7 +44,7 @@ def cut(
     return Stay(sessions=sessions, machine=machine, clock=_clock(place, machine, hours_a_month))
 
 
-def _clock(place: Place, machine: float, hours_a_month: float | None) -> float:
+def _clock(place: PlaceTerms, machine: float, hours_a_month: float | None) -> float:
     """Hours until the last is done when each quota is used from its first hour on."""
     quotas = (
         (place.free_hours_a_day, HOURS_A_DAY),

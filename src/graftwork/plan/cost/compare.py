@@ -24,8 +24,7 @@ from graftwork.plan.cost.types import (
 )
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitQuestion
-from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.offer import Offer, Place
+from graftwork.records.hardware import Gpu, Machine, Offer, PlaceTerms
 
 
 class OwnCards(NamedTuple):
@@ -38,7 +37,7 @@ class OwnCards(NamedTuple):
 EstimateRun = Callable[[str, int, float | None], CardRun]
 """A card's name, how many of them, the machine's memory: the run on it."""
 
-OWN = Place(
+OWN = PlaceTerms(
     name="own",
     title="own cards",
     kind="own",
@@ -51,7 +50,7 @@ OWN = Place(
 
 def list_candidates(
     offers: Iterable[Offer],
-    places: Iterable[Place],
+    places: Iterable[PlaceTerms],
     *,
     reckon: EstimateRun,
     own: Iterable[OwnCards] = (),

@@ -23,8 +23,8 @@ from graftwork.plan.fit.candidate import (
 from graftwork.plan.fit.plain_step import trained
 from graftwork.plan.fit.question import card_room, host_room
 from graftwork.plan.fit.search import search
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, Strategy
 from graftwork.records.hardware import Gpu, Machine
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from graftwork.plan.cost.assess import dollars, duration, score_of
 from graftwork.plan.cost.bill import PLAIN, Bill, Tweak, compute_bill
 from graftwork.plan.cost.types import DiskNeed, OfferCandidate, Terms, WinnerChange, house_of, is_recommended
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 FARTHEST = 20.0
 """Factors beyond this are not tried: the answer would be about another run."""

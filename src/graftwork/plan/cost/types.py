@@ -7,9 +7,8 @@ Linux installation; the rest follows from the parameters. Does not know which fi
 from datetime import date
 from typing import Literal
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
-from graftwork.records.offer import Offer, Place
+from graftwork.records.base import Figure, Record
+from graftwork.records.hardware import Offer, PlaceTerms
 from graftwork.records.units import GIB
 
 # torch with its CUDA libraries, transformers and the rest, as installed on Linux, with pip's cache.
@@ -73,7 +72,7 @@ def billed_how(title: str, billing: str) -> str:
     return {"spot": " spot", "subscription": " by subscription", "free": " free"}.get(billing, "")
 
 
-def is_recommended(place: Place) -> bool:
+def is_recommended(place: PlaceTerms) -> bool:
     """A place that the catalog warns of is listed, and never wins."""
     return "not recommended" not in place.notes
 
@@ -106,7 +105,7 @@ class CardRun(Record):
 class OfferCandidate(Record):
     """An offer in one of the ways in which it is billed."""
 
-    place: Place
+    place: PlaceTerms
     offer: Offer
     billing: Billing
     run: CardRun

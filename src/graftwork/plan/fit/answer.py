@@ -29,7 +29,7 @@ from graftwork.plan.fit.question import card_room, kind_of, late_chance, length_
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.remedies import find_remedies
 from graftwork.plan.fit.search import Searched, search
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
 from graftwork.records.units import GIB
 

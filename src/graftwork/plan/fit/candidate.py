@@ -6,8 +6,8 @@ from graftwork.costmodel.distributed import Distribution
 from graftwork.model.families.registry import has_recipe
 from graftwork.model.shape import layer_parameters
 from graftwork.plan.fit.question import TIGHT, card_room, half_precision, host_room
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level, MemoryPeak, PlainSetup, Strategy
 from graftwork.records.plan import Tuning
 from graftwork.records.units import GIB

@@ -10,7 +10,7 @@ from graftwork.costmodel.time import StepRates, expected_longest
 from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
 from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
 from graftwork.plan.fit.question import card_room, half_precision, plain_setup
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB

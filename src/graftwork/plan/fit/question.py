@@ -13,8 +13,8 @@ from typing import Literal
 from graftwork.model.families.registry import family_or_llama
 from graftwork.model.shape import linear_names
 from graftwork.plan.catalog.models import CatalogModel
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.fit import Algorithm, FitQuestion, Method, Optimizer, PlainSetup, Precision, Sharding
 from graftwork.records.hardware import Gpu, Machine
 

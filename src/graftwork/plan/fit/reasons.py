@@ -12,7 +12,7 @@ from graftwork.plan.fit.candidate import (
 from graftwork.plan.fit.own_step import loading
 from graftwork.plan.fit.plain_step import padded_gb
 from graftwork.plan.fit.question import card_room, half_precision, why_plain
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
 from graftwork.records.plan import Tuning
 

@@ -21,7 +21,7 @@ from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
 from graftwork.plan.fit.own_step import ALONE, own_step_candidates
 from graftwork.plan.fit.plain_step import plain_candidate
 from graftwork.plan.fit.question import card_room, half_precision, why_plain
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import ProcessorStep, Workload

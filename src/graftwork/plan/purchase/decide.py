@@ -22,8 +22,8 @@ from graftwork.plan.purchase.types import (
     Reach,
     Rental,
 )
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, Method
 from graftwork.records.hardware import Gpu, Machine
 

@@ -3,9 +3,8 @@
 import re
 from typing import NamedTuple
 
-from graftwork.records.base import Record
+from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.fit import Method
 
 

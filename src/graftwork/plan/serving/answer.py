@@ -41,8 +41,8 @@ from graftwork.plan.serving.question import (
     say_seconds,
     say_verdict,
 )
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Gpu, Machine
 from graftwork.records.units import GIB
 

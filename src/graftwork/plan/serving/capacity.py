@@ -24,8 +24,8 @@ from graftwork.plan.serving.engines import (
     weigh,
 )
 from graftwork.plan.serving.question import Form, Holding, Latency, ServeQuestion, Word
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB

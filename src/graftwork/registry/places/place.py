@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.secret import hide_login
 from graftwork.records.units import MIB
 from graftwork.registry.counting import Count, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from graftwork.plan.purchase.decide import Price, Use, decide, news, own_choice, rent_choice
 from graftwork.plan.purchase.types import MachineReach, PurchaseOption, Reach, Rental, read_purchase_option
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 
 USE = Use(
     runs_a_week=7.0,
