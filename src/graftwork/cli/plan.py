@@ -171,7 +171,7 @@ def _run_probe(job: "ProbeJob") -> "ProbeFacts":
 
 def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.timing.probed_figures import probe_figures
+    from graftwork.costmodel.probed_rates import probe_figures
 
     figures = probe_figures(facts)
     if as_json:

@@ -84,8 +84,12 @@ def fit(
         int, typer.Option("--generations", min=1, help="Answers to a prompt.", rich_help_panel=RL)
     ] = 8,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Trace the step without weights: surer, tens of seconds.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--trace/--no-trace",
+            help="Trace the step without weights; by default only for families without a step recipe.",
+        ),
+    ] = None,
     claim: Annotated[
         float | None, typer.Option("--claim", min=0.001, help="Tokens/s that somebody states: can that be?")
     ] = None,
@@ -107,14 +111,14 @@ def fit(
     """
     from pydantic import ValidationError
 
-    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.show.plan import show_fit
-    from graftwork.pipeline.fit import Asked, answer_fit
+    from graftwork.pipeline.fit import FitRequest, answer_fit
     from graftwork.records.errors import UserMistake
 
     stated = dict(locals())
     try:
-        asked = Asked.model_validate({name: stated[name] for name in Asked.model_fields})
+        asked = FitRequest.model_validate({name: stated[name] for name in FitRequest.model_fields})
     except ValidationError as refused:
         first = refused.errors()[0]
         name = str(first["loc"][0])
@@ -124,7 +128,7 @@ def fit(
             fix="`graft plan fit --help` lists what it takes",
             where=f"--{name}",
         ) from refused
-    answer = answer_fit(asked)
+    answer = answer_fit(asked, on_progress=lambda message: stderr.print(message, style="dim"))
     files = _write(answer, write) if write is not None else []
     if json:
         print_json(_as_json(answer))
@@ -135,7 +139,7 @@ def fit(
 
 def _write(answer: "FitAnswer", folder: Path) -> list[Path]:
     from graftwork.files.disk import write_atomic
-    from graftwork.plan.fit.files import settings_files
+    from graftwork.plan.fit.settings_files import settings_files
 
     written = []
     for name, text in settings_files(answer).items():
@@ -208,8 +212,8 @@ def serve(
     from graftwork.pipeline.fit_here import named_machine
     from graftwork.plan.catalog.hardware import list_gpus
     from graftwork.plan.catalog.models import find_model
+    from graftwork.plan.serving.answer import make_question
     from graftwork.plan.serving.answer import serve as answer_question
-    from graftwork.plan.serving.ask import make_question
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     question = make_question(

@@ -20,7 +20,7 @@ PATIENCE_SECONDS = 10
 ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
 
 
-class Card(NamedTuple):
+class DriverCard(NamedTuple):
     """A card as its driver tells it."""
 
     name: str
@@ -64,7 +64,7 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
     device = describe_device()
     cards = read_cards(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = None
-    same: list[Card] = []
+    same: list[DriverCard] = []
     if cards:
         first = cards[0]
         same = [card for card in cards if card.name == first.name]
@@ -79,7 +79,7 @@ def ask_driver() -> str:
     return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 
-def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
+def read_cards(said: str, *, visible: str | None = None) -> list[DriverCard]:
     """Lines of `index, uuid, name, MiB`; others, and cards that are hidden, are passed over."""
     cards = []
     for line in said.splitlines():
@@ -87,7 +87,7 @@ def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
         try:
             index, uuid, rest = int(cells[0]), cells[1], cells[2]
             name, mib = (cell.strip() for cell in rest.rsplit(",", 1))
-            card = Card(name, float(mib) / 1024)
+            card = DriverCard(name, float(mib) / 1024)
         except (IndexError, ValueError):
             continue
         if is_visible(index, uuid, visible):
@@ -95,7 +95,7 @@ def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
     return cards
 
 
-def _known(card: Card, *, overlay: Path | None) -> Gpu:
+def _known(card: DriverCard, *, overlay: Path | None) -> Gpu:
     """The catalog's figures with the memory that the driver shows."""
     gpu = find_gpu(card.name, overlay=overlay)
     return gpu.model_copy(update={"memory_gib": card.memory_gib})

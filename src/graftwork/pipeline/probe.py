@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready, models_folder
-from graftwork.model.probe_here import name_device
+from graftwork.model.probe import name_device
 from graftwork.model.shape import layer_parameters, read_shape
 from graftwork.plan.catalog.models import find_model
 from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache

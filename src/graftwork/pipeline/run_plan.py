@@ -18,9 +18,8 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.plan import kind_of_run
-from graftwork.plan.estimate import minutes_by_part
+from graftwork.plan.estimate import minutes_by_part, tokens_per_second
 from graftwork.plan.residuals import SPEED
-from graftwork.plan.speed import tokens_per_second
 from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
 from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError
@@ -162,7 +161,7 @@ def estimate_training(work: OpenProject, shape: ModelShape, *, size: LogSize, de
     speed = tokens_per_second(
         shape, load, device, learned=tuple(one.actual for one in recent if one.name == SPEED)
     )
-    parts = minutes_by_part(shape, load, speed).values()
+    parts = minutes_by_part(shape, load, speed, kind=device.kind).values()
     # `load` holds at most `MOST_LENGTHS` of the rows.
     scale = 60 * rows / counted
     return Figure(

@@ -6,21 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.processor_step import (
+from graftwork.costmodel.processor import (
     MEMORY_SHARE,
     TrunkTokens,
     choose_kept,
     packed_bytes,
+    scattered,
     states_bytes,
+    training_flops,
+    training_memory,
+    validation_share,
     why_plain_here,
 )
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
-from graftwork.plan.memory import scattered, training_memory
 from graftwork.plan.residuals import correct_memory, learned_memory
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.speed import training_flops, validation_share
 from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, Workload
 
 SHAPE = find_model("smollm2-135m").shape

@@ -6,17 +6,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from graftwork.costmodel.processor import MEMORY_SHARE, TrunkTokens, choose_kept, packed_bytes, why_plain_here
 from graftwork.files.dataset import iterate_rows, read_rows
 from graftwork.model.adapter_shape import AdapterShape, require_names
 from graftwork.model.base import note_on_weights
 from graftwork.model.probe import probe_device
-from graftwork.model.processor_step import (
-    MEMORY_SHARE,
-    TrunkTokens,
-    choose_kept,
-    packed_bytes,
-    why_plain_here,
-)
 from graftwork.model.shape import linear_names, read_shape
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning

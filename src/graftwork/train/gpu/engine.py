@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from graftwork.costmodel.card_memory import keep_measured
 from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.load import tensors_digest
-from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
