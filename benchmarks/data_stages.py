@@ -25,7 +25,7 @@ from graftwork.data.prints import take_prints
 from graftwork.data.read import read_block
 from graftwork.data.redaction import redact_row
 from graftwork.data.repeats import find_repeats
-from graftwork.data.rules.look import look
+from graftwork.data.rules.look import check_row
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.data.sources.blocks import cut_blocks
@@ -79,7 +79,9 @@ def measure(rows: int) -> None:
             "read": seconds(lambda: [list(read_block(block, settings=settings)) for block in blocks]),
             "redact": seconds(lambda: [redact_row(row) for row in inside]),
             "rules": seconds(
-                lambda: [look(row, clean, sight=sight) for row, clean in zip(inside, redacted, strict=True)]
+                lambda: [
+                    check_row(row, clean, sight=sight) for row, clean in zip(inside, redacted, strict=True)
+                ]
             ),
             "prints": seconds(lambda: take_prints(inside, settings=settings)),
             "find repeats": seconds(lambda: find_repeats(corpus, settings=settings)),

@@ -10,7 +10,6 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.data.export.run import FormatName
     from graftwork.data.show_tokens import Decoder
     from graftwork.records.dataset import Split
 
@@ -144,7 +143,7 @@ def export(
     from graftwork.data.export.run import export_dataset
     from graftwork.records.dataset import SPLITS
 
-    form, splits = _to_format(format_name), [_to_split(one) for one in split or SPLITS]
+    form, splits = format_name, [_to_split(one) for one in split or SPLITS]
     options = ExportOptions(name=name, title=title, license=license_name)
     folder, _ = _find(dataset, project)
     made = export_dataset(folder, out, format_name=form, splits=splits, options=options, force=force)
@@ -259,13 +258,3 @@ def _to_split(name: str) -> "Split":
     if name not in NAMES_OF_SPLITS:
         raise UserMistake(f"there is no split {name!r}", fix=f"name one of {', '.join(NAMES_OF_SPLITS)}")
     return cast("Split", name)
-
-
-def _to_format(name: str) -> "FormatName":
-    from graftwork.data.export.run import FORMATS
-    from graftwork.records.errors import UserMistake
-
-    for known in FORMATS:
-        if known == name:
-            return known
-    raise UserMistake(f"there is no format {name!r}", fix=f"name one of {', '.join(FORMATS)}")

@@ -9,34 +9,29 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 from graftwork.data.dealing import group_and_deal
 from graftwork.data.gather import gather
 from graftwork.data.paraphrase import find_embedder
 from graftwork.data.ports import Progress
 from graftwork.data.repeats import find_repeats
-from graftwork.data.rules import (
-    balance,
-    captured,
-    control,
-    foreign,
-    judged,
-    language,
-    leak,
-    length,
-    private,
-    prompt,
-    repeats,
-    unreadable,
-    unusable,
-)
+from graftwork.data.rules.balance import find_imbalance
+from graftwork.data.rules.captured import find_unconfirmed_captures
 from graftwork.data.rules.clusters import find_clusters
+from graftwork.data.rules.control import find_control_tokens_in_text
 from graftwork.data.rules.facts import Corpus, Dealing, Facts, Repeats
+from graftwork.data.rules.foreign import find_foreign_models
 from graftwork.data.rules.gather import Tally
+from graftwork.data.rules.judged import find_bad_replies
 from graftwork.data.rules.labels import estimate_noise, find_wrong_labels
 from graftwork.data.rules.lacking import find_lacking
+from graftwork.data.rules.language import find_damaged_text
+from graftwork.data.rules.leak import find_split_leaks
+from graftwork.data.rules.length import find_overlong
 from graftwork.data.rules.note import Sight
+from graftwork.data.rules.private import find_private_data
+from graftwork.data.rules.prompt import find_placeholder_prompts
+from graftwork.data.rules.repeats import find_repeated
 from graftwork.data.rules.summary import (
     LENGTH_EDGES,
     choose_examples,
@@ -44,12 +39,25 @@ from graftwork.data.rules.summary import (
     draw_histograms,
     summarise_lengths,
 )
+from graftwork.data.rules.unreadable import find_unreadable
+from graftwork.data.rules.unusable import find_unusable
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Audit
 
-RULES: tuple[ModuleType, ...] = (
-    *(unusable, unreadable, judged, prompt, private, language, control, length, foreign),
-    *(repeats, leak, balance, captured),
+RULES = (
+    find_unusable,
+    find_unreadable,
+    find_bad_replies,
+    find_placeholder_prompts,
+    find_private_data,
+    find_damaged_text,
+    find_control_tokens_in_text,
+    find_overlong,
+    find_foreign_models,
+    find_repeated,
+    find_split_leaks,
+    find_imbalance,
+    find_unconfirmed_captures,
 )
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
@@ -81,7 +89,7 @@ def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: 
     facts = Facts(corpus, repeated, dealing, Tally(corpus.notes()), sight)
     noise = estimate_noise(facts)
     findings = sorted(
-        (*(finding for rule in RULES for finding in rule.find(facts)), *find_wrong_labels(noise)),
+        (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),
         key=lambda finding: (_WEIGHT[finding.severity], -finding.count),
     )
     return Audit(

@@ -20,7 +20,7 @@ from graftwork.files.whole import write_whole
 from graftwork.records.base import fingerprint
 from graftwork.text.compare import Array
 
-FORM = 1
+DECIDED_FORM = 1
 
 
 class Decided(NamedTuple):
@@ -51,7 +51,7 @@ def write_decided(
     buffer = io.BytesIO()
     np.savez(
         buffer,
-        made_by=np.array(_describe(settings, embedded=embedded, rows=identify(decided.rows))),
+        made_by=np.array(_describe_decided(settings, embedded=embedded, rows=identify(decided.rows))),
         split=decided.split.astype(np.uint8),
         group=decided.group.astype(np.int32),
         aside=np.array(aside, dtype=np.int64).reshape(-1, 3),
@@ -69,7 +69,7 @@ def read_decided(
     try:
         with np.load(path, allow_pickle=False) as file:
             known = len(file["split"])
-            if known > rows or str(file["made_by"]) != _describe(
+            if known > rows or str(file["made_by"]) != _describe_decided(
                 settings, embedded=embedded, rows=identify(known)
             ):
                 return None
@@ -84,7 +84,7 @@ def read_decided(
         return None
 
 
-def _describe(settings: DataSettings, *, embedded: bool, rows: str) -> str:
+def _describe_decided(settings: DataSettings, *, embedded: bool, rows: str) -> str:
     # Files may come and go under `logs`: the rows themselves say what was in them.
     chosen = settings.model_dump(mode="json", exclude={"logs"})
-    return fingerprint([FORM, __version__, chosen, embedded, rows])
+    return fingerprint([DECIDED_FORM, __version__, chosen, embedded, rows])

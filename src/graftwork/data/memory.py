@@ -51,7 +51,7 @@ class Memory:
         return self._settings.paraphrases != "off"
 
     def _identify(self, rows: int) -> str:
-        told = hashlib.sha256(str(sift.FORM).encode())
+        told = hashlib.sha256(str(sift.FEATURES_FORM).encode())
         told.update(self._keys[:rows].tobytes())
         told.update(self._passed[:rows].tobytes())
         return told.hexdigest()

@@ -20,7 +20,7 @@ from graftwork.files.whole import write_whole
 from graftwork.records.base import fingerprint
 from graftwork.text.compare import Array
 
-FORM = 1
+PINS_FORM = 1
 DEALT_BY = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")
 
 
@@ -41,7 +41,7 @@ def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) 
     buffer = io.BytesIO()
     np.savez(
         buffer,
-        dealt_by=np.array(_describe(settings)),
+        dealt_by=np.array(_describe_pins(settings)),
         conversations=np.array(True),
         keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
         split=np.concatenate((now, old.split[away])).astype(np.uint8),
@@ -68,11 +68,11 @@ def _read(path: Path, *, settings: DataSettings) -> Pins:
     none = Pins(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
     try:
         with np.load(path, allow_pickle=False) as file:
-            same = str(file["dealt_by"]) == _describe(settings)
+            same = str(file["dealt_by"]) == _describe_pins(settings)
             return Pins(file["keys"], file["split"], "conversations" in file) if same else none
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return none
 
 
-def _describe(settings: DataSettings) -> str:
-    return fingerprint([FORM, settings.model_dump(mode="json", include=set(DEALT_BY))])
+def _describe_pins(settings: DataSettings) -> str:
+    return fingerprint([PINS_FORM, settings.model_dump(mode="json", include=set(DEALT_BY))])

@@ -22,7 +22,7 @@ from graftwork.data.settings import DataSettings
 from graftwork.process.pool import work_in_order
 from graftwork.records.base import fingerprint
 
-FORM = 3
+SHARDS_FORM = 3
 """Counts up when shards change their form: older ones are then rendered anew."""
 
 RENDERED_BY = (
@@ -75,7 +75,7 @@ def render_corpus(
             renderer.template_fingerprint,
             renderer.tokenizer_fingerprint,
             settings.model_dump(mode="json", include=set(RENDERED_BY)),
-            FORM,
+            SHARDS_FORM,
         ]
     )
     tasks = list(_list_tasks(corpus, places, portions, staged=staged, ground=ground, folder=folder))

@@ -19,7 +19,7 @@ from graftwork.data.judge import is_dropped
 from graftwork.data.prints import Prints, take_prints
 from graftwork.data.read import ReadFault, ReadRow, read_block
 from graftwork.data.redaction import RedactedRow, redact_row
-from graftwork.data.rules.look import judgement, look
+from graftwork.data.rules.look import check_row, find_verdict
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.data.sources.blocks import Block
@@ -29,7 +29,7 @@ from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script
 
-FORM = 5
+FEATURES_FORM = 5
 """Counts up when the columns change: older files are then made anew."""
 
 LATER = frozenset(
@@ -74,7 +74,7 @@ def name_sifted(block: Block, *, sight: Sight) -> str:
     """The name of the file that this block sifts to."""
     settings = sight.settings.model_dump(mode="json", exclude=set(LATER))
     known = [sight.base, sight.control_tokens, sight.base_reasons]
-    seen = fingerprint([block.key, settings, known, __version__, FORM])
+    seen = fingerprint([block.key, settings, known, __version__, FEATURES_FORM])
     return f"{seen[:40]}.arrow"
 
 
@@ -116,8 +116,8 @@ def sift_block(task: SiftTask) -> int:
 def _sift(read: ReadRow, raw: Interaction, *, sight: Sight) -> SiftedRow:
     settings = sight.settings
     redacted = redact_row(raw)
-    notes = look(raw, redacted, sight=sight)
-    fault = judgement(notes)
+    notes = check_row(raw, redacted, sight=sight)
+    fault = find_verdict(notes)
     return SiftedRow(
         read=read,
         kept=redacted.row if settings.redact else raw,

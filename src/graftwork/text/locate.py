@@ -55,7 +55,7 @@ _NAME_STARTS = ("passw", "passp", "pwd", "secret", "token", "credential")
 _KEY_OWNERS = ("encryption", "signing", "private", "access", "auth", "api")
 
 # Whatever can be a number that somebody writes down: eight digits at least, and what parts them.
-_NUMBERS = re.compile(r"[+(\d][\d ()./+-]{7,}+")
+_DIGIT_RUNS = re.compile(r"[+(\d][\d ()./+-]{7,}+")
 _ASCII_NUMBERS = re.compile(r"[+(0-9][0-9 ()./+-]{7,}+")
 _CARD = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?![\w-])")
 # Areas 000, 666 and from 900 on were never given out, nor were groups and serials of zeros.
@@ -180,7 +180,7 @@ def _find_numbers(text: str) -> tuple[Span, ...]:
 
     Cards, telephones and others are looked for in the same text one after the other.
     """
-    numbers = (_ASCII_NUMBERS if text.isascii() else _NUMBERS).finditer(text)
+    numbers = (_ASCII_NUMBERS if text.isascii() else _DIGIT_RUNS).finditer(text)
     return tuple(Span(number.start(), number.end() + 1) for number in numbers)
 
 

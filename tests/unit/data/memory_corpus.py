@@ -9,7 +9,7 @@ import numpy as np
 from graftwork.data.audit import audit_corpus
 from graftwork.data.judge import find_fault, is_dropped
 from graftwork.data.redaction import redact_row
-from graftwork.data.rules.look import look
+from graftwork.data.rules.look import check_row
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
@@ -85,7 +85,7 @@ class MemoryCorpus:
 
     def notes(self):
         for place, (raw, twin) in enumerate(zip(self._raw, self._twins, strict=True)):
-            for note in look(raw, twin, sight=self._sight):
+            for note in check_row(raw, twin, sight=self._sight):
                 yield place, note
 
     def faults(self):

@@ -180,5 +180,5 @@ def test_a_damaged_file_counts_as_none(tmp_path, at):
 def test_another_form_counts_as_none(tmp_path, monkeypatch):
     path = tmp_path / "decided.npz"
     keep(path, decide(ROWS, chosen=SETTINGS))
-    monkeypatch.setattr("graftwork.data.decided.FORM", 0)
+    monkeypatch.setattr("graftwork.data.decided.DECIDED_FORM", 0)
     assert read(path) is None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.export import kaggle, parquet_shards
 from graftwork.data.export.record import EXPORT_FILE, Export, ExportOptions
-from graftwork.data.export.run import FORMATS, export_dataset
+from graftwork.data.export.run import EXPORTERS, export_dataset
 from graftwork.data.export.turns import take_calls_apart
 from graftwork.data.formats.turns import write_tools
 from graftwork.files.digest import file_digest
@@ -58,7 +58,7 @@ def read_lines(file):
     return [json.loads(line) for line in file.read_bytes().removesuffix(b"\n").split(b"\n")]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORTERS)
 def test_every_format_names_the_dataset_and_every_file_with_its_hash(folder, tmp_path, form):
     made = export(folder, tmp_path / "out", form)
     assert Export.from_json((tmp_path / "out" / EXPORT_FILE).read_text()) == made
@@ -77,12 +77,12 @@ def test_every_format_names_the_dataset_and_every_file_with_its_hash(folder, tmp
     assert made.left_out == ()
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORTERS)
 def test_the_same_dataset_gives_the_same_bytes(folder, tmp_path, form):
     assert export(folder, tmp_path / "a", form) == export(folder, tmp_path / "b", form)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", EXPORTERS)
 def test_only_the_named_splits_go_out(folder, tmp_path, form):
     made = export(folder, tmp_path / "out", form, splits=["rl"])
     assert made.splits == {"rl": 1}

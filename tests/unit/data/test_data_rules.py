@@ -10,7 +10,7 @@ from graftwork.data.redaction import redact_row
 from graftwork.data.rules.foreign import is_same_model
 from graftwork.data.rules.gather import MOST_EXAMPLES, MOST_ROWS, Tally
 from graftwork.data.rules.leak import expect_leaks, name_side
-from graftwork.data.rules.look import look
+from graftwork.data.rules.look import check_row
 from graftwork.data.rules.note import EXCERPT, Note, Sight
 from graftwork.data.rules.summary import LENGTH_EDGES, shorten
 from graftwork.data.settings import DataSettings
@@ -19,7 +19,7 @@ from graftwork.text.control import KNOWN_CONTROL_TOKENS
 
 def notes_of(row, **known):
     changes = known.pop("changes", {})
-    return look(row, redact_row(row), sight=Sight(settings=DataSettings(**changes), **known))
+    return check_row(row, redact_row(row), sight=Sight(settings=DataSettings(**changes), **known))
 
 
 def codes_of(row, **known):

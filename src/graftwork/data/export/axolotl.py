@@ -24,26 +24,29 @@ TRAIN_FLAG = "train"
 FIELDS = {"role": "role", "content": "content"}
 
 
-def check_options(options: ExportOptions) -> None:
-    del options
+class Axolotl:
+    """JSONL files and the part of the configuration that reads them."""
 
+    def check_options(self, options: ExportOptions) -> None:
+        del options
 
-def add_row(sink: Sink, split: Split, row: Row) -> None:
-    if row.rejected is None:
-        turns = [{**plain(message), TRAIN_FLAG: False} for message in row.messages]
-        sink.add_line(f"{split}.jsonl", {"messages": [*turns, {**assistant(row.reply), TRAIN_FLAG: True}]})
-        return
-    pair = {"chosen": assistant(row.reply), "rejected": assistant(row.rejected)}
-    sink.add_line(
-        f"{split}.preference.jsonl", {"messages": [plain(message) for message in row.messages], **pair}
-    )
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        if row.rejected is None:
+            turns = [{**plain(message), TRAIN_FLAG: False} for message in row.messages]
+            sink.add_line(
+                f"{split}.jsonl", {"messages": [*turns, {**assistant(row.reply), TRAIN_FLAG: True}]}
+            )
+            return
+        pair = {"chosen": assistant(row.reply), "rejected": assistant(row.rejected)}
+        sink.add_line(
+            f"{split}.preference.jsonl", {"messages": [plain(message) for message in row.messages], **pair}
+        )
 
-
-def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
-    del options
-    _write_part(sink, dataset, file="axolotl.yaml", ending=".jsonl", reads=_supervised)
-    _write_part(sink, dataset, file="axolotl-dpo.yaml", ending=".preference.jsonl", reads=_preference)
-    return ("run axolotl in this folder, or put the folder before the paths in the configuration",)
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        del options
+        _write_part(sink, dataset, file="axolotl.yaml", ending=".jsonl", reads=_supervised)
+        _write_part(sink, dataset, file="axolotl-dpo.yaml", ending=".preference.jsonl", reads=_preference)
+        return ("run axolotl in this folder, or put the folder before the paths in the configuration",)
 
 
 def _supervised(path: str) -> dict[str, Any]:

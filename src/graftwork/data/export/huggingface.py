@@ -31,35 +31,38 @@ ABOUT = {"group": "string", "domain": "string", "stage": "int32", "weight": "flo
 FOLDERS = {"default": "data", "preference": "preference"}
 
 
-def check_options(options: ExportOptions) -> None:
-    del options
+class HuggingFace:
+    """Parquet files and a dataset card."""
 
+    def check_options(self, options: ExportOptions) -> None:
+        del options
 
-def add_row(sink: Sink, split: Split, row: Row) -> None:
-    config = "default" if row.rejected is None else "preference"
-    turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
-    about = {name: getattr(row, name) for name in ABOUT}
-    sink.add_record(f"{FOLDERS[config]}/{split}", {"id": row.id, **turns, **about}, schema=_schema(config))
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        config = "default" if row.rejected is None else "preference"
+        turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
+        about = {name: getattr(row, name) for name in ABOUT}
+        sink.add_record(
+            f"{FOLDERS[config]}/{split}", {"id": row.id, **turns, **about}, schema=_schema(config)
+        )
 
-
-def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
-    sizes = sink.close_tables()
-    configs, infos = [], []
-    for config, folder in FOLDERS.items():
-        splits = {
-            stem.partition("/")[2]: size for stem, size in sizes.items() if stem.startswith(f"{folder}/")
-        }
-        if splits:
-            files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits]
-            configs.append({"config_name": config, "data_files": files})
-            infos.append(_describe(config, splits))
-    head: dict[str, Any] = {"license": options.license} if options.license else {}
-    if options.title or options.name:
-        head["pretty_name"] = options.title or options.name
-    head |= {"task_categories": ["text-generation"], "dataset_info": infos, "configs": configs}
-    block = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    write_whole(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
-    return ()
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        sizes = sink.close_tables()
+        configs, infos = [], []
+        for config, folder in FOLDERS.items():
+            splits = {
+                stem.partition("/")[2]: size for stem, size in sizes.items() if stem.startswith(f"{folder}/")
+            }
+            if splits:
+                files = [{"split": split, "path": f"{folder}/{split}-*"} for split in splits]
+                configs.append({"config_name": config, "data_files": files})
+                infos.append(_describe(config, splits))
+        head: dict[str, Any] = {"license": options.license} if options.license else {}
+        if options.title or options.name:
+            head["pretty_name"] = options.title or options.name
+        head |= {"task_categories": ["text-generation"], "dataset_info": infos, "configs": configs}
+        block = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+        write_whole(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
+        return ()
 
 
 @cache

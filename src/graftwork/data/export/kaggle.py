@@ -33,51 +33,55 @@ DEFAULT_LICENSE = "unknown"
 FEWEST, MOST = 6, 50
 
 
-def check_options(options: ExportOptions) -> None:
-    if options.name is None or not ID.fullmatch(options.name):
-        raise UserMistake(
-            "Kaggle needs a name of the form OWNER/slug"
-            + (f", and {options.name!r} is none" if options.name else ""),
-            why="a slug has 3 to 50 small letters, digits and -",
-            fix="give --name YOUR-KAGGLE-NAME/some-slug",
+class Kaggle:
+    """JSONL files and `dataset-metadata.json`."""
+
+    def check_options(self, options: ExportOptions) -> None:
+        if options.name is None or not ID.fullmatch(options.name):
+            raise UserMistake(
+                "Kaggle needs a name of the form OWNER/slug"
+                + (f", and {options.name!r} is none" if options.name else ""),
+                why="a slug has 3 to 50 small letters, digits and -",
+                fix="give --name YOUR-KAGGLE-NAME/some-slug",
+            )
+        title = _title(options)
+        if not FEWEST <= len(title) <= MOST:
+            raise UserMistake(
+                f"the title {title!r} has {len(title)} characters",
+                why=f"Kaggle takes titles of {FEWEST} to {MOST} characters",
+                fix="give another --title",
+            )
+        if (options.license or DEFAULT_LICENSE) not in LICENSES:
+            raise UserMistake(
+                f"Kaggle knows no license {options.license!r}",
+                why=f"it takes {', '.join(LICENSES)}",
+                fix="give one of them as --license",
+            )
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        about = {"group": row.group, "domain": row.domain, "stage": row.stage, "weight": row.weight}
+        if row.rejected is None:
+            sink.add_line(f"{split}.jsonl", {"id": row.id, **prompt_and_completion(row), **about})
+        else:
+            sink.add_line(f"{split}.preference.jsonl", {"id": row.id, **prompt_and_pair(row), **about})
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        rows = sum(sink.rows.values())
+        metadata = {
+            "title": _title(options),
+            "subtitle": f"{rows} prepared rows of agent logs for fine-tuning",
+            "id": options.name,
+            "licenses": [{"name": options.license or DEFAULT_LICENSE}],
+            "description": f"Prepared by Graftwork. Dataset {dataset.content_hash}, "
+            f"rendered for {dataset.base}.",
+            "resources": [
+                {"path": name, "description": f"{count} rows"} for name, count in sink.rows.items()
+            ],
+        }
+        write_whole(
+            sink.folder / "dataset-metadata.json", orjson.dumps(metadata, option=orjson.OPT_INDENT_2) + b"\n"
         )
-    title = _title(options)
-    if not FEWEST <= len(title) <= MOST:
-        raise UserMistake(
-            f"the title {title!r} has {len(title)} characters",
-            why=f"Kaggle takes titles of {FEWEST} to {MOST} characters",
-            fix="give another --title",
-        )
-    if (options.license or DEFAULT_LICENSE) not in LICENSES:
-        raise UserMistake(
-            f"Kaggle knows no license {options.license!r}",
-            why=f"it takes {', '.join(LICENSES)}",
-            fix="give one of them as --license",
-        )
-
-
-def add_row(sink: Sink, split: Split, row: Row) -> None:
-    about = {"group": row.group, "domain": row.domain, "stage": row.stage, "weight": row.weight}
-    if row.rejected is None:
-        sink.add_line(f"{split}.jsonl", {"id": row.id, **prompt_and_completion(row), **about})
-    else:
-        sink.add_line(f"{split}.preference.jsonl", {"id": row.id, **prompt_and_pair(row), **about})
-
-
-def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
-    rows = sum(sink.rows.values())
-    metadata = {
-        "title": _title(options),
-        "subtitle": f"{rows} prepared rows of agent logs for fine-tuning",
-        "id": options.name,
-        "licenses": [{"name": options.license or DEFAULT_LICENSE}],
-        "description": f"Prepared by Graftwork. Dataset {dataset.content_hash}, rendered for {dataset.base}.",
-        "resources": [{"path": name, "description": f"{count} rows"} for name, count in sink.rows.items()],
-    }
-    write_whole(
-        sink.folder / "dataset-metadata.json", orjson.dumps(metadata, option=orjson.OPT_INDENT_2) + b"\n"
-    )
-    return ("kaggle datasets create -p FOLDER uploads it as a private dataset",)
+        return ("kaggle datasets create -p FOLDER uploads it as a private dataset",)
 
 
 def _title(options: ExportOptions) -> str:

@@ -32,47 +32,48 @@ BETWEEN_ANSWERS = "\n</tool_response>\n<tool_response>\n"
 ODD, EVEN = ("human", "observation"), ("gpt", "function_call")
 
 
-def check_options(options: ExportOptions) -> None:
-    if options.name is not None and not NAME.fullmatch(options.name):
-        raise UserMistake(
-            f"{options.name!r} cannot name a dataset of LLaMA-Factory",
-            why="names are joined by commas in its settings",
-            fix="use letters, digits, - and _ in --name",
+class LlamaFactory:
+    """ShareGPT files and `dataset_info.json`."""
+
+    def check_options(self, options: ExportOptions) -> None:
+        if options.name is not None and not NAME.fullmatch(options.name):
+            raise UserMistake(
+                f"{options.name!r} cannot name a dataset of LLaMA-Factory",
+                why="names are joined by commas in its settings",
+                fix="use letters, digits, - and _ in --name",
+            )
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        conversation = take_tools_apart(row.messages)
+        system, turns = _to_turns(conversation.messages)
+        functions = list(conversation.functions)
+        about = {"system": system, "tools": write_json(functions) if functions else ""}
+        broken = _find_break(turns)
+        if broken is not None:
+            sink.leave_out(row, why=broken)
+        elif row.rejected is None:
+            sink.add_item(f"{split}.json", {"conversations": [*turns, _to_reply(row.reply)], **about})
+        else:
+            pair = {"chosen": _to_reply(row.reply), "rejected": _to_reply(row.rejected)}
+            sink.add_item(f"{split}_preference.json", {"conversations": turns, **about, **pair})
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        sink.close_arrays()
+        name = options.name or f"graftwork_{dataset.content_hash[:8]}"
+        known = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
+        described = {dataset_name: _describe(file) for dataset_name, file in known.items()}
+        write_whole(
+            sink.folder / "dataset_info.json", orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n"
         )
-
-
-def add_row(sink: Sink, split: Split, row: Row) -> None:
-    conversation = take_tools_apart(row.messages)
-    system, turns = _to_turns(conversation.messages)
-    functions = list(conversation.functions)
-    about = {"system": system, "tools": write_json(functions) if functions else ""}
-    broken = _find_break(turns)
-    if broken is not None:
-        sink.leave_out(row, why=broken)
-    elif row.rejected is None:
-        sink.add_item(f"{split}.json", {"conversations": [*turns, _to_reply(row.reply)], **about})
-    else:
-        pair = {"chosen": _to_reply(row.reply), "rejected": _to_reply(row.rejected)}
-        sink.add_item(f"{split}_preference.json", {"conversations": turns, **about, **pair})
-
-
-def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
-    sink.close_arrays()
-    name = options.name or f"graftwork_{dataset.content_hash[:8]}"
-    known = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
-    described = {dataset_name: _describe(file) for dataset_name, file in known.items()}
-    write_whole(
-        sink.folder / "dataset_info.json", orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n"
-    )
-    for file, stage, ending in (("sft.yaml", "sft", ""), ("dpo.yaml", "dpo", "_preference")):
-        settings: dict[str, Any] = {"stage": stage, "dataset_dir": "."}
-        for split, key in (("train", "dataset"), ("validation", "eval_dataset")):
-            if f"{name}_{split}{ending}" in known:
-                settings[key] = f"{name}_{split}{ending}"
-        if len(settings) > 2:
-            settings |= {"mask_history": True, "train_on_prompt": False}
-            write_whole(sink.folder / file, yaml.safe_dump(settings, sort_keys=False))
-    return ()
+        for file, stage, ending in (("sft.yaml", "sft", ""), ("dpo.yaml", "dpo", "_preference")):
+            settings: dict[str, Any] = {"stage": stage, "dataset_dir": "."}
+            for split, key in (("train", "dataset"), ("validation", "eval_dataset")):
+                if f"{name}_{split}{ending}" in known:
+                    settings[key] = f"{name}_{split}{ending}"
+            if len(settings) > 2:
+                settings |= {"mask_history": True, "train_on_prompt": False}
+                write_whole(sink.folder / file, yaml.safe_dump(settings, sort_keys=False))
+        return ()
 
 
 def _describe(file: str) -> dict[str, Any]:

@@ -32,35 +32,36 @@ class Unanswered(ValueError):
     """Calls and answers of tools do not match."""
 
 
-def check_options(options: ExportOptions) -> None:
-    del options
+class OpenAI:
+    """Fine-tuning files."""
 
+    def check_options(self, options: ExportOptions) -> None:
+        del options
 
-def add_row(sink: Sink, split: Split, row: Row) -> None:
-    try:
-        conversation = take_tools_apart(row.messages)
-        before = _to_messages(conversation.messages)
-        names = _CallNames(before)
-        reply = _to_assistant(row.reply, names)
-        if row.rejected is None:
-            tools = _list_tools(conversation, [*before, reply])
-            sink.add_line(f"{split}.jsonl", {"messages": _weigh([*before, reply]), **tools})
-        else:
-            pair = [reply, _to_assistant(row.rejected, names)]
-            request = {"messages": before, **_list_tools(conversation, [*before, *pair])}
-            line = {"input": request, "preferred_output": pair[:1], "non_preferred_output": pair[1:]}
-            sink.add_line(f"{split}.preference.jsonl", line)
-    except Unanswered as error:
-        sink.leave_out(row, why=str(error))
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        try:
+            conversation = take_tools_apart(row.messages)
+            before = _to_messages(conversation.messages)
+            names = _CallNames(before)
+            reply = _to_assistant(row.reply, names)
+            if row.rejected is None:
+                tools = _list_tools(conversation, [*before, reply])
+                sink.add_line(f"{split}.jsonl", {"messages": _weigh([*before, reply]), **tools})
+            else:
+                pair = [reply, _to_assistant(row.rejected, names)]
+                request = {"messages": before, **_list_tools(conversation, [*before, *pair])}
+                line = {"input": request, "preferred_output": pair[:1], "non_preferred_output": pair[1:]}
+                sink.add_line(f"{split}.preference.jsonl", line)
+        except Unanswered as error:
+            sink.leave_out(row, why=str(error))
 
-
-def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
-    del dataset, options
-    return tuple(
-        f"{name} has {rows} rows, and OpenAI asks for {FEWEST_EXAMPLES} at least"
-        for name, rows in sink.rows.items()
-        if name.startswith("train.") and rows < FEWEST_EXAMPLES
-    )
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        del dataset, options
+        return tuple(
+            f"{name} has {rows} rows, and OpenAI asks for {FEWEST_EXAMPLES} at least"
+            for name, rows in sink.rows.items()
+            if name.startswith("train.") and rows < FEWEST_EXAMPLES
+        )
 
 
 class _CallNames:

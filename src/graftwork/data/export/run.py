@@ -6,45 +6,77 @@ the dataset was prepared; nothing else than rows and counts goes out.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol, cast, get_args
+from typing import Protocol
 
+from graftwork.data.export.axolotl import Axolotl
+from graftwork.data.export.huggingface import HuggingFace
+from graftwork.data.export.kaggle import Kaggle
+from graftwork.data.export.llamafactory import LlamaFactory
+from graftwork.data.export.openai import OpenAI
 from graftwork.data.export.place import put_in_place, require_place
 from graftwork.data.export.record import EXPORT_FILE, Export, ExportedFile, ExportOptions
+from graftwork.data.export.sagemaker import SageMaker
 from graftwork.data.export.sink import Sink
 from graftwork.files.dataset_folder import iterate_rows, read_manifest
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
+from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.dataset import SPLITS, Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
-FormatName = Literal["openai", "huggingface", "kaggle", "sagemaker", "axolotl", "llamafactory"]
-FORMATS: tuple[FormatName, ...] = get_args(FormatName)
+
+class Exporter(Protocol):
+    """What an export format provides.
+
+    To add one, name such an object in the entry points `graftwork.exporters`.
+    """
+
+    def check_options(self, options: ExportOptions, /) -> None:
+        """Raise UserMistake for options that this format cannot use, before anything is written."""
+
+    def add_row(self, sink: Sink, split: Split, row: Row, /) -> None:
+        """Write one row to the sink, or call `sink.leave_out` with the reason."""
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions, /) -> tuple[str, ...]:
+        """Write the files that describe the others. Return notes for the user."""
 
 
-class Format(Protocol):
-    """What a module of a format offers."""
+REQUIRED = ("check_options", "add_row", "finish")
+EXPORTERS: dict[str, Exporter] = {
+    "openai": OpenAI(),
+    "huggingface": HuggingFace(),
+    "kaggle": Kaggle(),
+    "sagemaker": SageMaker(),
+    "axolotl": Axolotl(),
+    "llamafactory": LlamaFactory(),
+}
 
-    def check_options(self, options: ExportOptions) -> None: ...
 
-    def add_row(self, sink: Sink, split: Split, row: Row) -> None: ...
-
-    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]: ...
+def load_exporter(name: str) -> Exporter:
+    """Return the built-in exporter of this name, or the one that an installed package adds."""
+    if name in EXPORTERS:
+        return EXPORTERS[name]
+    if name not in (added := extension_names("graftwork.exporters")):
+        raise UserMistake(
+            f"unknown export format: {name!r}", fix=f"use one of {', '.join((*EXPORTERS, *added))}"
+        )
+    exporter: Exporter = load_extension("graftwork.exporters", name, attributes=REQUIRED)
+    return exporter
 
 
 def export_dataset(
     source: Path,
     out: Path,
     *,
-    format_name: FormatName,
+    format_name: str,
     splits: Sequence[Split] = SPLITS,
     options: ExportOptions | None = None,
     force: bool = False,
 ) -> Export:
     """Write the dataset in `source` to the folder `out`."""
     options = options or ExportOptions()
-    form = cast("Format", import_module(f"graftwork.data.export.{format_name}"))
+    form = load_exporter(format_name)
     form.check_options(options)
     dataset = read_manifest(source)
     _require_rows(dataset, splits)
@@ -79,7 +111,7 @@ def export_dataset(
 
 
 def _add_rows(
-    form: Format, sink: Sink, source: Path, splits: Sequence[Split]
+    form: Exporter, sink: Sink, source: Path, splits: Sequence[Split]
 ) -> tuple[dict[Split, int], int]:
     """Every row of the splits; counts those that found a place, and the preference pairs among them."""
     counts: dict[Split, int] = {}
@@ -96,7 +128,7 @@ def _add_rows(
     return counts, pairs
 
 
-def _note_weights(sink: Sink, format_name: FormatName) -> tuple[str, ...]:
+def _note_weights(sink: Sink, format_name: str) -> tuple[str, ...]:
     if not sink.weighted or format_name in ("huggingface", "kaggle", "sagemaker"):
         return ()
     return (f"{sink.weighted} rows have a weight other than 1, which {format_name} has no place for",)

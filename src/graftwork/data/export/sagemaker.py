@@ -25,42 +25,43 @@ PLACEHOLDER = "s3://YOUR-BUCKET/YOUR-PREFIX"
 S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?")
 
 
-def check_options(options: ExportOptions) -> None:
-    if options.name is not None and not S3_URI.fullmatch(options.name):
-        raise UserMistake(
-            f"{options.name!r} is no place in S3",
-            why="channels.json names the place that the folders will be copied to",
-            fix="give --name s3://BUCKET/PREFIX, or leave it out and fill it in later",
+class SageMaker:
+    """A folder per channel and the part of the training job that names the channels."""
+
+    def check_options(self, options: ExportOptions) -> None:
+        if options.name is not None and not S3_URI.fullmatch(options.name):
+            raise UserMistake(
+                f"{options.name!r} is no place in S3",
+                why="channels.json names the place that the folders will be copied to",
+                fix="give --name s3://BUCKET/PREFIX, or leave it out and fill it in later",
+            )
+
+    def add_row(self, sink: Sink, split: Split, row: Row) -> None:
+        channel = split if row.rejected is None else f"{split}_preference"
+        turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
+        sink.add_line(f"{channel}/{channel}.jsonl", {"id": row.id, **turns, "weight": row.weight})
+
+    def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
+        del dataset
+        place = (options.name or PLACEHOLDER).rstrip("/")
+        channels = [
+            {
+                "ChannelName": name.partition("/")[0],
+                "DataSource": {
+                    "S3DataSource": {
+                        "S3DataType": "S3Prefix",
+                        "S3Uri": f"{place}/{name.partition('/')[0]}/",
+                        "S3DataDistributionType": "FullyReplicated",
+                    }
+                },
+                "ContentType": "application/jsonlines",
+                "CompressionType": "None",
+                "InputMode": "File",
+            }
+            for name in sink.rows
+        ]
+        write_whole(
+            sink.folder / "channels.json",
+            orjson.dumps({"InputDataConfig": channels}, option=orjson.OPT_INDENT_2) + b"\n",
         )
-
-
-def add_row(sink: Sink, split: Split, row: Row) -> None:
-    channel = split if row.rejected is None else f"{split}_preference"
-    turns = prompt_and_completion(row) if row.rejected is None else prompt_and_pair(row)
-    sink.add_line(f"{channel}/{channel}.jsonl", {"id": row.id, **turns, "weight": row.weight})
-
-
-def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
-    del dataset
-    place = (options.name or PLACEHOLDER).rstrip("/")
-    channels = [
-        {
-            "ChannelName": name.partition("/")[0],
-            "DataSource": {
-                "S3DataSource": {
-                    "S3DataType": "S3Prefix",
-                    "S3Uri": f"{place}/{name.partition('/')[0]}/",
-                    "S3DataDistributionType": "FullyReplicated",
-                }
-            },
-            "ContentType": "application/jsonlines",
-            "CompressionType": "None",
-            "InputMode": "File",
-        }
-        for name in sink.rows
-    ]
-    write_whole(
-        sink.folder / "channels.json",
-        orjson.dumps({"InputDataConfig": channels}, option=orjson.OPT_INDENT_2) + b"\n",
-    )
-    return (f"copy it before the job starts: aws s3 sync . {place}",)
+        return (f"copy it before the job starts: aws s3 sync . {place}",)

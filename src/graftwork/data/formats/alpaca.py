@@ -18,14 +18,14 @@ from graftwork.data.formats.fields import (
 from graftwork.data.formats.turns import Turn, to_messages
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "instruction and output"
+ALPACA_EXPECTS = "instruction and output"
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_alpaca(row: dict[str, Any]) -> bool:
     return row.get("instruction") is not None and ("output" in row or "response" in row)
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
     said = "output" if "output" in row else "response"
     *system, asked = take_prompt(
         row["instruction"], "instruction", system=first_of(row, "system", "system_prompt")

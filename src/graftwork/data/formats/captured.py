@@ -12,15 +12,15 @@ from graftwork.data.formats.turns import require_user, take_turns, to_messages
 from graftwork.records.capture import Capture
 from graftwork.records.interaction import CaptureOrigin, Interaction, Origin
 
-EXPECTS = "a capture with request and reply"
+CAPTURED_EXPECTS = "a capture with request and reply"
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_captured(row: dict[str, Any]) -> bool:
     request = row.get("request")
     return isinstance(request, dict) and "messages" in request and "reply" in row
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
     try:
         capture = Capture.model_validate(row)
     except ValidationError as error:

@@ -7,14 +7,14 @@ from graftwork.data.formats.fields import first_of
 from graftwork.data.formats.turns import take_turns, to_exchange
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "messages"
+CHAT_EXPECTS = "messages"
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_chat(row: dict[str, Any]) -> bool:
     return row.get("messages") is not None
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = take_turns(row["messages"], "messages")
     exchange = to_exchange(turns, "messages", tools=first_of(row, "tools", "functions"))
     return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))

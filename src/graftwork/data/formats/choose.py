@@ -1,50 +1,70 @@
-"""Which shape a row has: the one that the settings name, the mapping they give, or by looking.
+"""Chooses the format of a row: the one that the settings name, their mapping, or the first that fits.
 
-In: a parsed row. Out: its interactions, most often one. Raises `BadRow` with what was expected.
+In: a parsed row. Out: its interactions, usually one. Raises `BadRow` with what was expected.
 """
 
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from graftwork.data.formats import (
-    alpaca,
-    captured,
-    chat,
-    completion,
-    execution,
-    mapped,
-    openai_log,
-    preference,
-    session,
-    sharegpt,
-)
+from graftwork.data.formats.alpaca import ALPACA_EXPECTS, fits_alpaca, read_alpaca
+from graftwork.data.formats.captured import CAPTURED_EXPECTS, fits_captured, read_captured
+from graftwork.data.formats.chat import CHAT_EXPECTS, fits_chat, read_chat
+from graftwork.data.formats.completion import COMPLETION_EXPECTS, fits_completion, read_completion
+from graftwork.data.formats.execution import EXECUTION_EXPECTS, fits_execution, read_execution
 from graftwork.data.formats.fields import BadRow
+from graftwork.data.formats.mapped import read_mapped
+from graftwork.data.formats.openai_log import OPENAI_EXPECTS, fits_openai_log, read_openai_log
+from graftwork.data.formats.preference import PREFERENCE_EXPECTS, fits_preference, read_preference
+from graftwork.data.formats.session import SESSION_EXPECTS, fits_session, read_session
+from graftwork.data.formats.sharegpt import SHAREGPT_EXPECTS, fits_sharegpt, read_sharegpt
 from graftwork.data.formats.turns import drop_reasoning
 from graftwork.data.settings import DataSettings, FormatName
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
 
-# In the order of looking: what would also fit a later one stands before it.
-FORMATS: dict[FormatName, ModuleType] = {
-    "captured": captured,
-    "execution": execution,
-    "openai_log": openai_log,
-    "session": session,
-    "preference": preference,
-    "chat": chat,
-    "sharegpt": sharegpt,
-    "alpaca": alpaca,
-    "completion": completion,
+
+class RowFormat(Protocol):
+    """What a format provides. To add one, name such an object in the entry points `graftwork.formats`."""
+
+    @property
+    def expects(self) -> str:
+        """The keys that such a row holds, for error messages."""
+
+    def fits(self, row: dict[str, Any], /) -> bool:
+        """Whether the keys of the row are those of this format."""
+
+    def read(self, row: dict[str, Any], origin: Origin, /) -> list[Interaction]:
+        """Read a row that fits. Raises `BadRow`, naming the key that is wrong and never its value."""
+
+
+class _BuiltIn(NamedTuple):
+    expects: str
+    fits: Callable[[dict[str, Any]], bool]
+    read: Callable[[dict[str, Any], Origin], list[Interaction]]
+
+
+def _one(read: Callable[[dict[str, Any], Origin], Interaction]) -> Any:
+    return lambda row, origin: [read(row, origin)]
+
+
+# Tried in this order: a format whose rows would also fit a later one comes before it.
+FORMATS: dict[FormatName, RowFormat] = {
+    "captured": _BuiltIn(CAPTURED_EXPECTS, fits_captured, _one(read_captured)),
+    "execution": _BuiltIn(EXECUTION_EXPECTS, fits_execution, _one(read_execution)),
+    "openai_log": _BuiltIn(OPENAI_EXPECTS, fits_openai_log, _one(read_openai_log)),
+    "session": _BuiltIn(SESSION_EXPECTS, fits_session, read_session),
+    "preference": _BuiltIn(PREFERENCE_EXPECTS, fits_preference, _one(read_preference)),
+    "chat": _BuiltIn(CHAT_EXPECTS, fits_chat, _one(read_chat)),
+    "sharegpt": _BuiltIn(SHAREGPT_EXPECTS, fits_sharegpt, _one(read_sharegpt)),
+    "alpaca": _BuiltIn(ALPACA_EXPECTS, fits_alpaca, _one(read_alpaca)),
+    "completion": _BuiltIn(COMPLETION_EXPECTS, fits_completion, _one(read_completion)),
 }
-_LOOKS: tuple[tuple[Callable[[dict[str, Any]], bool], ModuleType], ...]
-_LOOKS = tuple((shape.fits, shape) for shape in FORMATS.values())
-_EXPECTED = "; ".join(shape.EXPECTS for shape in FORMATS.values())
+_EXPECTED = "; ".join(form.expects for form in FORMATS.values())
 
 
 def find_format(row: dict[str, Any]) -> FormatName | None:
-    """The name of the shape that a row has; None where it has no known one."""
-    return next((name for name, shape in FORMATS.items() if shape.fits(row)), None)
+    """Return the name of the first built-in format that fits the row."""
+    return next((name for name, form in FORMATS.items() if form.fits(row)), None)
 
 
 def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettings) -> list[Interaction]:
@@ -56,30 +76,22 @@ def to_interactions(row: dict[str, Any], origin: Origin, *, settings: DataSettin
 
 def _read(row: dict[str, Any], origin: Origin, settings: DataSettings) -> list[Interaction]:
     if settings.format:
-        shape = FORMATS[settings.format]
-        if not shape.fits(row):
-            raise BadRow(
-                f"no row of the format {settings.format} {_name_keys(row)}; expected {shape.EXPECTS}"
-            )
-        return _apply(shape, row, origin)
+        form = FORMATS[settings.format]
+        if not form.fits(row):
+            raise BadRow(f"no row of the format {settings.format} {_name_keys(row)}; expected {form.expects}")
+        return form.read(row, origin)
     if settings.mapping:
-        return [mapped.to_interaction(row, origin, mapping=settings.mapping)]
-    for fits, shape in _LOOKS:
-        if fits(row):
-            return _apply(shape, row, origin)
+        return [read_mapped(row, origin, mapping=settings.mapping)]
+    for form in FORMATS.values():
+        if form.fits(row):
+            return form.read(row, origin)
     raise BadRow(
         f"no known shape {_name_keys(row)}; expected one of: {_EXPECTED}; or a mapping in graft.yaml"
     )
 
 
-def _apply(shape: ModuleType, row: dict[str, Any], origin: Origin) -> list[Interaction]:
-    several: Callable[[dict[str, Any], Origin], list[Interaction]] | None
-    several = vars(shape).get("to_interactions")
-    return several(row, origin) if several else [shape.to_interaction(row, origin)]
-
-
 def _name_keys(row: dict[str, Any]) -> str:
-    # Redacted before it is cut: half a secret is not seen as one.
+    # Redacted before it is cut: half a secret is not recognized as one.
     keys = redact(", ".join(sorted(row)[:8])).text
     return f"(keys: {keys[:120] or 'none'})"
 

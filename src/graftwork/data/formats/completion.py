@@ -14,7 +14,7 @@ from graftwork.data.formats.turns import (
 )
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "prompt and completion"
+COMPLETION_EXPECTS = "prompt and completion"
 _PAIRS = (
     ("prompt", "completion"),
     ("prompt", "response"),
@@ -23,11 +23,11 @@ _PAIRS = (
 )
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_completion(row: dict[str, Any]) -> bool:
     return any(row.get(asked) is not None and said in row for asked, said in _PAIRS)
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
     asked, said = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
     turns = take_prompt(row[asked], asked, system=first_of(row, "system", "system_prompt"))
     tools = first_of(row, "tools", "functions")

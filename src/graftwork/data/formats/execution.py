@@ -21,15 +21,15 @@ from graftwork.data.formats.turns import (
 )
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "an execution with its output"
+EXECUTION_EXPECTS = "an execution with its output"
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_execution(row: dict[str, Any]) -> bool:
     execution = row.get("execution")
     return isinstance(execution, dict) and "output" in execution
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_execution(row: dict[str, Any], origin: Origin) -> Interaction:
     execution = take_object(row["execution"], "execution")
     llm = row.get("llm")
     if not isinstance(llm, dict):
@@ -47,11 +47,11 @@ def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = _take_prompt(row, execution)
     tools = first_of(execution, "tools", "functions")
     return Interaction(
-        messages=to_messages(turns, tools=tools), reply=_take_output(execution["output"]), **facts
+        messages=to_messages(turns, tools=tools), reply=_take_execution_output(execution["output"]), **facts
     )
 
 
-def _take_output(output: Any) -> str:
+def _take_execution_output(output: Any) -> str:
     if output is None:
         # A failed call has no output; the status says so, and the empty reply is seen by its rule.
         return ""

@@ -22,7 +22,7 @@ from graftwork.data.settings import Mapping
 from graftwork.records.interaction import Interaction, Origin
 
 
-def to_interaction(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Interaction:
+def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Interaction:
     turns = _take_question(row, mapping)
     return Interaction(
         id=_take(row, mapping.id) or str(origin),

@@ -34,7 +34,7 @@ from graftwork.data.formats.turns import (
 )
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "request and response"
+OPENAI_EXPECTS = "request and response"
 _FINISHED = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"}
 
 
@@ -43,7 +43,7 @@ class _Answer(NamedTuple):
     finish_reason: str | None = None
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_openai_log(row: dict[str, Any]) -> bool:
     if not ("response" in row or "error" in row):
         return False
     asked = first_of(row, "request", "body")
@@ -51,7 +51,7 @@ def fits(row: dict[str, Any]) -> bool:
     return isinstance(open_json(asked), dict) or ("custom_id" in row and isinstance(answered, dict))
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
     request = _unwrap(first_of(row, "request", "body"), "request")
     if not request:
         raise BadRow("the response stands without its request; join the two by `custom_id`")

@@ -20,15 +20,15 @@ from graftwork.data.formats.turns import (
 )
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "prompt, chosen and rejected"
+PREFERENCE_EXPECTS = "prompt, chosen and rejected"
 _SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_preference(row: dict[str, Any]) -> bool:
     return row.get("chosen") is not None and row.get("rejected") is not None
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
     chosen = _take_side(row["chosen"], "chosen")
     rejected = _take_side(row["rejected"], "rejected")
     asked = first_of(row, "prompt", "question", "instruction", "messages")

@@ -29,7 +29,9 @@ session.
 from collections.abc import Callable
 from typing import Any
 
-from graftwork.data.formats import alpaca, chat, completion, openai_log, sharegpt
+from graftwork.data.formats.alpaca import fits_alpaca, read_alpaca
+from graftwork.data.formats.chat import fits_chat, read_chat
+from graftwork.data.formats.completion import fits_completion, read_completion
 from graftwork.data.formats.facts import take_facts
 from graftwork.data.formats.fields import (
     BadRow,
@@ -42,10 +44,12 @@ from graftwork.data.formats.fields import (
     take_optional_text,
     take_text,
 )
+from graftwork.data.formats.openai_log import fits_openai_log, read_openai_log
+from graftwork.data.formats.sharegpt import fits_sharegpt, read_sharegpt
 from graftwork.data.formats.turns import Turn, write_reply
 from graftwork.records.interaction import Interaction, Message, Origin
 
-EXPECTS = "a session with decisions, code_patterns or exchanges"
+SESSION_EXPECTS = "a session with decisions, code_patterns or exchanges"
 _EXCHANGES = ("exchanges", "interactions", "episodes")
 _DECISIONS = ("decisions",)
 _PATTERNS = ("code_patterns", "patterns")
@@ -68,16 +72,24 @@ _REJECTED = (
     "request_changes",
 )
 _APPROVED = ("approved", "approve", "accepted", "accept", "passed", "pass", "lgtm")
-_SINGLE = (openai_log, chat, sharegpt, alpaca, completion)
+_SINGLE: tuple[
+    tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any], Origin], Interaction]], ...
+] = (
+    (fits_openai_log, read_openai_log),
+    (fits_chat, read_chat),
+    (fits_sharegpt, read_sharegpt),
+    (fits_alpaca, read_alpaca),
+    (fits_completion, read_completion),
+)
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_session(row: dict[str, Any]) -> bool:
     session = row.get("session")
     held = session if isinstance(session, dict) and not _has_list(row) else row
     return _has_list(held)
 
 
-def to_interactions(row: dict[str, Any], origin: Origin) -> list[Interaction]:
+def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
     inner = row.get("session")
     if isinstance(inner, dict) and not _has_list(row):
         row = {**{key: value for key, value in row.items() if key != "session"}, **inner}
@@ -92,7 +104,7 @@ def to_interactions(row: dict[str, Any], origin: Origin) -> list[Interaction]:
             except BadRow as error:
                 raise BadRow(str(error) if key in str(error) else f"in `{key}`: {error}") from None
     if row.get("messages") is not None:
-        found.append(_own(chat.to_interaction(row, origin), {}, facts))
+        found.append(_own(read_chat(row, origin), {}, facts))
     if not found:
         raise BadRow("the session holds no exchange")
     base = facts["id"]
@@ -136,12 +148,10 @@ def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> I
 
 
 def _read_exchange(item: dict[str, Any], origin: Origin, key: str) -> Interaction:
-    shape = next((shape for shape in _SINGLE if shape.fits(item)), None)
-    if shape is None:
+    read = next((read for fits, read in _SINGLE if fits(item)), None)
+    if read is None:
         raise BadRow(f"`{key}` must hold messages, or prompt and completion")
-    plain = {name: value for name, value in item.items() if name not in _REWARDS}
-    read: Callable[[dict[str, Any], Origin], Interaction] = shape.to_interaction
-    return read(plain, origin)
+    return read({name: value for name, value in item.items() if name not in _REWARDS}, origin)
 
 
 def _read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interaction:

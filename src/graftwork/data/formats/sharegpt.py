@@ -15,14 +15,14 @@ from graftwork.data.formats.fields import (
 from graftwork.data.formats.turns import ROLES, Turn, take_message, to_exchange, write_call
 from graftwork.records.interaction import Interaction, Origin
 
-EXPECTS = "conversations with from and value"
+SHAREGPT_EXPECTS = "conversations with from and value"
 
 
-def fits(row: dict[str, Any]) -> bool:
+def fits_sharegpt(row: dict[str, Any]) -> bool:
     return first_of(row, "conversations", "conversation") is not None
 
 
-def to_interaction(row: dict[str, Any], origin: Origin) -> Interaction:
+def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     listed = open_json(first_of(row, "conversations", "conversation"))
     if not isinstance(listed, list) or not listed:
         raise BadRow(f"`conversations` must be a list of turns, and is {name_type(listed)}")

@@ -15,7 +15,7 @@ MOST_NAMED = 8
 KINDS = {"group": "roles", "domain": "domains"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_imbalance(facts: Facts) -> Iterator[Finding]:
     for label, kind in KINDS.items():
         yield from _find_rare(facts, label, kind)
         yield from _find_dominant(facts, label)

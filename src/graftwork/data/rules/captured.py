@@ -7,7 +7,7 @@ from graftwork.data.rules.finding import count_rows, find_placed
 from graftwork.records.audit import Finding
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_unconfirmed_captures(facts: Facts) -> Iterator[Finding]:
     import numpy as np
 
     places = np.flatnonzero((facts.corpus.column("unconfirmed") != 0) & facts.usable)

@@ -28,7 +28,7 @@ def find_clusters(facts: Facts) -> tuple[Cluster, ...]:
     """The largest first; those that contradict themselves before those that only repeat."""
     weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
     found = [
-        *_find_conflicts(facts),
+        *_cluster_conflicts(facts),
         *_find_repeated(facts, "duplicate", DUPLICATE),
         *_find_repeated(facts, "near_duplicate", NEAR_DUPLICATE),
     ]
@@ -59,7 +59,7 @@ def _find_repeated(facts: Facts, kind: ClusterKind, step: int) -> Iterator[_Foun
         yield _Found(kind, len(members) + 1, places, shown)
 
 
-def _find_conflicts(facts: Facts) -> Iterator[_Found]:
+def _cluster_conflicts(facts: Facts) -> Iterator[_Found]:
     import numpy as np
 
     places = find_conflicting(facts, facts.prints(PROMPT_PRINT) != 0)

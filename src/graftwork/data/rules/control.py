@@ -11,14 +11,14 @@ from graftwork.records.audit import Finding
 from graftwork.records.interaction import Interaction
 from graftwork.text.control import KNOWN_CONTROL_TOKENS, find_control_tokens
 
-CODE = "special_tokens"
+CONTROL_TOKENS = "special_tokens"
 # Interactions hold reasoning and tool calls in these tags on purpose.
 _MEANT = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
 # A pair of these is struck-out text in HTML.
 _HTML = {"<s>", "</s>"}
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     """The base's own tokens; where no base is known, those of the known families."""
     row = redacted.row
     seen: set[str] = set()
@@ -28,16 +28,16 @@ def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[N
         for token in found:
             if token not in seen and not _MEANT.fullmatch(token) and not (is_html and token in _HTML):
                 seen.add(token)
-                yield Note(CODE, token, show_around(text, token))
+                yield Note(CONTROL_TOKENS, token, show_around(text, token))
 
 
-def find(facts: Facts) -> Iterator[Finding]:
-    tallied = facts.tally[CODE]
+def find_control_tokens_in_text(facts: Facts) -> Iterator[Finding]:
+    tallied = facts.tally[CONTROL_TOKENS]
     if tallied.count:
         whose = facts.sight.base if facts.sight.control_tokens else None
         yield find_noted(
             facts,
-            CODE,
+            CONTROL_TOKENS,
             "warning",
             title=count_rows(tallied.count, f"hold control tokens of {whose or 'chat models'} as text")
             + f" ({tallied.say_reasons(4)})",

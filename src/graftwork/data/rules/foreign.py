@@ -10,7 +10,7 @@ from graftwork.data.rules.note import Note, Sight, show_start
 from graftwork.records.audit import Finding
 from graftwork.records.interaction import Interaction
 
-CODE = "foreign_model"
+FOREIGN_MODEL = "foreign_model"
 REASONING = "reasoning"
 _THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
 MOST_NAMED = 5
@@ -18,14 +18,14 @@ NO_BASE = "no base is named to compare the models of the rows with"
 NO_MODEL = "no row names the model that answered"
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_reasoning(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     """Only reasoning is noted: the model's name stands in a column of its own."""
     match = _THINK.search(raw.reply)
     if match:
         yield Note(REASONING, f"reasoning in <{match.group(1).lower()}> tags", show_start(redacted.row.reply))
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_foreign_models(facts: Facts) -> Iterator[Finding]:
     yield from _find_models(facts)
     yield from _find_reasoning(facts)
 
@@ -54,7 +54,7 @@ def _find_models(facts: Facts) -> Iterator[Finding]:
     what = "come from several models" if base is None else f"come from another model than {base}"
     yield find_placed(
         facts,
-        CODE,
+        FOREIGN_MODEL,
         "info",
         places,
         show=lambda row, place: f"{row.model}: {row.reply}",
@@ -85,7 +85,7 @@ def _find_reasoning(facts: Facts) -> Iterator[Finding]:
         if facts.settings.reasoning == "drop"
         else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
     )
-    yield find_noted(facts, CODE, "warning", noted=REASONING, title=title, effect=effect, fix=fix)
+    yield find_noted(facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix)
 
 
 def _fold(name: str) -> str:

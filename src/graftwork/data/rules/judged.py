@@ -31,7 +31,7 @@ class _Wording(NamedTuple):
     severity: Severity = "blocker"
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_reply(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     fault = find_fault(raw, sight.settings)
     if fault is None:
         return
@@ -47,7 +47,7 @@ def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[N
     yield Note(fault.code, fault.reason, excerpt)
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_bad_replies(facts: Facts) -> Iterator[Finding]:
     for code, wording in _WORDINGS.items():
         count = facts.tally[code].count
         if count:

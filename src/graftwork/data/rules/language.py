@@ -16,7 +16,7 @@ from graftwork.records.audit import Finding
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import find_garble
 
-CODE = "language_or_encoding"
+ENCODING = "language_or_encoding"
 # Where damage shows, for the excerpt only.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SHOWS = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-ÿ€-™]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -26,7 +26,7 @@ MAIN_SHARE = 0.9
 NO_LETTERS = "none"
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_encoding(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     row = redacted.row
     seen: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
@@ -36,14 +36,14 @@ def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[N
             seen.add(reason)
             shown = _SHOWS.search(text)
             excerpt = show_around(text, shown.group() if shown else text[:1])
-            yield Note(CODE, reason, _CONTROL.sub("␀", excerpt))
+            yield Note(ENCODING, reason, _CONTROL.sub("␀", excerpt))
 
 
-def find(facts: Facts) -> Iterator[Finding]:
-    damaged = merge_faults(facts, "encoding", noted=CODE)
+def find_damaged_text(facts: Facts) -> Iterator[Finding]:
+    damaged = merge_faults(facts, "encoding", noted=ENCODING)
     if damaged.count:
         yield make_finding(
-            CODE,
+            ENCODING,
             "warning",
             count=damaged.count,
             rows=damaged.rows,
@@ -77,7 +77,7 @@ def _find_other_scripts(facts: Facts) -> Iterator[Finding]:
     }
     yield find_placed(
         facts,
-        CODE,
+        ENCODING,
         "info",
         others,
         show=lambda row, place: row.question,

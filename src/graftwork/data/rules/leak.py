@@ -27,7 +27,7 @@ class Sides(NamedTuple):
     held_out: "NDArray[np.bool_]"
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_split_leaks(facts: Facts) -> Iterator[Finding]:
     sides = find_sides(facts)
     if sides.trained.any() and sides.held_out.any():
         yield from _find_leaked(facts, sides)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-CODE = "too_long"
+TOO_LONG = "too_long"
 CHARACTERS_PER_TOKEN = 3.6
 _DONE = {
     "drop": "drops these",
@@ -29,7 +29,7 @@ THE_END = "cut at that length, the end of the reply is lost"
 BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_length(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     prompt, reply = (
         _measure([message.content for message in raw.messages], sight),
         _measure([raw.reply], sight),
@@ -39,11 +39,11 @@ def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[N
     if total > most:
         what = "the whole reply" if prompt >= most else "the end of the reply"
         reason = f"would lose {total - most:,} of {total:,} tokens, {what} included"
-        yield Note(CODE, reason, show_end(redacted.row.reply))
+        yield Note(TOO_LONG, reason, show_end(redacted.row.reply))
 
 
-def find(facts: Facts) -> Iterator[Finding]:
-    count = facts.tally[CODE].count
+def find_overlong(facts: Facts) -> Iterator[Finding]:
+    count = facts.tally[TOO_LONG].count
     if not count:
         return
     settings = facts.settings
@@ -51,7 +51,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     longest, lost, cuts = _sum_up(facts)
     yield find_noted(
         facts,
-        CODE,
+        TOO_LONG,
         "warning",
         reasons=cuts,
         title=count_rows(count, f"are longer than {settings.max_tokens:,} tokens")
@@ -88,7 +88,7 @@ def _sum_up(facts: Facts) -> tuple[int, int, dict[str, int]]:
 
 def _count_usable(facts: Facts, beyond: "NDArray[np.bool_]") -> int:
     """Of the rows that were noted where all of them are known, else by what the columns estimate."""
-    tallied = facts.tally[CODE]
+    tallied = facts.tally[TOO_LONG]
     if len(tallied.places) == tallied.count:
         return int(facts.usable[tallied.places].sum())
     return min(int((beyond & facts.usable).sum()), tallied.count)

@@ -11,13 +11,13 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.redact import SECRET_KINDS
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_private_data(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     for kind in redacted.counts:
         code = "secret" if kind in SECRET_KINDS else "personal_data"
         yield Note(code, kind, _show_placeholder(redacted.row, kind))
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_private_data(facts: Facts) -> Iterator[Finding]:
     fix = mend("redact", on=facts.settings.redact, done="puts placeholders in their place")
     secrets = facts.tally["secret"].count
     if secrets:

@@ -11,14 +11,14 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.shape import find_stand_in, holds_stand_in
 
 
-def look(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_prompt(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
     if holds_stand_in(raw.question) and not find_stand_in(raw.reply):
         yield Note(
             "placeholder_prompt", "made-up content in the prompt", show_around(redacted.row.question, "[")
         )
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_placeholder_prompts(facts: Facts) -> Iterator[Finding]:
     count = facts.tally["placeholder_prompt"].count
     if count:
         yield find_noted(

@@ -18,7 +18,7 @@ _CONFLICTS_DONE = {
 }
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_repeated(facts: Facts) -> Iterator[Finding]:
     kept = f"`graft data prepare` keeps the {facts.settings.keep_duplicate} of each (data.keep_duplicate)"
     same = _places_of(facts, DUPLICATE)
     if len(same):

@@ -17,7 +17,7 @@ _MAP = (
 )
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_unreadable(facts: Facts) -> Iterator[Finding]:
     for code, title in _TITLES.items():
         merged = merge_faults(facts, code)
         if merged.count:

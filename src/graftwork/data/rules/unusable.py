@@ -13,7 +13,7 @@ LARGE_GROUP = 30
 """A log of fewer rows that ask alike is small rather than one-sided."""
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find_unusable(facts: Facts) -> Iterator[Finding]:
     if facts.usable.any():
         yield from _find_empty_split(facts)
         return

@@ -13,6 +13,7 @@ from typing import IO
 
 from graftwork.data.sources.array import looks_like_array, looks_like_objects, split_array
 from graftwork.data.sources.block import BLOCK_SIZE, MAX_LINE, Block, gather_blocks
+from graftwork.data.sources.find import STANDARD_INPUT
 from graftwork.data.sources.lines import cut_lines
 from graftwork.data.sources.parquet import MAGIC, split_parquet
 from graftwork.data.sources.stream import Stream
@@ -22,7 +23,6 @@ from graftwork.records.errors import UserMistake
 
 __all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "Block", "cut_blocks"]
 
-STANDARD_INPUT = "-"
 _JSON = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
