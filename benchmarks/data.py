@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from graftwork.data.pack import pack
+from graftwork.data.render.dataset import pack
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.template import CannotProve, Template
 from graftwork.records.interaction import Message

@@ -16,21 +16,19 @@ from pathlib import Path
 
 from data_scale import make_rows, write_log
 
-from graftwork.data.audit import audit_files
-from graftwork.data.bands import Columns
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.gather import gather
-from graftwork.data.pack import pack
-from graftwork.data.prints import take_prints
-from graftwork.data.read import read_block
-from graftwork.data.redaction import redact_row
-from graftwork.data.repeats import find_repeats
-from graftwork.data.rules.look import check_row
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import Sight, check_row, redact_row
+from graftwork.data.corpus.build import gather
+from graftwork.data.dedup.fingerprints import take_prints
+from graftwork.data.dedup.lsh import Columns
+from graftwork.data.dedup.repeats import find_repeats
+from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.read import read_block
+from graftwork.data.prepare import audit_files
+from graftwork.data.render.dataset import pack
 from graftwork.data.settings import DataSettings
-from graftwork.data.sources.blocks import cut_blocks
+from graftwork.data.split.assignment import group_and_deal
 from graftwork.records.interaction import Interaction
-from graftwork.text.normalise import words
+from graftwork.text.similarity import words
 
 ROUNDS = 3
 

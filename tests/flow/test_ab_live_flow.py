@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.data.formats.captured import read_captured
+from graftwork.data.ingest.log_formats import read_captured
 from graftwork.pipeline.ab_live import compare_live
 from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_store import open_store

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import yaml
 
-from graftwork.data.read import read
+from graftwork.data.ingest.read import read
 from graftwork.evaluate.gate import decide
 from graftwork.evaluate.score import make_report, score
 from graftwork.grading.words import shared_words, words_of

@@ -13,7 +13,7 @@ from graftwork.cli.steps import Folder, run_and_show
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.data.rules.note import Sight
+    from graftwork.data.audit.row_checks import Sight
     from graftwork.data.settings import CaptureSettings
     from graftwork.project.folder import Project
     from graftwork.records.audit import Audit
@@ -72,7 +72,7 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
     import tempfile
 
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.data.audit import audit as audit_logs
+    from graftwork.data.prepare import audit_logs
     from graftwork.pipeline.pace import tell_pace
 
     sight = _see_files(files, project)
@@ -85,7 +85,7 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
 
     from graftwork.cli.output import stderr
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.data.rules.note import Sight
+    from graftwork.data.audit.row_checks import Sight
     from graftwork.data.settings import DataSettings
     from graftwork.pipeline.sight import see_what_is_there
     from graftwork.project.folder import find_project, open_project
@@ -118,7 +118,7 @@ def _sifting_folder(project: "Project") -> "Iterator[Path]":
 
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.cli.narrate import RichNarrator
-    from graftwork.data.audit import audit as audit_logs
+    from graftwork.data.prepare import audit_logs
     from graftwork.pipeline.pace import tell_pace
     from graftwork.pipeline.sight import see_what_is_there
     from graftwork.project.folder import open_project

@@ -10,7 +10,7 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.data.show_tokens import Decoder
+    from graftwork.data.inspect.rows import Decoder
     from graftwork.records.dataset import Split
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
@@ -46,8 +46,8 @@ def trace(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.dataset import show_trace
-    from graftwork.data.trace import names_token
-    from graftwork.data.trace import trace as trace_in
+    from graftwork.data.inspect.trace import names_token
+    from graftwork.data.inspect.trace import trace as trace_in
 
     folder, root = _find(dataset, project)
     decoder = _open_decoder_if_there(folder, root) if names_token(what) else None
@@ -76,7 +76,7 @@ def show(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.dataset import show_rows as print_rows
-    from graftwork.data.show_tokens import show_rows
+    from graftwork.data.inspect.rows import show_rows
     from graftwork.files.dataset_folder import read_manifest
 
     chosen = _to_split(split)
@@ -102,7 +102,7 @@ def diff(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.dataset import show_diff
-    from graftwork.data.diff import diff_datasets
+    from graftwork.data.inspect.diff import diff_datasets
 
     found = diff_datasets(_find(before, project)[0], _find(after, project)[0])
     if json:
@@ -139,8 +139,8 @@ def export(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.dataset import show_export
-    from graftwork.data.export.record import ExportOptions
     from graftwork.data.export.run import export_dataset
+    from graftwork.data.export.sink import ExportOptions
     from graftwork.records.dataset import SPLITS
 
     form, splits = format_name, [_to_split(one) for one in split or SPLITS]
@@ -221,7 +221,7 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
 
 def _open_decoder(folder: Path, root: Path) -> "Decoder":
     """The tokenizer of the base that the dataset was rendered for."""
-    from graftwork.data.show_tokens import TokenizerDecoder
+    from graftwork.data.inspect.rows import TokenizerDecoder
     from graftwork.files.dataset_folder import read_manifest
     from graftwork.model.base import find_base
     from graftwork.records.errors import EnvironmentLacks

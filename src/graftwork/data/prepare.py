@@ -5,8 +5,10 @@ in. Out: manifests and folders. Memory does not grow with the logs: rows stay on
 columns of numbers are held for all of them. Knows no model, only its renderer.
 """
 
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -14,26 +16,44 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from graftwork.data.assemble import Placed, assemble, write_drops
-from graftwork.data.corpus import Corpus
-from graftwork.data.dealing import Dealing, find_unfit_references, group_and_deal
-from graftwork.data.doubts import find_doubts, require_split_key
-from graftwork.data.dropped import Outcomes, count_kept, list_dropped
-from graftwork.data.gather import gather
-from graftwork.data.leak import require_no_leak
-from graftwork.data.memory import Memory
-from graftwork.data.paraphrase import find_embedder
-from graftwork.data.portions import NOT_ITS_OWN, Facts, Portion, PortionSummary, divide, portion_table
-from graftwork.data.ports import Progress, Renderer
-from graftwork.data.render import PORTION_SPLITS
-from graftwork.data.rendering import Rendering, render_corpus
-from graftwork.data.repeats import Repeats, find_repeats
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.report import (
+    audit_corpus,
+)
+from graftwork.data.audit.row_checks import Sight
+from graftwork.data.corpus.build import Progress, gather
+from graftwork.data.corpus.store import Corpus
+from graftwork.data.dedup.paraphrases import find_embedder
+from graftwork.data.dedup.repeats import Repeats, find_repeats
+from graftwork.data.render.dataset import (
+    Outcomes,
+    Placed,
+    Rendering,
+    assemble,
+    count_kept,
+    list_dropped,
+    render_corpus,
+    write_drops,
+)
+from graftwork.data.render.rows import PORTION_SPLITS, Renderer
 from graftwork.data.settings import DataSettings, ModelSettings
+from graftwork.data.split.assignment import Dealing, find_unfit_references, group_and_deal
+from graftwork.data.split.leakage import require_no_leak
+from graftwork.data.split.model_subsets import (
+    NOT_ITS_OWN,
+    Facts,
+    Portion,
+    PortionSummary,
+    divide,
+    find_doubts,
+    portion_table,
+    require_split_key,
+)
+from graftwork.data.split.split_state import Memory
 from graftwork.files.dataset_folder import DROPS
+from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 SIFTED, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
@@ -314,3 +334,27 @@ def _require_rows(
 
 def _say_nothing(_step: str, _done: int, _total: int) -> None:
     return
+
+
+def audit_logs(
+    sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
+) -> Audit:
+    """Sift the logs into `folder`, look at what is there, and answer."""
+    started = time.perf_counter()
+    report = on_progress or (lambda _phase, _done, _total: None)
+    corpus = gather(sight, folder=folder, root=root, on_progress=report)
+    report("find repeats", 0, 1)
+    repeated = find_repeats(corpus, settings=sight.settings)
+    report("group questions", 0, 1)
+    embedder = find_embedder(sight.settings)
+    dealing = group_and_deal(corpus, settings=sight.settings, embedder=embedder)
+    report("look at all rows", 0, 1)
+    found = audit_corpus(corpus, repeated, dealing, sight=sight)
+    return found.model_copy(update={"seconds": time.perf_counter() - started})
+
+
+def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
+    """The same without a project, and without leaving anything behind."""
+    named = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
+    with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
+        return audit_logs(Sight(settings=named), folder=Path(folder), root=root)

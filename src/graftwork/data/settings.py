@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from graftwork.records.base import Record
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 FormatName = Literal[
     "captured",

@@ -40,7 +40,7 @@ from graftwork.records.report import (
     Report,
     SubjectReport,
 )
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 __all__ = ["compare", "compare_candidates", "make_metric", "make_rate", "make_report", "score", "sessions_of"]
 

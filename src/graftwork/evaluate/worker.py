@@ -19,7 +19,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.base import fingerprint
 from graftwork.records.report import Case, EvalJob, Generation
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 
 GENERATION_FILE = "generation.json"
 IDENTITY_FILE = "asked_for.txt"

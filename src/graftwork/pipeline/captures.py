@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from graftwork.data.captures import find_refusal, is_negative
+from graftwork.data.audit.row_checks import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.capture import Capture
 from graftwork.records.interaction import CaptureOrigin
-from graftwork.text.normalise import words
+from graftwork.text.similarity import words
 
 Feedback = Literal["not_negative", "positive", "negative", "all"]
 

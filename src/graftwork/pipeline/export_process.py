@@ -15,7 +15,7 @@ from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks
 from graftwork.records.export import Agreement, ExportJob, Merged
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 
 MERGED_FILE = "merged.json"
 

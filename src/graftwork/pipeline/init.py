@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graftwork.data.read import Sample, sample_rows
+from graftwork.data.ingest.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.whole import write_whole
 from graftwork.model.base import find_base, is_ready

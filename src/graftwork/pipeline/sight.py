@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import Sight
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.template import Template
 from graftwork.pipeline.workplace import Workplace

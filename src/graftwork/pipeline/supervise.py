@@ -38,7 +38,7 @@ from graftwork.records.errors import (
     WorkerFailed,
 )
 from graftwork.records.job import Beat, Job
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
 
 POLL_SECONDS = 0.25
 JOB_FILE = "job.json"

@@ -11,7 +11,7 @@ from typing import Any
 from graftwork.pipeline.training_process import make_examiner
 from graftwork.process.worker import run_worker
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.many import train_many
 from graftwork.train.worker import train
 

@@ -17,7 +17,7 @@ from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainJob
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.launch import is_first
 from graftwork.train.ports import Examiner
 from graftwork.train.worker import train

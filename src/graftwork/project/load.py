@@ -17,7 +17,7 @@ from graftwork.project.lists import list_single_texts
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.records.secret import marks_of
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
 
 PROJECT_FILE = "graft.yaml"
 

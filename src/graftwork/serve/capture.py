@@ -17,7 +17,7 @@ from graftwork.records.capture import Capture
 from graftwork.records.errors import GraftError
 from graftwork.serve.ports import CaptureSink
 from graftwork.serve.split import Lot
-from graftwork.text.locate import may_name_secret
+from graftwork.text.patterns import may_name_secret
 from graftwork.text.redact import Redactor
 
 log = logging.getLogger(__name__)

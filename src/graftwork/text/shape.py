@@ -6,13 +6,182 @@ only what can be said without it, and rather too little than too much.
 
 import json
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import orjson
 
-from graftwork.text.json_size import has_too_many_values
+# The first character of each range that is told apart, in order; the rest is "other".
+_RANGES: tuple[tuple[int, str], ...] = (
+    *((0x0000, "latin"), (0x0250, "other"), (0x0370, "greek"), (0x0400, "cyrillic"), (0x0530, "other")),
+    *((0x0590, "hebrew"), (0x0600, "arabic"), (0x0700, "other"), (0x0750, "arabic"), (0x0780, "other")),
+    *((0x0870, "arabic"), (0x0900, "devanagari"), (0x0980, "other"), (0x0E00, "thai"), (0x0E80, "other")),
+    *((0x1100, "hangul"), (0x1200, "other"), (0x1C80, "cyrillic"), (0x1C90, "other")),
+    *((0x1E00, "latin"), (0x1F00, "greek"), (0x2000, "other"), (0x2C60, "latin"), (0x2C80, "other")),
+    *((0x2DE0, "cyrillic"), (0x2E00, "other"), (0x2E80, "han"), (0x2FE0, "other"), (0x3005, "han")),
+    *((0x3008, "other"), (0x3040, "kana"), (0x3100, "other"), (0x3130, "hangul"), (0x3190, "other")),
+    *((0x31F0, "kana"), (0x3200, "other"), (0x3400, "han"), (0x4DC0, "other"), (0x4E00, "han")),
+    *((0xA000, "other"), (0xA640, "cyrillic"), (0xA6A0, "other"), (0xA720, "latin"), (0xA800, "other")),
+    *((0xA8E0, "devanagari"), (0xA900, "other"), (0xA960, "hangul"), (0xA980, "other")),
+    *((0xAB30, "latin"), (0xAB70, "other"), (0xAC00, "hangul"), (0xD800, "other"), (0xF900, "han")),
+    *((0xFB00, "latin"), (0xFB13, "other"), (0xFB1D, "hebrew"), (0xFB50, "arabic"), (0xFE00, "other")),
+    *((0xFE70, "arabic"), (0xFF00, "other"), (0xFF21, "latin"), (0xFF5B, "other"), (0xFF66, "kana")),
+    *((0xFFA0, "hangul"), (0xFFE0, "other"), (0x1B000, "kana"), (0x1B170, "other"), (0x20000, "han")),
+    (0x32000, "other"),
+)
+_STARTS = [start for start, _ in _RANGES]
+_LETTER = re.compile(r"[A-Za-z]")
+SAMPLE = 400
+
+# UTF-8 that was read as Latin-1 or CP1252: the first byte of a sequence, then what the others became.
+# Some became punctuation that may follow a letter in honest text: `MAÇÃ…`, `café…»`. So a capital
+# before it, or a sequence that stands alone, is no proof.
+_SIGNS = "\u0080-\u00bf€‚ƒ„†‡ˆ‰Š‹ŒŽ‘•˜™š›œžŸ"
+_CONTINUED = _SIGNS + "…’“”–—"
+_MOJIBAKE = re.compile(
+    rf"[\u00c2-\u00f0](?:(?<=[ÂÃ])[{_SIGNS}]|(?<=(?<![A-ZÀ-Þ])Ã)[…’“”–—]"
+    rf"|(?<=[\u00c4-\u00df])[{_CONTINUED}][\u00c4-\u00df][{_CONTINUED}]"
+    rf"|(?<=â)[{_SIGNS}”–][{_CONTINUED}]"
+    rf"|(?<=[à-ï])[{_CONTINUED}]{{2}}[à-ï][{_CONTINUED}]{{2}}"
+    rf"|(?<=ð)[{_SIGNS}][{_CONTINUED}]{{2}})"
+)
+# Tabulators, line ends, form feeds and the escapes of terminals are honest.
+_CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\x0c\x1b"))
+MANY_CONTROLS = 4
+
+
+def main_script(text: str) -> str:
+    """The script of most letters, by a sample spread over the text; `none` if it holds no letters.
+
+    Japanese is written in kana and ideographs: kana beyond a fifth decide.
+    """
+    if text.isascii():
+        return "latin" if _LETTER.search(text) else "none"
+    sample = text if len(text) <= SAMPLE else text[:: -(-len(text) // SAMPLE)]
+    counts = Counter(_name_script(letter) for letter in sample if letter.isalpha())
+    if not counts:
+        # The sample may have stepped over the few letters that there are.
+        letter = next((sign for sign in text if sign.isalpha()), None)
+        return "none" if letter is None else _name_script(letter)
+    eastern = counts["kana"] + counts["han"]
+    if 0 < eastern <= counts["kana"] * 5 and 2 * eastern >= counts.total():
+        return "kana"
+    return counts.most_common(1)[0][0]
+
+
+def find_garble(text: str) -> str | None:
+    """The first sign that characters were lost or misread, in words; None if there is none."""
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) - len(raw.translate(None, _CONTROLS)) >= MANY_CONTROLS:
+        return "many control characters"
+    if text.isascii():
+        return None
+    if "\ufffd" in text:
+        return "characters that could not be decoded (U+FFFD)"
+    if "ï»¿" in text:
+        return "a byte-order mark read as letters"
+    if _MOJIBAKE.search(text):
+        return "UTF-8 that was read as Latin-1"
+    return None
+
+
+def _name_script(letter: str) -> str:
+    return _RANGES[bisect_right(_STARTS, ord(letter)) - 1][1]
+
+
+KNOWN_CONTROL_TOKENS: tuple[str, ...] = (
+    # ChatML: Qwen, SmolLM, Yi and many fine-tunes
+    *("<|im_start|>", "<|im_end|>", "<|im_sep|>", "<|endoftext|>"),
+    # Llama 2, Mistral
+    *("<s>", "</s>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    # Llama 3 and 4
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<|eom_id|>", "<|python_tag|>", "<|header_start|>", "<|header_end|>", "<|eot|>", "<|eom|>"),
+    # Gemma
+    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
+    # Phi, Zephyr, Granite, Falcon
+    *("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|start_of_role|>", "<|end_of_role|>"),
+    # gpt-oss (harmony)
+    *(
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|return|>",
+        "<|call|>",
+        "<|constrain|>",
+        "<|startoftext|>",
+    ),
+    *("<|endofprompt|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    # DeepSeek
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    # Command R
+    *("<BOS_TOKEN>", "<EOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    *("<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+)
+
+
+def find_control_tokens(text: str, tokens: Sequence[str] = KNOWN_CONTROL_TOKENS) -> list[str]:
+    """The tokens that stand in `text`, each once, in the order of sight."""
+    finder = _make_finder(tuple(tokens))
+    if finder is None:
+        return []
+    openings, regex = finder
+    for opening in openings:
+        if opening in text:
+            return list(dict.fromkeys(regex.findall(text)))
+    return []
+
+
+@lru_cache(maxsize=64)
+def _make_finder(tokens: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]] | None:
+    """The characters that tokens begin with, and one expression for all: the longest is tried first."""
+    wanted = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
+    if not wanted:
+        return None
+    openings = tuple(sorted({token[0] for token in wanted}))
+    by_opening = "|".join(
+        re.escape(opening)
+        + "(?:"
+        + "|".join(re.escape(token[1:]) for token in wanted if token[0] == opening)
+        + ")"
+        for opening in openings
+    )
+    return openings, re.compile(by_opening)
+
+
+MOST_VALUES = 1 << 20
+"""Of one row, or of JSON written as text within one. A long conversation has some thousand."""
+
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
+_STRING_OR_MARK = re.compile(rf"{_STRING}|([,\[{{])", re.DOTALL)
+_STRING_OR_MARK_BYTES = re.compile(_STRING_OR_MARK.pattern.encode(), re.DOTALL)
+
+
+def has_too_many_values(text: str | bytes, *, most: int = MOST_VALUES) -> bool:
+    """Counts what begins a value; commas and brackets in strings do not count."""
+    if len(text) < most:
+        return False
+    if isinstance(text, str):
+        if text.count(",") + text.count("[") + text.count("{") < most:
+            return False
+        marks = (match.lastindex for match in _STRING_OR_MARK.finditer(text))
+    else:
+        if text.count(b",") + text.count(b"[") + text.count(b"{") < most:
+            return False
+        marks = (match.lastindex for match in _STRING_OR_MARK_BYTES.finditer(text))
+    found = 0
+    for mark in marks:
+        if mark:
+            found += 1
+            if found >= most:
+                return True
+    return False
+
 
 # What follows a frame begins with a letter, so that the frame never has to give anything back.
 _FRAME_BEFORE = r"""[\s"'`<\[({*_.-]*+"""

@@ -21,7 +21,7 @@ from graftwork.process.worker import ERROR_FILE, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
-from graftwork.text.publish import publish_text
+from graftwork.text.redact import publish_text
 from graftwork.train.files import ATTEMPTS, SAVED, WAITED
 from graftwork.train.held import HeldBase
 from graftwork.train.settled import is_settled

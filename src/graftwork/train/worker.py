@@ -22,7 +22,7 @@ from graftwork.process.worker import run_worker, stop_asked
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.attend.onlookers import onlookers
 from graftwork.train.attend.pulse import Pulse

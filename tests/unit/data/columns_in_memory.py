@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.prints import take_prints
+from graftwork.data.dedup.fingerprints import take_prints
 
 
 class Numbers(NamedTuple):

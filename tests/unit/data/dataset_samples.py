@@ -3,7 +3,7 @@
 import codecs
 from pathlib import Path
 
-from graftwork.data.log_line import hash_line
+from graftwork.data.inspect.trace import hash_line
 from graftwork.files.dataset_folder import (
     DROPS,
     MANIFEST,

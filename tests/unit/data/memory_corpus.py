@@ -6,16 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.audit import audit_corpus
-from graftwork.data.judge import find_fault, is_dropped
-from graftwork.data.redaction import redact_row
-from graftwork.data.rules.look import check_row
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.report import audit_corpus
+from graftwork.data.audit.row_checks import Sight, check_row, find_fault, is_dropped, redact_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin
-from graftwork.text.normalise import normalise
-from graftwork.text.script import main_script
+from graftwork.text.shape import main_script
+from graftwork.text.similarity import normalise
 
 
 class Fault(NamedTuple):

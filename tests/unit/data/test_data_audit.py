@@ -7,10 +7,10 @@ import pytest
 from data_rows import SECRET, THINGS, make_row
 from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, group_equal
 
-from graftwork.data.audit import audit_corpus
-from graftwork.data.rules.gather import MOST_REASONS, MOST_ROWS, OTHER_REASONS
-from graftwork.data.rules.length import BUT_FOR_LENGTH
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.findings import MOST_REASONS, MOST_ROWS, OTHER_REASONS
+from graftwork.data.audit.report import audit_corpus
+from graftwork.data.audit.row_checks import Sight
+from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Audit
 from graftwork.records.interaction import Origin

@@ -3,12 +3,10 @@
 import pytest
 from data_rows import THINGS, WordRenderer, chat, write_log
 
-from graftwork.data.audit import audit_files
-from graftwork.data.captures import find_refusal, is_confirmed
-from graftwork.data.prepare import Base, prepare
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import Sight, find_refusal, is_confirmed
+from graftwork.data.inspect.trace import trace
+from graftwork.data.prepare import Base, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
-from graftwork.data.trace import trace
 from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
 from graftwork.records.capture import TRY_OUT_SESSION, Capture
 from graftwork.records.dataset import SPLITS

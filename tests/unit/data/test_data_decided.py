@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_data_split import CHOSEN, PASSAGES, WORDS, logs
 
-from graftwork.data import bands, rare_runs
-from graftwork.data.dealing import NOT_DEALT, group_and_deal
-from graftwork.data.decided import Decided, read_decided, write_decided
-from graftwork.data.leak import find_leaks
+from graftwork.data.dedup import lsh, questions
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import NOT_DEALT, Decided, group_and_deal
+from graftwork.data.split.leakage import find_leaks
+from graftwork.data.split.split_state import read_decided, write_decided
 from graftwork.records.dataset import SPLITS
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
@@ -69,8 +69,8 @@ def test_long_logs_go_on_in_several_steps(looked_up, at_once, seed, chosen):
     rows = make_long_log(chance)
     known = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bands, "LOOKED_UP", looked_up)
-        patch.setattr(rare_runs, "_ENTRIES_AT_ONCE", at_once)
+        patch.setattr(lsh, "LOOKED_UP", looked_up)
+        patch.setattr(questions, "_ENTRIES_AT_ONCE", at_once)
         for cut in sorted(chance.sample(range(len(rows)), 3)):
             _, dealing = deal(rows[:cut], chosen=chosen, known=known, block=40)
             known = Decided(*dealing, np.ones(cut, dtype=bool))
@@ -100,7 +100,7 @@ def test_a_wrong_assignment_of_a_new_or_changed_row_is_found_as_by_the_whole_che
 def test_a_few_numbers_are_found_among_many(few, many):
     numbers = np.unique(np.array(few, dtype=np.uint64))
     values = np.array([*many, *few[::2]], dtype=np.uint64)
-    there, which = bands.Few(numbers).find(values)
+    there, which = lsh.Few(numbers).find(values)
     assert there.tolist() == np.flatnonzero(np.isin(values, numbers)).tolist()
     assert numbers[which].tolist() == values[there].tolist()
 
@@ -180,5 +180,5 @@ def test_a_damaged_file_counts_as_none(tmp_path, at):
 def test_another_form_counts_as_none(tmp_path, monkeypatch):
     path = tmp_path / "decided.npz"
     keep(path, decide(ROWS, chosen=SETTINGS))
-    monkeypatch.setattr("graftwork.data.decided.DECIDED_FORM", 0)
+    monkeypatch.setattr("graftwork.data.split.split_state.DECIDED_FORM", 0)
     assert read(path) is None

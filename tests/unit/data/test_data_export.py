@@ -10,11 +10,10 @@ from dataset_samples import row, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.export import kaggle, parquet_shards
-from graftwork.data.export.record import EXPORT_FILE, Export, ExportOptions
+from graftwork.data.export import hubs, sink
 from graftwork.data.export.run import EXPORTERS, export_dataset
-from graftwork.data.export.turns import take_calls_apart
-from graftwork.data.formats.turns import write_tools
+from graftwork.data.export.sink import EXPORT_FILE, Export, ExportOptions, take_calls_apart
+from graftwork.data.ingest.turns import write_tools
 from graftwork.files.digest import file_digest
 from graftwork.records.errors import Damaged, UserMistake
 
@@ -270,9 +269,7 @@ def test_large_tables_become_several_files_with_their_number(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    shards = parquet_shards.ParquetShards(
-        tmp_path, "data/t", schema=pa.schema([("n", pa.int64())]), rows_a_file=4
-    )
+    shards = sink.ParquetShards(tmp_path, "data/t", schema=pa.schema([("n", pa.int64())]), rows_a_file=4)
     for n in range(10):
         shards.add({"n": n})
     names = shards.finish()
@@ -289,7 +286,7 @@ def test_kaggle_metadata_keeps_its_rules(folder, tmp_path):
     assert 3 <= len(metadata["id"].partition("/")[2]) <= 50
     assert 6 <= len(metadata["title"]) <= 50
     assert 20 <= len(metadata["subtitle"]) <= 80
-    assert [one["name"] in kaggle.LICENSES for one in metadata["licenses"]] == [True]
+    assert [one["name"] in hubs.LICENSES for one in metadata["licenses"]] == [True]
     assert not [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
     for resource in metadata["resources"]:
         assert (tmp_path / "out" / resource["path"]).is_file()

@@ -3,9 +3,9 @@ import json
 import pytest
 from data_rows import chat, write_log
 
-from graftwork.data.formats.choose import FORMATS, to_interactions
-from graftwork.data.formats.fields import BadRow
-from graftwork.data.read import ReadFault, read
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.formats import FORMATS, to_interactions
+from graftwork.data.ingest.read import ReadFault, read
 from graftwork.data.settings import DataSettings, Mapping
 from graftwork.records.interaction import Origin
 

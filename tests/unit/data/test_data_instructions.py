@@ -6,10 +6,10 @@ from data_rows import make_row
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data import instructions
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.instructions import find_instructions
+from graftwork.data.dedup import boilerplate
+from graftwork.data.dedup.boilerplate import find_instructions
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import group_and_deal
 
 SETTINGS = DataSettings(validation=0.1, test=0.2)
 WORDS = [
@@ -75,6 +75,6 @@ def test_rows_that_follow_change_no_mark(questions, data):
 def test_many_lines_are_looked_at_in_parts_with_the_same_result(monkeypatch):
     questions = [f"Explain {subject}.\nAnswer in JSON.\nBe brief." for subject in subjects(40)]
     whole = marks_of(questions)
-    monkeypatch.setattr(instructions, "LINES_AT_ONCE", 7)
+    monkeypatch.setattr(boilerplate, "LINES_AT_ONCE", 7)
     assert np.array_equal(marks_of(questions), whole)
     assert whole.any()

@@ -5,9 +5,9 @@ import pytest
 from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.leak import find_leaks, require_no_leak
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import group_and_deal
+from graftwork.data.split.leakage import find_leaks, require_no_leak
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import Message

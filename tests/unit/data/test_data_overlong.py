@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.overlong import fit
+from graftwork.data.render.rows import fit
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.pack import boundaries, pack, positions
+from graftwork.data.render.dataset import boundaries, pack, positions
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=200)
 

@@ -3,15 +3,14 @@ import pytest
 from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
-from graftwork.data import paraphrase
-from graftwork.data.dealing import group_and_deal
-from graftwork.data.decided import Decided
-from graftwork.data.leak import find_leaks
-from graftwork.data.paraphrase import MEANS_THE_SAME, find_embedder
+from graftwork.data.dedup import paraphrases
+from graftwork.data.dedup.paraphrases import MEANS_THE_SAME, find_embedder
 from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import Decided, group_and_deal
+from graftwork.data.split.leakage import find_leaks
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.text.compare import number_text
+from graftwork.text.similarity import number_text
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)
 OTHERS = [make_row(f"{thing} {thing}ing {thing}ed?") for thing in THINGS]
@@ -90,7 +89,7 @@ def test_no_embedder_is_taken_that_was_not_asked_for():
 
 
 def test_an_embedder_that_is_asked_for_and_not_there_is_named_with_what_installs_it(monkeypatch):
-    monkeypatch.setattr(paraphrase, "PACKAGE", "no_such_package_as_this")
+    monkeypatch.setattr(paraphrases, "PACKAGE", "no_such_package_as_this")
     with pytest.raises(EnvironmentLacks) as caught:
         find_embedder(ASKED_FOR)
     assert "no_such_package_as_this" in caught.value.what

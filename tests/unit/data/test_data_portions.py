@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from graftwork.cli.show.portions import portions_as_json, show_portions
-from graftwork.data.portions import (
+from graftwork.data.settings import ModelSettings
+from graftwork.data.split.model_subsets import (
     NOT_ITS_OWN,
     RL,
     TEST,
@@ -22,7 +23,6 @@ from graftwork.data.portions import (
     find_unmatched,
     portion_table,
 )
-from graftwork.data.settings import ModelSettings
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import UserMistake
 

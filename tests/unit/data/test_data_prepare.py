@@ -9,10 +9,10 @@ from data_rows import SECRET, THINGS, WordRenderer, chat, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data import gather, render
-from graftwork.data.audit import audit_files
-from graftwork.data.prepare import Base, prepare
-from graftwork.data.rules.note import Sight
+from graftwork.data.audit.row_checks import Sight
+from graftwork.data.corpus import build
+from graftwork.data.prepare import Base, audit_files, prepare
+from graftwork.data.render import rows
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
@@ -66,7 +66,7 @@ def bytes_of(folder: Path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(gather, "BLOCK_BYTES", 1500)
+    monkeypatch.setattr(build, "BLOCK_BYTES", 1500)
 
 
 def test_every_row_is_either_kept_or_dropped_with_a_reason(tmp_path):
@@ -291,13 +291,13 @@ def test_what_was_finished_before_a_crash_is_not_done_again(tmp_path, small_bloc
         done.append(task.out)
         return render_block(task)
 
-    render_block = render.render_block
-    monkeypatch.setattr("graftwork.data.rendering.render_block", die_at_the_third)
+    render_block = rows.render_block
+    monkeypatch.setattr("graftwork.data.render.dataset.render_block", die_at_the_third)
     with pytest.raises(Killed):
         run(tmp_path)
     assert not (tmp_path / "out").exists()
     finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "work").rglob("*.parquet")}
-    monkeypatch.setattr("graftwork.data.rendering.render_block", render_block)
+    monkeypatch.setattr("graftwork.data.render.dataset.render_block", render_block)
     dataset, folder = run(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
     assert len(all_rows(folder)) == dataset.kept_after["render"] == 42

@@ -6,7 +6,16 @@ from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.prints import GRAM_WINDOW, GRAM_WORDS, KEYS, LINE_WORDS, LINES, NEAR, TURN, take_prints
+from graftwork.data.dedup.fingerprints import (
+    GRAM_WINDOW,
+    GRAM_WORDS,
+    KEYS,
+    LINE_WORDS,
+    LINES,
+    NEAR,
+    TURN,
+    take_prints,
+)
 from graftwork.data.settings import DataSettings
 
 SETTINGS = DataSettings()
@@ -94,7 +103,7 @@ def test_turns_that_share_a_long_run_of_words_share_a_13_gram(before, other_befo
 
 def test_prints_are_the_same_in_another_process():
     program = (
-        "from graftwork.data.prints import take_prints\n"
+        "from graftwork.data.dedup.fingerprints import take_prints\n"
         "from graftwork.data.settings import DataSettings\n"
         "from graftwork.records.interaction import Interaction, Message, Origin\n"
         f"row = Interaction(id='1', origin=Origin(file='f', line=1), reply='{THINGS[0]}',"

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.formats.turns import write_tools
-from graftwork.data.prompts import give_system_prompt
+from graftwork.data.ingest.turns import write_tools
+from graftwork.data.render.rows import give_system_prompt
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Message
 

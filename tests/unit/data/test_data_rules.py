@@ -6,15 +6,13 @@ from data_rows import SECRET, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.redaction import redact_row
-from graftwork.data.rules.foreign import is_same_model
-from graftwork.data.rules.gather import MOST_EXAMPLES, MOST_ROWS, Tally
-from graftwork.data.rules.leak import expect_leaks, name_side
-from graftwork.data.rules.look import check_row
-from graftwork.data.rules.note import EXCERPT, Note, Sight
-from graftwork.data.rules.summary import LENGTH_EDGES, shorten
+from graftwork.data.audit.corpus_findings import expect_leaks, name_side
+from graftwork.data.audit.findings import MOST_EXAMPLES, MOST_ROWS, Tally
+from graftwork.data.audit.report import LENGTH_EDGES, shorten
+from graftwork.data.audit.row_checks import EXCERPT, Note, Sight, check_row, redact_row
+from graftwork.data.audit.row_findings import is_same_model
 from graftwork.data.settings import DataSettings
-from graftwork.text.control import KNOWN_CONTROL_TOKENS
+from graftwork.text.shape import KNOWN_CONTROL_TOKENS
 
 
 def notes_of(row, **known):

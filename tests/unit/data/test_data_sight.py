@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.data.sight import BlockNow, arrange, find_places
+from graftwork.data.corpus.build import BlockNow, arrange, find_places
 
 BLOCK_ROWS = 3
 NOTHING = np.zeros(0, dtype=np.uint64)

@@ -8,11 +8,10 @@ from data_rows import THINGS, make_row
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.data.dealing import NOT_DEALT, group_and_deal
-from graftwork.data.ground import open_windows
-from graftwork.data.leak import find_leaks
+from graftwork.data.dedup.boilerplate import open_windows
 from graftwork.data.settings import DataSettings
-from graftwork.data.shares import draw
+from graftwork.data.split.assignment import NOT_DEALT, draw, group_and_deal
+from graftwork.data.split.leakage import find_leaks
 from graftwork.records.interaction import CaptureOrigin, Message
 
 SETTINGS = DataSettings(validation=0.2, test=0.3)

@@ -72,7 +72,7 @@ def _say_suspicious(row: SuspiciousLabel) -> str:
 
 
 def _say_too_long(audit: Audit) -> str:
-    from graftwork.data.rules.length import BUT_FOR_LENGTH
+    from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 
     found = (finding.reasons.get(BUT_FOR_LENGTH, 0) for finding in audit.findings)
     rows = sum(found)

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.text import Text
 
 from graftwork.cli.show.tables import print_line, quote, safe, table
-from graftwork.data.diff import DatasetDiff, RowChanges
-from graftwork.data.export.record import Export
-from graftwork.data.show_tokens import Piece, ShownRow
-from graftwork.data.trace import Place, Trace, TracedDrop, TracedRow, TracedToken
+from graftwork.data.export.sink import Export
+from graftwork.data.inspect.diff import DatasetDiff, RowChanges
+from graftwork.data.inspect.rows import Piece, ShownRow
+from graftwork.data.inspect.trace import Place, Trace, TracedDrop, TracedRow, TracedToken
 
 LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
 TRAINED, CONTROL, BOUNDARY = "bold green", "dim", "bright_black"

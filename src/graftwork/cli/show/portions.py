@@ -8,7 +8,7 @@ from rich.console import Console
 from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
-    from graftwork.data.portions import PortionSummary, Unmatched
+    from graftwork.data.split.model_subsets import PortionSummary, Unmatched
 
 FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
 

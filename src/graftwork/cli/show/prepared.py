@@ -78,7 +78,7 @@ def _name_kind(reason: str) -> str:
 
 
 def _show_splits(console: Console, dataset: "Dataset") -> None:
-    from graftwork.data.rules.together import say_together
+    from graftwork.data.audit.corpus_findings import say_together
 
     split_by = str(dataset.settings.get("split_by", "question"))
     groups = "question groups" if split_by == "question" else "groups"

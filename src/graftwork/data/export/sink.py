@@ -4,19 +4,103 @@ In: values, under the name of the file that they belong to. Out: files in a fold
 number of its rows; the rows that a format cannot hold, counted by reason. Knows no format.
 """
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import orjson
 
-from graftwork.data.export.parquet_shards import ParquetShards, TableSize
+from graftwork.data.ingest.fields import BadRow
+from graftwork.data.ingest.turns import write_tools
 from graftwork.records.base import Record
-from graftwork.records.dataset import Row
-from graftwork.records.interaction import Origin
+from graftwork.records.dataset import Row, Split
+from graftwork.records.interaction import Message, Origin
+from graftwork.text.shape import has_too_many_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_AT_ONCE = 1024
+ROWS_A_FILE = 200_000
+
+
+class TableSize(NamedTuple):
+    """`in_memory` is what the rows take as Arrow, `on_disk` what the files take."""
+
+    rows: int
+    in_memory: int
+    on_disk: int
+
+
+class ParquetShards:
+    """One table that is being written."""
+
+    def __init__(
+        self, folder: Path, stem: str, *, schema: "pa.Schema", rows_a_file: int = ROWS_A_FILE
+    ) -> None:
+        self._folder = folder
+        self._stem = stem
+        self._schema = schema
+        self._rows_a_file = rows_a_file
+        self._waiting: list[dict[str, Any]] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[int] = []
+        self._in_memory = 0
+        self._on_disk = 0
+
+    def add(self, value: dict[str, Any]) -> None:
+        self._waiting.append(value)
+        if len(self._waiting) >= min(ROWS_AT_ONCE, self._rows_a_file):
+            self._flush()
+
+    def finish(self) -> list[tuple[str, int]]:
+        """The last rows, and the files by their last names with their rows."""
+        self._flush()
+        self.close()
+        named = []
+        for number, rows in enumerate(self._rows):
+            name = f"{self._stem}-{number:05d}-of-{len(self._rows):05d}.parquet"
+            path = self._path(number).replace(self._folder / name)
+            self._on_disk += path.stat().st_size
+            named.append((name, rows))
+        return named
+
+    def size(self) -> TableSize:
+        return TableSize(sum(self._rows), self._in_memory, self._on_disk)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not self._waiting:
+            return
+        table = pa.Table.from_pylist(self._waiting, schema=self._schema)
+        self._waiting = []
+        if self._rows and self._rows[-1] >= self._rows_a_file:
+            self.close()
+        if self._writer is None:
+            path = self._path(len(self._rows))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(path, self._schema, compression="zstd")
+            self._rows.append(0)
+        self._writer.write_table(table)
+        self._rows[-1] += table.num_rows
+        self._in_memory += table.nbytes
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{self._stem}-{number:05d}.parquet"
+
 
 NAMED = 20
 
@@ -103,3 +187,159 @@ class Sink:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._handles[name] = path.open("wb")
         return self._handles[name]
+
+
+EXPORT_FILE = "graftwork.json"
+
+
+class ExportOptions(Record):
+    """`name` is what the other side calls the dataset: OWNER/slug on Kaggle, s3://bucket/prefix for
+    SageMaker, a word for the others."""
+
+    name: str | None = None
+    title: str | None = None
+    license: str | None = None
+
+
+class ExportedFile(Record):
+    """`rows` is None for a file that describes the others."""
+
+    file: str
+    rows: int | None
+    sha256: str
+
+
+class Export(Record):
+    """Which dataset it is, which files it became, what the format could not hold."""
+
+    format: str
+    dataset: str
+    base: str
+    template_fingerprint: str
+    splits: dict[Split, int]
+    rows: int
+    preference_rows: int
+    files: tuple[ExportedFile, ...]
+    left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...]
+
+
+OPENS, CLOSES = "<tool_call>", "</tool_call>"
+
+
+class ToolCall(NamedTuple):
+    name: str
+    arguments: dict[str, Any]
+
+
+class Turn(NamedTuple):
+    """What an assistant says, and the tools that it calls after it."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+class Conversation(NamedTuple):
+    """Turns, and apart from them the functions that may be called: name, description, parameters."""
+
+    messages: tuple[Message, ...]
+    functions: tuple[dict[str, Any], ...] = ()
+
+
+def take_calls_apart(content: str) -> Turn:
+    """Calls count only where they end the turn: a list of calls beside the text has no other place."""
+    text, calls = content.rstrip(), list[ToolCall]()
+    while text.endswith(CLOSES):
+        before, opened, block = text.removesuffix(CLOSES).rpartition(OPENS)
+        call = _read_call(block) if opened else None
+        if call is None:
+            return Turn(content)
+        calls.insert(0, call)
+        text = before.rstrip()
+    return Turn(text, tuple(calls)) if calls and OPENS not in text else Turn(content)
+
+
+def take_tools_apart(messages: Sequence[Message]) -> Conversation:
+    """Only a block that would be written again to the letter is taken out of the system prompt."""
+    if not messages or messages[0].role != "system" or "<tools>" not in messages[0].content:
+        return Conversation(tuple(messages))
+    system = messages[0].content
+    try:
+        listed = [_read_json(line) for line in _between(system, "<tools>\n", "\n</tools>").split("\n")]
+        functions = tuple(_to_function(tool) for tool in listed)
+        before, found, behind = system.partition(write_tools(listed))
+    except ValueError:
+        return Conversation(tuple(messages))
+    if not found or not functions:
+        return Conversation(tuple(messages))
+    rest = f"{before.rstrip()}{behind}"
+    kept = (Message(role="system", content=rest),) if rest.strip() else ()
+    return Conversation((*kept, *messages[1:]), functions)
+
+
+def plain(message: Message) -> dict[str, str]:
+    return {"role": message.role, "content": message.content}
+
+
+def prompt_and_completion(row: Row) -> dict[str, Any]:
+    """The last turn apart from those before it, which is how a trainer knows what to train on."""
+    return {"prompt": [plain(one) for one in row.messages], "completion": [assistant(row.reply)]}
+
+
+def prompt_and_pair(row: Row) -> dict[str, Any]:
+    return {
+        "prompt": [plain(one) for one in row.messages],
+        "chosen": [assistant(row.reply)],
+        "rejected": [assistant(row.rejected or "")],
+    }
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def _read_call(block: str) -> ToolCall | None:
+    try:
+        value = _read_json(block)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not value.keys() <= {"id", "name", "arguments"}:
+        return None
+    name, arguments = value.get("name"), value.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        return None
+    return ToolCall(name, arguments)
+
+
+def write_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _read_json(text: str) -> Any:
+    """What can be written again as it was read: large numbers whole, no NaN, no half characters."""
+    if has_too_many_values(text):
+        raise BadRow("holds too many values")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        write_json(value).encode()
+    except RecursionError:
+        raise BadRow("nested too deeply") from None
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise BadRow(f"{name} is no JSON")
+
+
+def _between(text: str, before: str, behind: str) -> str:
+    return text.partition(before)[2].partition(behind)[0]
+
+
+def _to_function(tool: Any) -> dict[str, Any]:
+    """The definition of a function as OpenAI writes it, whoever wrote it."""
+    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRow("no definition of a function")
+    parameters = function.get("parameters", function.get("input_schema"))
+    described = {key: function[key] for key in ("name", "description", "strict") if function.get(key)}
+    return {**described, "parameters": parameters or {"type": "object", "properties": {}}}

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.secret import NotSecret
-from graftwork.text.publish import VariableName
+from graftwork.text.redact import VariableName
 
 RUBRIC = (
     "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Endpoint
-from graftwork.text.publish import is_variable_name
+from graftwork.text.redact import is_variable_name
 
 Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
 PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}

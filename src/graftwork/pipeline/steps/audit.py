@@ -9,10 +9,10 @@ from graftwork.records.audit import Audit
 
 
 def _do(work: Workplace, _made: Made) -> Audit:
-    from graftwork.data.audit import audit
+    from graftwork.data.prepare import audit_logs
 
     tell_note_on_base(work)
-    return audit(
+    return audit_logs(
         see(work, template=load_template(work)),
         folder=work.project.sifted,
         root=work.project.root,

@@ -1,7 +1,7 @@
 """Which files the logs of a project are, and what is in them, as the first two steps need it."""
 
-from graftwork.data.read import find_files
-from graftwork.data.sources.blocks import STANDARD_INPUT
+from graftwork.data.ingest.files import STANDARD_INPUT
+from graftwork.data.ingest.read import find_files
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import explain_os_error
 from graftwork.pipeline.workplace import Workplace

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from graftwork.data.portions import PortionSummary
+from graftwork.data.split.model_subsets import PortionSummary
 from graftwork.files.dataset_folder import MANIFEST, list_files
 from graftwork.pipeline.pace import tell_pace
 from graftwork.pipeline.sight import load_template, see

@@ -18,7 +18,7 @@ from graftwork.registry.promote import promote
 from graftwork.registry.publish import publish
 from graftwork.registry.signature import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 
 
 def _do(work: Workplace, made: Made) -> Release:

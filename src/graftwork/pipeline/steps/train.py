@@ -28,7 +28,7 @@ from graftwork.process.judge import Patience
 from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, StoppedInOrder
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.text.publish import publishable
+from graftwork.text.redact import publishable
 from graftwork.train.files import OUTCOME, WAITED, WORDS
 from graftwork.train.safety import pass_mirrors
 

@@ -1,0 +1,329 @@
+"""Notes and faults to counts: exact numbers, the first rows by name, a few with an excerpt.
+
+In: (place, note) in the order of the corpus. Out: one tally a code. Memory does not grow with the
+rows: beyond the first of each code only numbers are kept.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from graftwork.data.audit.row_checks import Note, Sight, redact_row, show_start
+from graftwork.data.settings import DataSettings
+from graftwork.records.audit import Example, Finding, Severity
+from graftwork.records.dataset import InputFile
+from graftwork.records.interaction import Interaction, Origin
+from graftwork.text.redact import redact
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# A report of a million rows would be no report; the count stays exact.
+MOST_ROWS = 1000
+MOST_EXAMPLES = 20
+# Reasons with figures in them are as many as the rows: no count of them says anything.
+MOST_REASONS = 40
+OTHER_REASONS = "other reasons"
+
+
+class Shown(NamedTuple):
+    place: int
+    text: str
+
+
+@dataclass
+class Tallied:
+    """What was noted under one code. A row counts once, whatever is noted about it."""
+
+    count: int = 0
+    places: list[int] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    last: int = -1
+
+    def add(self, place: int, note: Note) -> None:
+        if note.reason in self.reasons or len(self.reasons) < MOST_REASONS:
+            self.reasons[note.reason] += 1
+        if place == self.last:
+            return
+        self.last = place
+        self.count += 1
+        if len(self.places) < MOST_ROWS:
+            self.places.append(place)
+        if len(self.shown) < MOST_EXAMPLES:
+            self.shown.append(Shown(place, quote(note.reason, note.excerpt)))
+
+    def sort_reasons(self) -> dict[str, int]:
+        """The most frequent first; nothing where every row has a reason of its own."""
+        if len(self.reasons) >= MOST_REASONS:
+            return {}
+        return dict(sorted(self.reasons.items(), key=lambda item: (-item[1], item[0])))
+
+    def say_reasons(self, most: int = MOST_REASONS) -> str:
+        reasons = list(self.sort_reasons().items())
+        named = ", ".join(f"{reason} {count:,}" for reason, count in reasons[:most])
+        return f"{named} …" if len(reasons) > most else named
+
+
+class Tally:
+    """What was noted, by code."""
+
+    def __init__(self, notes: Iterable[tuple[int, Note]] = ()) -> None:
+        self._by_code: dict[str, Tallied] = {}
+        for place, note in notes:
+            tallied = self._by_code.get(note.code)
+            if tallied is None:
+                tallied = self._by_code[note.code] = Tallied()
+            tallied.add(place, note)
+
+    def __getitem__(self, code: str) -> Tallied:
+        return self._by_code.get(code, Tallied())
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Faults and notes of one kind together."""
+
+    count: int
+    rows: tuple[Origin, ...]
+    examples: tuple[Example, ...]
+    reasons: dict[str, int]
+
+
+def merge_faults(facts: "Facts", code: str, *, noted: str | None = None) -> Merged:
+    """The unreadable rows of a code, and behind them the readable ones with such a note."""
+    count = 0
+    rows: list[Origin] = []
+    examples: list[Example] = []
+    reasons: Counter[str] = Counter()
+    others = 0
+    for _, fault in facts.corpus.faults():
+        if fault.code == code:
+            count += 1
+            if fault.message in reasons or len(reasons) < MOST_REASONS:
+                reasons[fault.message] += 1
+            else:
+                others += 1
+            if len(rows) < MOST_ROWS:
+                rows.append(fault.origin)
+            if len(examples) < MOST_EXAMPLES:
+                examples.append(Example(origin=fault.origin, excerpt=fault.message))
+    if noted is not None:
+        tallied = facts.tally[noted]
+        count += tallied.count
+        rows += facts.origins(tallied.places[: MOST_ROWS - len(rows)])
+        examples += [
+            Example(origin=facts.corpus.origin(place), excerpt=text)
+            for place, text in tallied.shown[: MOST_EXAMPLES - len(examples)]
+        ]
+        reasons.update(tallied.sort_reasons())
+    ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
+    if others:
+        ordered[OTHER_REASONS] = others
+    return Merged(count, tuple(rows), tuple(examples), ordered)
+
+
+def quote(reason: str, excerpt: str) -> str:
+    return f"{reason}: {excerpt}" if excerpt else reason
+
+
+CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
+# The columns with the prints of the whole prompt and of the reply: equal where those are alike.
+PROMPT_PRINT, REPLY_PRINT = "prompt", "reply"
+
+
+class Unreadable(Protocol):
+    """A row that could not be read."""
+
+    @property
+    def origin(self) -> Origin: ...
+    @property
+    def code(self) -> str: ...
+    @property
+    def message(self) -> str: ...
+
+
+class Corpus(Protocol):
+    """The readable rows in the order of sight, as columns.
+
+    Labels are numbers, -1 for none, and the names that they number; faults come with the hashes of
+    their lines.
+    """
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def inputs(self) -> tuple[InputFile, ...]: ...
+    def column(self, name: str) -> "NDArray[Any]": ...
+    def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]": ...
+    def notes(self) -> Iterator[tuple[int, Note]]: ...
+    def faults(self) -> "Iterator[tuple[str, Unreadable]]": ...
+    def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
+    def origin(self, place: int) -> Origin: ...
+
+
+class Repeats(Protocol):
+    """For each row the place of the one that stays instead, or -1, and the step that says so, or 0."""
+
+    @property
+    def instead(self) -> "NDArray[np.int64]": ...
+    @property
+    def step(self) -> "NDArray[np.uint8]": ...
+
+
+class Dealing(Protocol):
+    """For each row its split, and the place of the founder of its group: rows of one group ask alike."""
+
+    @property
+    def split(self) -> "NDArray[np.uint8]": ...
+    @property
+    def group(self) -> "NDArray[np.int64]": ...
+
+
+@dataclass(frozen=True)
+class Facts:
+    corpus: Corpus
+    repeats: Repeats
+    dealing: Dealing
+    tally: Tally
+    sight: Sight
+
+    @property
+    def settings(self) -> DataSettings:
+        return self.sight.settings
+
+    @cached_property
+    def passed(self) -> "NDArray[np.bool_]":
+        """The rows that the filter let through."""
+        return self.corpus.column("passed").astype(bool)
+
+    @cached_property
+    def usable(self) -> "NDArray[np.bool_]":
+        """The rows that passed and repeat or contradict no other that stays."""
+        usable: NDArray[np.bool_] = self.passed & (self.repeats.step == 0)
+        return usable
+
+    def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]":
+        """A column of names; they are shown to people, so they too are redacted."""
+        numbers, names = self.corpus.labels(name)
+        return numbers, [redact(one).text for one in names]
+
+    def prints(self, name: str) -> "NDArray[np.uint64]":
+        """A column of prints; 0 where a row has none."""
+        return self.corpus.column(name).astype("uint64", copy=False)
+
+    def origins(self, places: Iterable[int]) -> tuple[Origin, ...]:
+        return tuple(self.corpus.origin(int(place)) for place in places)
+
+    def read(self, places: Iterable[int]) -> dict[int, Interaction]:
+        """A few rows by their places, redacted whatever the settings say: what is read is shown."""
+        wanted = sorted({int(place) for place in places})
+        rows = self.corpus.rows_at(wanted)
+        return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
+
+
+def make_finding(
+    code: str,
+    severity: Severity,
+    *,
+    count: int,
+    rows: Sequence[Origin],
+    examples: Sequence[Example],
+    title: str,
+    effect: str,
+    fix: str,
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """The excerpts of `examples` must come from redacted rows."""
+    return Finding(
+        code=code,
+        severity=severity,
+        count=count,
+        title=title,
+        effect=effect,
+        fix=fix,
+        rows=tuple(rows),
+        examples=tuple(examples),
+        reasons=reasons or {},
+    )
+
+
+def find_noted(
+    facts: Facts,
+    code: str,
+    severity: Severity,
+    *,
+    title: str,
+    effect: str,
+    fix: str,
+    noted: str | None = None,
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """A finding from the notes that the rows got under `noted`, or under its own code."""
+    tallied = facts.tally[noted or code]
+    return make_finding(
+        code,
+        severity,
+        count=tallied.count,
+        rows=facts.origins(tallied.places),
+        examples=[Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in tallied.shown],
+        reasons=tallied.sort_reasons() if reasons is None else reasons,
+        title=title,
+        effect=effect,
+        fix=fix,
+    )
+
+
+def find_placed(
+    facts: Facts,
+    code: str,
+    severity: Severity,
+    places: "NDArray[Any]",
+    *,
+    show: Callable[[Interaction, int], str],
+    title: str,
+    effect: str,
+    fix: str,
+    reasons: dict[str, int] | None = None,
+) -> Finding:
+    """A finding from places in the corpus; `show` says what of a row is quoted."""
+    shown = [int(place) for place in places[:MOST_EXAMPLES]]
+    rows = facts.read(shown)
+    return make_finding(
+        code,
+        severity,
+        count=len(places),
+        rows=facts.origins(places[:MOST_ROWS]),
+        examples=[
+            Example(origin=facts.corpus.origin(place), excerpt=show_start(show(rows[place], place)))
+            for place in shown
+        ],
+        reasons=reasons,
+        title=title,
+        effect=effect,
+        fix=fix,
+    )
+
+
+def count_rows(count: int, what: str) -> str:
+    """`1 row is cut off`, `2 rows are cut off`: `what` begins with the verb in the plural."""
+    if count == 1:
+        verb, _, rest = what.partition(" ")
+        return f"1 row {({'are': 'is', 'have': 'has', 'do': 'does'}).get(verb, verb + 's')} {rest}"
+    return f"{count:,} rows {what}"
+
+
+def mend(setting: str, *, on: bool, done: str) -> str:
+    """What the user has to do: nothing where the setting already mends it."""
+    if on:
+        return f"`graft data prepare` {done} (data.{setting})"
+    return f"set data.{setting} to true: `graft data prepare` then {done}"

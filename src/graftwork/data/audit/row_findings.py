@@ -1,0 +1,410 @@
+"""Replies that are no answers: failed calls, failures in disguise, empty, a stand-in, cut off.
+
+What counts is what `judge` says, so that the audit and the preparation never disagree.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from graftwork.data.audit.findings import (
+    Facts,
+    count_rows,
+    find_noted,
+    find_placed,
+    make_finding,
+    mend,
+    merge_faults,
+)
+from graftwork.data.audit.row_checks import (
+    CHARACTERS_PER_TOKEN,
+    CONTROL_TOKENS,
+    ENCODING,
+    FILTERED,
+    NEGATIVE,
+    REASONING,
+    SAID,
+    TOO_LONG,
+    TRIED,
+)
+from graftwork.data.settings import DataSettings
+from graftwork.records.audit import Finding, Severity
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+MOST_STATUSES = 6
+
+
+class _Wording(NamedTuple):
+    what: str
+    effect: str
+    fix: Callable[[DataSettings], str]
+    severity: Severity = "blocker"
+
+
+def find_bad_replies(facts: Facts) -> Iterator[Finding]:
+    for code, wording in _WORDINGS.items():
+        count = facts.tally[code].count
+        if count:
+            yield find_noted(
+                facts,
+                code,
+                wording.severity,
+                title=count_rows(count, wording.what) + _name_statuses(facts, code),
+                effect=wording.effect,
+                fix=wording.fix(facts.settings),
+            )
+
+
+def _name_statuses(facts: Facts, code: str) -> str:
+    """Which statuses the log states: a value that nobody foresaw looks like a failure otherwise."""
+    if code != "failed_status":
+        return ""
+    said = facts.tally[code].say_reasons(MOST_STATUSES).replace(f"{SAID} ", "")
+    return f": {said}" if said else ""
+
+
+def _mend_failed(settings: DataSettings) -> str:
+    return mend("drop_failed", on=settings.drop_failed, done="drops these")
+
+
+_WORDINGS = {
+    NEGATIVE: _Wording(
+        "are captured replies that users said are bad",
+        "trained on, they teach the model to repeat its mistakes",
+        lambda settings: (
+            "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
+        ),
+    ),
+    TRIED: _Wording(
+        "are held-out questions that `graft run` asked to try a release out",
+        "trained on, they would make the evaluation measure memory",
+        lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
+        "warning",
+    ),
+    FILTERED: _Wording(
+        "are captured exchanges that data.captures leaves out",
+        "they are not trained on",
+        lambda settings: "data.captures says which captured exchanges are used",
+        "info",
+    ),
+    "failed_status": _Wording(
+        "state a status that does not count as success",
+        "trained on, they teach the model to answer with failures",
+        lambda settings: (
+            f"{_mend_failed(settings)}; data.keep_status names what counts as success "
+            f"({', '.join(settings.keep_status)})"
+        ),
+    ),
+    "claims_success_but_fails": _Wording(
+        "are not marked as failed, and the reply reports a failure",
+        "trained on, they teach the model to answer with error messages",
+        lambda settings: f"{_mend_failed(settings)}; let the logger write the true status",
+    ),
+    "empty": _Wording(
+        "have no question or no reply",
+        "trained on, they teach the model to say nothing",
+        lambda settings: "`graft data prepare` drops these always",
+    ),
+    "placeholder": _Wording(
+        "have a stand-in where the answer belongs",
+        "trained on, they teach the model to answer with stand-ins",
+        lambda settings: mend("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
+    ),
+    "truncated": _Wording(
+        "are cut off before the end of the reply",
+        "trained on, they teach the model to stop in the middle",
+        lambda settings: (
+            mend("drop_truncated", on=settings.drop_truncated, done="drops these")
+            + "; raise the token limit where they were logged"
+        ),
+    ),
+}
+
+
+def find_placeholder_prompts(facts: Facts) -> Iterator[Finding]:
+    count = facts.tally["placeholder_prompt"].count
+    if count:
+        yield find_noted(
+            facts,
+            "placeholder_prompt",
+            "warning",
+            title=count_rows(count, "have made-up content in the prompt"),
+            effect="the reply cannot follow from such a prompt: the model learns to invent",
+            fix="log the real content, or leave these rows out of the file",
+        )
+
+
+def find_private_data(facts: Facts) -> Iterator[Finding]:
+    fix = mend("redact", on=facts.settings.redact, done="puts placeholders in their place")
+    secrets = facts.tally["secret"].count
+    if secrets:
+        yield find_noted(
+            facts,
+            "secret",
+            "blocker",
+            title=f"{count_rows(secrets, 'hold a secret')} ({facts.tally['secret'].say_reasons()})",
+            effect="a model repeats the secrets that it was trained on to whoever asks",
+            fix=f"{fix}; revoke them: they are in a log file",
+        )
+    personal = facts.tally["personal_data"].count
+    if personal:
+        kinds = facts.tally["personal_data"].say_reasons()
+        yield find_noted(
+            facts,
+            "personal_data",
+            "warning",
+            title=f"{count_rows(personal, 'hold personal data')} ({kinds})",
+            effect="the model may repeat it, and nobody can take it out of the weights again",
+            fix=fix,
+        )
+
+
+def find_control_tokens_in_text(facts: Facts) -> Iterator[Finding]:
+    tallied = facts.tally[CONTROL_TOKENS]
+    if tallied.count:
+        whose = facts.sight.base if facts.sight.control_tokens else None
+        yield find_noted(
+            facts,
+            CONTROL_TOKENS,
+            "warning",
+            title=count_rows(tallied.count, f"hold control tokens of {whose or 'chat models'} as text")
+            + f" ({tallied.say_reasons(4)})",
+            effect="read as control tokens they forge turns: a quoted document speaks as the system",
+            fix="`graft data prepare` neutralises them: they are tokenised as plain text, and the mask of "
+            "every row is proven",
+        )
+
+
+# Below this many rows nothing is the rule; below this share no script is.
+ENOUGH_ROWS = 20
+MAIN_SHARE = 0.9
+NO_LETTERS = "none"
+
+
+def find_damaged_text(facts: Facts) -> Iterator[Finding]:
+    damaged = merge_faults(facts, "encoding", noted=ENCODING)
+    if damaged.count:
+        yield make_finding(
+            ENCODING,
+            "warning",
+            count=damaged.count,
+            rows=damaged.rows,
+            examples=damaged.examples,
+            reasons=damaged.reasons,
+            title=count_rows(damaged.count, "have damaged characters"),
+            effect="the model learns to write the damage; rows that are not UTF-8 are lost altogether",
+            fix="read and write the log as UTF-8 where it is made; `graft data prepare` drops by name "
+            "the rows that are not UTF-8",
+        )
+    yield from _find_other_scripts(facts)
+
+
+def _find_other_scripts(facts: Facts) -> Iterator[Finding]:
+    import numpy as np
+
+    numbers, names = facts.labels("script")
+    lettered = [number for number, name in enumerate(names) if name != NO_LETTERS]
+    counts = np.bincount(numbers[np.isin(numbers, lettered)], minlength=len(names))
+    labelled = int(counts.sum())
+    if labelled < ENOUGH_ROWS or counts.max() < MAIN_SHARE * labelled:
+        return
+    main = int(counts.argmax())
+    others = np.flatnonzero(np.isin(numbers, lettered) & (numbers != main))
+    if not len(others):
+        return
+    named = {
+        names[number].capitalize(): int(counts[number])
+        for number in np.argsort(-counts, kind="stable")
+        if counts[number] and number != main
+    }
+    yield find_placed(
+        facts,
+        ENCODING,
+        "info",
+        others,
+        show=lambda row, place: row.question,
+        reasons=named,
+        title=count_rows(len(others), f"are not written in {names[main].capitalize()} letters like the rest")
+        + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
+        effect="too few to learn another language from, and enough to answer in it at the wrong time",
+        fix="leave them out of the files under data.logs, or log more of them if the model is to know both",
+    )
+
+
+_DONE = {
+    "drop": "drops these",
+    "split_by_turn": "makes a row of each turn, and drops what is still too long",
+    "truncate": "leaves out the oldest turns until the row fits",
+}
+ALL_OF_IT = "cut at that length, the whole reply is lost"
+THE_END = "cut at that length, the end of the reply is lost"
+BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
+
+
+def find_overlong(facts: Facts) -> Iterator[Finding]:
+    count = facts.tally[TOO_LONG].count
+    if not count:
+        return
+    settings = facts.settings
+    counted = "" if facts.sight.count_tokens else ", estimated from their characters"
+    longest, lost, cuts = _sum_up(facts)
+    yield find_noted(
+        facts,
+        TOO_LONG,
+        "warning",
+        reasons=cuts,
+        title=count_rows(count, f"are longer than {settings.max_tokens:,} tokens")
+        + f" (the longest has about {longest:,}{counted})",
+        effect=f"a trainer that cuts at that length takes about {lost:,} tokens off their ends, and teaches "
+        "the model not to finish",
+        fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); or raise "
+        "data.max_tokens",
+    )
+
+
+def _sum_up(facts: Facts) -> tuple[int, int, dict[str, int]]:
+    """The longest row, the tokens beyond the limit, and what the cut would take of how many rows."""
+    import numpy as np
+
+    most = facts.settings.max_tokens
+    prompt = facts.corpus.column("prompt_chars") / CHARACTERS_PER_TOKEN
+    total = prompt + facts.corpus.column("reply_chars") / CHARACTERS_PER_TOKEN
+    beyond = np.maximum(np.rint(total) - most, 0)
+    whole = int(np.count_nonzero((beyond > 0) & (prompt >= most)))
+    cuts = {
+        ALL_OF_IT: whole,
+        THE_END: int(np.count_nonzero(beyond)) - whole,
+        BUT_FOR_LENGTH: _count_usable(facts, beyond > 0),
+    }
+    return round(float(total.max(initial=0))), int(beyond.sum()), {why: n for why, n in cuts.items() if n}
+
+
+def _count_usable(facts: Facts, beyond: "NDArray[np.bool_]") -> int:
+    """Of the rows that were noted where all of them are known, else by what the columns estimate."""
+    tallied = facts.tally[TOO_LONG]
+    if len(tallied.places) == tallied.count:
+        return int(facts.usable[tallied.places].sum())
+    return min(int((beyond & facts.usable).sum()), tallied.count)
+
+
+FOREIGN_MODEL = "foreign_model"
+MOST_NAMED = 5
+NO_BASE = "no base is named to compare the models of the rows with"
+NO_MODEL = "no row names the model that answered"
+
+
+def find_foreign_models(facts: Facts) -> Iterator[Finding]:
+    yield from _find_models(facts)
+    yield from _find_reasoning(facts)
+
+
+def is_same_model(model: str, base: str) -> bool:
+    """Whether a logged name means the base: `smollm2-135m` and `HuggingFaceTB/SmolLM2-135M-Instruct` do."""
+    one, other = _fold(model), _fold(base)
+    return bool(one and other) and (one in other or other in one)
+
+
+def _find_models(facts: Facts) -> Iterator[Finding]:
+    import numpy as np
+
+    numbers, names = facts.labels("model")
+    base = facts.sight.base
+    foreign = [number for number, name in enumerate(names) if base is None or not is_same_model(name, base)]
+    places = np.flatnonzero(np.isin(numbers, foreign))
+    # Without a base no name is foreign; but several models in one log never agree.
+    if not len(places) or (base is None and len(names) < 2):
+        return
+    counts = np.bincount(numbers[places], minlength=len(names))
+    order = [int(number) for number in np.argsort(-counts, kind="stable") if counts[number]]
+    named = ", ".join(f"{names[number]} {counts[number]:,}" for number in order[:MOST_NAMED])
+    more = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
+    unseen = "" if base is not None else f"; {NO_BASE}"
+    what = "come from several models" if base is None else f"come from another model than {base}"
+    yield find_placed(
+        facts,
+        FOREIGN_MODEL,
+        "info",
+        places,
+        show=lambda row, place: f"{row.model}: {row.reply}",
+        reasons={names[number]: int(counts[number]) for number in order[:20]},
+        title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
+        effect="the base learns the habits of each of them, what it could not know itself included",
+        fix="keep the rows of the model whose answers you want, and look at examples of each",
+    )
+
+
+def _find_reasoning(facts: Facts) -> Iterator[Finding]:
+    count, rows = facts.tally[REASONING].count, facts.corpus.rows
+    sight = facts.sight
+    if not count or (sight.base_reasons is not False and count == rows):
+        return
+    if sight.base_reasons is False:
+        title = count_rows(
+            count, f"reason in tags before the answer, and {sight.base or 'the base'} does not"
+        )
+        effect = "the model learns to think aloud in a format that its template and its users do not expect"
+    else:
+        title = count_rows(count, f"reason in tags before the answer, and the other {rows - count:,} do not")
+        effect = "the model learns to do either by chance, and spends its token limit on thinking"
+    if not (facts.labels("model")[0] >= 0).any():
+        title += f"; {NO_MODEL}"
+    fix = (
+        "`graft data prepare` leaves the reasoning out (data.reasoning: drop)"
+        if facts.settings.reasoning == "drop"
+        else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
+    )
+    yield find_noted(facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix)
+
+
+def _fold(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.rstrip("/").rpartition("/")[2].casefold())
+
+
+def find_unconfirmed_captures(facts: Facts) -> Iterator[Finding]:
+    import numpy as np
+
+    places = np.flatnonzero((facts.corpus.column("unconfirmed") != 0) & facts.usable)
+    if not len(places):
+        return
+    yield find_placed(
+        facts,
+        "unconfirmed_captures",
+        "info",
+        places,
+        show=lambda row, _place: row.question,
+        title=count_rows(len(places), "hold a served reply that nobody confirmed"),
+        effect="they may be trained on; none is a reference for a test, or the model would grade itself",
+        fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
+        "data.captures.feedback: positive leaves them out",
+    )
+
+
+# Why each row could not be read stands in the reasons: JSON that is broken is only one way.
+_TITLES = {"parse_error": "are unreadable", "schema": "have a shape, a key or a type that does not fit"}
+_UNKNOWN_SHAPE = ("no known shape", "no row of the format")
+_DROPPED = "mend the lines in the log, or leave them: `graft data prepare` drops them by name"
+_MAP = (
+    "name the shape under data.format, or say under data.mapping where the question and the reply stand; "
+    "`graft data prepare` drops the others by name"
+)
+
+
+def find_unreadable(facts: Facts) -> Iterator[Finding]:
+    for code, title in _TITLES.items():
+        merged = merge_faults(facts, code)
+        if merged.count:
+            yield make_finding(
+                code,
+                "warning",
+                count=merged.count,
+                rows=merged.rows,
+                examples=merged.examples,
+                reasons=merged.reasons,
+                title=count_rows(merged.count, title),
+                effect="these rows cannot be learned from; many of them mean that the logger is broken",
+                fix=_MAP if any(why.startswith(_UNKNOWN_SHAPE) for why in merged.reasons) else _DROPPED,
+            )

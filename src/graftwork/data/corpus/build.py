@@ -1,0 +1,263 @@
+"""The order in which rows were first seen: the order in which they are grouped and dealt.
+
+In: the rows that the logs have now, each by the hash of its line, and those of the last time. Out:
+runs of rows, known ones where they stood, new ones behind them, whatever file they are in. So a log
+that grows, is rotated or packed, or a new file whose name sorts first, moves no row that was dealt
+before. A line that was changed is a new row. Pure; knows no texts.
+"""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from graftwork.data.audit.row_checks import NEGATIVE, Sight
+from graftwork.data.corpus.row_features import SiftTask, digest_file, is_sifted, name_sifted, sift_block
+from graftwork.data.corpus.store import Corpus, Segment, read_head, read_table
+from graftwork.data.ingest.files import cut_blocks, find_sources
+from graftwork.files.digest import file_digest
+from graftwork.files.private import make_folder
+from graftwork.files.whole import write_whole
+from graftwork.process.pool import work_in_order
+from graftwork.records.dataset import InputFile
+from graftwork.records.errors import UserMistake
+
+Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+RUNS_A_BLOCK, FEW_RUNS = 8, 2000
+"""A log that was shuffled falls into so many runs that reading it in order would take forever: more
+than this a block on average, and not few, and rows are seen in the order of the files again."""
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+Progress = Callable[[str, int, int], None]
+
+
+class BlockNow(NamedTuple):
+    """A block as the log has it now, with the hash of the line of each of its rows."""
+
+    file: str
+    block: int
+    first_line: int
+    sifted: str
+    keys: Keys
+
+
+class Seen(NamedTuple):
+    """Runs of rows in their order, and the hashes of their lines, to be remembered."""
+
+    segments: list[Segment]
+    keys: Keys
+
+
+def arrange(blocks: Sequence[BlockNow], known: Keys) -> Seen:
+    """The rows in their order of sight. `known` holds what the last time remembered."""
+    none = np.zeros(0, dtype=np.uint64)
+    keys = np.concatenate([none, *(block.keys for block in blocks)])
+    sizes = np.array([len(block.keys) for block in blocks], dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    stood = find_places(keys, known)
+    # Known rows by where they stood; new ones behind them, in the order of the files.
+    order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known), stood)))
+    runs = _find_runs(order, starts)
+    if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
+        order = np.arange(len(keys))
+        runs = _find_runs(order, starts)
+    segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]
+    # A block without a readable row stands for what could not be read in it.
+    segments += [_name(block, 0, 0) for block in blocks if not len(block.keys)]
+    return Seen(segments, keys[order])
+
+
+def find_places(keys: Keys, known: Keys) -> Places:
+    """Where each key stands in `known`, or -1. Equal keys are matched one to one, first to first."""
+    if not len(known):
+        return np.full(len(keys), -1, dtype=np.int64)
+    wanted, there = _tell_apart(keys), _tell_apart(known)
+    order = np.argsort(there, kind="stable")
+    at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
+    places = order[at]
+    found: Places = np.where(there[places] == wanted, places, -1)
+    return found
+
+
+def _tell_apart(keys: Keys) -> Keys:
+    """The same keys, the second of two equal ones changed, the third in another way, and so on."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(keys)]
+    begins = np.maximum.accumulate(np.where(first, np.arange(len(keys)), 0))
+    told = np.empty_like(keys)
+    told[order] = ordered + (np.arange(len(keys)) - begins).astype(np.uint64) * _ODD
+    return told
+
+
+def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:
+    """Stretches of rows that stand behind each other in one block: the first, and the one behind the last."""
+    if not len(order):
+        return []
+    broken = (np.diff(order) != 1) | np.isin(order[1:], starts)
+    lows = np.concatenate(([0], np.flatnonzero(broken) + 1))
+    highs = np.append(lows[1:], len(order))
+    return list(zip(order[lows].tolist(), (order[highs - 1] + 1).tolist(), strict=True))
+
+
+def _to_segment(blocks: Sequence[BlockNow], starts: Places, low: int, high: int) -> Segment:
+    number = int(np.searchsorted(starts, low, side="right")) - 1
+    while not len(blocks[number].keys):
+        number -= 1
+    return _name(blocks[number], low - int(starts[number]), high - int(starts[number]))
+
+
+def _name(block: BlockNow, start: int, stop: int) -> Segment:
+    return Segment(
+        file=block.file,
+        block=block.block,
+        first_line=block.first_line,
+        sifted=block.sifted,
+        start=start,
+        stop=stop,
+    )
+
+
+ORDER = "order.bin"
+"""The hash of every line, in the order of sight: 8 bytes a row."""
+
+BLOCK_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+
+class _Found(NamedTuple):
+    """A block without its bytes."""
+
+    file: str
+    block: int
+    first_line: int
+    sifted: str
+
+
+def gather(
+    sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progress, processes: int | None = None
+) -> Corpus:
+    """Sift what is new and put all rows into their order of sight."""
+    names = find_sources(sight.settings.logs, root=root)
+    make_folder(folder)
+    reading = _Reading(names, root=root, folder=folder, sight=sight, report=on_progress)
+    for size in work_in_order(reading.new_tasks(), sift_block, processes=processes):
+        reading.done(size)
+    records: Counter[str] = Counter()
+    for found in reading.found:
+        # One by one: a head holds every line of its block that could not be read.
+        records[found.file] += read_head(folder / found.sifted).records
+    blocks = [
+        BlockNow(
+            file=found.file,
+            block=found.block,
+            first_line=found.first_line,
+            sifted=found.sifted,
+            keys=_read_keys(folder / found.sifted),
+        )
+        for found in reading.found
+    ]
+    seen = arrange(blocks, _read_order(folder / ORDER))
+    write_whole(folder / ORDER, seen.keys.tobytes())
+    _forget_others(folder, keep={block.sifted for block in blocks})
+    inputs = [
+        InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
+    ]
+    corpus = Corpus(folder, segments=seen.segments, inputs=inputs)
+    corpus.withdraw(_find_disputed(corpus))
+    return corpus
+
+
+def _find_disputed(corpus: Corpus) -> dict[int, str]:
+    """Captures that were exported before users said that they are bad, and again after that."""
+    captures = corpus.column("capture")
+    if not captures.any():
+        return {}
+    faults = corpus.labels("fault")
+    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == NEGATIVE])
+    again = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
+    again &= corpus.column("unconfirmed") != 0
+    reason = f"{NEGATIVE}: another row of the logs says that users called this reply bad"
+    return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
+
+
+class _Reading:
+    """Walks through the files once: hashes them, and hands out the blocks that were not sifted yet."""
+
+    def __init__(
+        self, names: tuple[str, ...], *, root: Path, folder: Path, sight: Sight, report: Progress
+    ) -> None:
+        self.found: list[_Found] = []
+        self.hashes: dict[str, str] = {}
+        self._names = _leave_out_empty(names, root=root)
+        self._root, self._folder, self._sight = root, folder, sight
+        self._report = report
+        self._total = sum(_size_of(root / name) for name in names)
+        self._done = 0
+
+    def new_tasks(self) -> Iterator[SiftTask]:
+        for name in self._names:
+            keys = hashlib.sha256()
+            for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
+                keys.update(block.key.encode())
+                sifted = name_sifted(block, sight=self._sight)
+                self.found.append(_Found(block.file, block.index, block.first_line, sifted))
+                out = self._folder / sifted
+                if is_sifted(out):
+                    self.done(len(block.data))
+                else:
+                    yield SiftTask(block=block, out=out, sight=self._sight)
+            # Standard input can be read only once: it goes by the hash of its blocks, and by their name.
+            path = self._root / name
+            known_as = self.found[-1].file if self.found else name
+            self.hashes[known_as] = file_digest(path) if path.is_file() else keys.hexdigest()
+        if not self.found:
+            raise UserMistake("the logs hold no rows", fix="name other files under data.logs")
+
+    def done(self, size: int) -> None:
+        self._done += size
+        self._report("read and sift", self._done, max(self._total, self._done))
+
+
+def _leave_out_empty(names: tuple[str, ...], *, root: Path) -> tuple[str, ...]:
+    """A log that was rotated a moment ago has no rows yet; only if all are so is that a mistake."""
+    empty = {name for name in names if (root / name).is_file() and not (root / name).stat().st_size}
+    if not empty or len(empty) == len(names):
+        return names
+    log.warning("empty, left out: %s", ", ".join(sorted(empty)))
+    return tuple(name for name in names if name not in empty)
+
+
+def _size_of(path: Path) -> int:
+    """0 where nobody can know: standard input."""
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _read_keys(path: Path) -> Keys:
+    keys: Keys = read_table(path, ["line_key"]).column("line_key").to_numpy()
+    return keys
+
+
+def _read_order(path: Path) -> Keys:
+    """A lost order is no loss of data: the rows are then seen in the order of the files."""
+    data = path.read_bytes() if path.exists() else b""
+    return np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
+
+
+def _forget_others(folder: Path, *, keep: set[str]) -> None:
+    for path in folder.glob("*.arrow"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
+            digest_file(path).unlink(missing_ok=True)
+    # What a killed run left half written.
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,129 @@
+"""What many rows share, learned from the rows themselves: instructions, and how much words weigh.
+
+In: the corpus. Out: for each window of rows the ground that they are judged on. The ground of row i
+is learned from the rows before the largest power of two that is not beyond i, so it never changes
+when rows are added; of many rows it takes every second, fourth … one, so that it stays small and
+still sees the whole. The first rows have no ground: nothing is known yet.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.lsh import Columns, find_first, read_rows
+from graftwork.text.similarity import NO_WEIGHTS, Array, Ragged, Weights, distinct, weigh
+
+FIRST_GROUND = 8
+GROUND_ROWS = 65_536
+
+# A line is an instruction when it stands in this share of the distinct turns, and in this many;
+# a line that ends as a question may be a popular one and needs a larger share.
+INSTRUCTION_SHARE = 0.05
+INSTRUCTION_COUNT = 6
+ASKING_SHARE = 0.3
+
+ASKS = np.uint64(1)
+"""The bit of a line's key that says whether the line ends as a question."""
+
+
+class Window(NamedTuple):
+    """The rows from `low` to before `high`, judged on what the first `known` rows taught."""
+
+    low: int
+    high: int
+    known: int
+
+
+def open_windows(rows: int) -> Iterator[Window]:
+    """All rows, window by window."""
+    low, high = 0, FIRST_GROUND
+    while low < rows:
+        yield Window(low, min(high, rows), low)
+        low, high = high, 2 * high
+
+
+def ground_places(window: Window, *, passed: Array, turns: Array, most: int = GROUND_ROWS) -> Array:
+    """The rows that the ground of a window is learned from: each turn once."""
+    places = np.arange(0, window.known, max(1, window.known // most))
+    places = places[passed[places]]
+    _, once = np.unique(turns[places], return_index=True)
+    chosen: Array = places[np.sort(once)]
+    return chosen
+
+
+def learn_instructions(corpus: Columns, places: Array) -> Array:
+    """The keys of lines that ask nothing, sorted, without the bit for asking."""
+    lines = read_rows(corpus, "lines", places)
+    if not len(lines.values):
+        return np.zeros(0, dtype=np.uint64)
+    asking = distinct(lines.values[(lines.values & ASKS) == ASKS] & ~ASKS)
+    # A line that stands twice in a turn counts once.
+    order = np.argsort(lines.values & ~ASKS, kind="stable")
+    keys, owners = (lines.values & ~ASKS)[order], lines.owners()[order]
+    once = np.ones(len(keys), dtype=bool)
+    once[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
+    found, counts = np.unique(keys[once], return_counts=True)
+    share = np.where(np.isin(found, asking), ASKING_SHARE, INSTRUCTION_SHARE)
+    instructions: Array = found[(counts >= INSTRUCTION_COUNT) & (counts >= share * len(places))]
+    return instructions
+
+
+def learn_weights(sets: Ragged, keys: Array) -> Weights:
+    """What the values of these sets weigh, each distinct set (by its key) counted once."""
+    if not len(keys):
+        return NO_WEIGHTS
+    _, once = np.unique(keys, return_index=True)
+    return weigh(sets.take(np.sort(once)))
+
+
+LINES_AT_ONCE = 4_000_000
+
+
+def find_instructions(corpus: Columns, *, passed: Array, turns: Array) -> Array:
+    """One mark a line, in the order of the column `lines`."""
+    sizes = [(first, len(flat)) for first, flat, _ in corpus.ragged("lines")]
+    total = sum(size for _, size in sizes)
+    marks = np.zeros(total, dtype=bool)
+    counted = passed & (find_first(turns, among=passed) == np.arange(corpus.rows))
+    before = np.concatenate(([0], np.cumsum(counted)))
+    parts = -(-total // LINES_AT_ONCE)
+    for part in range(parts):
+        numbers, keys, places = _read_part(corpus, part, parts)
+        marks[numbers[_repeat_enough(keys, places, counted=counted, before=before)]] = True
+    return marks
+
+
+def _read_part(corpus: Columns, part: int, parts: int) -> tuple[Array, Array, Array]:
+    """Lines whose keys fall into one part of all keys, by number, with their rows; in their order."""
+    found = list(_choose_part(corpus, part, parts))
+    return (
+        np.concatenate([numbers for numbers, _, _ in found] or [np.zeros(0, dtype=np.int64)]),
+        np.concatenate([keys for _, keys, _ in found] or [np.zeros(0, dtype=np.uint64)]),
+        np.concatenate([places for _, _, places in found] or [np.zeros(0, dtype=np.int64)]),
+    )
+
+
+def _choose_part(corpus: Columns, part: int, parts: int) -> Iterator[tuple[Array, Array, Array]]:
+    number = 0
+    for first, flat, offsets in corpus.ragged("lines"):
+        mine = ((flat & ASKS) == 0) & ((flat >> np.uint64(1)) % np.uint64(parts) == part)
+        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) + first
+        yield np.flatnonzero(mine) + number, flat[mine], rows[mine]
+        number += len(flat)
+
+
+def _repeat_enough(keys: Array, places: Array, *, counted: Array, before: Array) -> Array:
+    """Which of these lines stood in enough of the rows since they were first seen."""
+    order = np.argsort(keys, kind="stable")
+    keys, places = keys[order], places[order]
+    begins = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))
+    # A line that stands twice in a turn counts once.
+    again = ~begins & np.concatenate(([False], places[1:] == places[:-1]))[: len(keys)]
+    seen = np.concatenate(([0], np.cumsum(counted[places] & ~again)))
+    times = seen[:-1] - seen[start]
+    since = before[places] - before[places[start]]
+    enough = np.zeros(len(keys), dtype=bool)
+    enough[order] = (times >= INSTRUCTION_COUNT) & (times >= INSTRUCTION_SHARE * since)
+    return enough

@@ -1,0 +1,387 @@
+"""Lines that may be alike, proposed by the rare runs of words that they share.
+
+In: the runs of words of lines, and what they weigh. Out: pairs of rows, to be measured. Two lines can
+only be alike to the threshold if they share one of the rarest runs of each, up to the part of its
+weight that may differ. Either all rows of a window are looked at, by sorting all runs, or only what
+concerns some fresh rows, by looking up their few runs among those of all others; both propose the
+same pairs of a fresh row. Does not measure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.boilerplate import (
+    ASKS,
+    Window,
+    find_instructions,
+    ground_places,
+    learn_instructions,
+    learn_weights,
+    open_windows,
+)
+from graftwork.data.dedup.lsh import (
+    BEFORE,
+    NO_PAIRS,
+    Columns,
+    Entries,
+    Few,
+    Spill,
+    are_few,
+    find_first,
+    join_ragged,
+    merge_pairs,
+    only_fresh,
+    pack,
+    unpack,
+)
+from graftwork.text.similarity import (
+    NO_WEIGHTS,
+    TOLERANCE,
+    Array,
+    Ragged,
+    Weights,
+    distinct,
+    measure_pairs,
+    spread,
+)
+
+# "Please look up X" holds "X": a line whose words stand in another to this degree asks the same.
+CONTAINED = 0.9
+# Marks of a run of words in the index: among the rarest of its line, for likeness and for containment.
+_RARE = np.uint8(1)
+_RAREST = np.uint8(2)
+# A run that stands in so many lines before is not rare any more: the few of them that a line would
+# be compared with are hardly ever the right ones.
+_RARE_ROWS = 64
+_ROWS_AT_ONCE = 25_000
+_ENTRIES_AT_ONCE = 1_000_000
+_HALF = np.uint64(32)
+
+
+def propose_all(
+    sets: Ragged, places: Array, *, weighed: Array, threshold: float, is_probe: Array
+) -> Iterator[Array]:
+    """Probes with rows before them, portion by portion."""
+    with Spill(len(sets.values)) as spill:
+        for start in range(0, len(places), _ROWS_AT_ONCE):
+            stop = min(start + _ROWS_AT_ONCE, len(places))
+            part = sets.take(np.arange(start, stop))
+            weights = weighed[sets.offsets[start] : sets.offsets[stop]]
+            marks = _mark_rare(part, weights, threshold=threshold)
+            spill.add(part.values.astype(np.uint64), places[start:stop][part.owners()], marks)
+        for entries in spill.portions():
+            parts, ranks = [], entries.ranks()
+            for step in range(1, BEFORE + 1):
+                later, earlier = entries.pair(step)
+                rare = entries.marks[later] | (entries.marks[earlier] & _RAREST)
+                proposed = (rare > 0) & is_probe[entries.places[later]] & (ranks[later] < _RARE_ROWS)
+                parts.append(pack(entries.places[later[proposed]], entries.places[earlier[proposed]]))
+            yield merge_pairs(parts)
+
+
+class Marked(NamedTuple):
+    """The lines of some rows, and for each of their runs whether it is among the rarest."""
+
+    places: Array
+    keys: Array
+    marks: Array
+
+    @classmethod
+    def of(cls, sets: Ragged, places: Array, *, weighed: Array, threshold: float) -> "Marked":
+        keys = sets.owners().astype(np.uint64) << _HALF | sets.values.astype(np.uint64)
+        return cls(places, keys, _mark_rare(sets, weighed, threshold=threshold))
+
+    def marks_of(self, rows: Array, values: Array) -> Array:
+        """The marks of runs that stand in the lines of these rows."""
+        owners = np.searchsorted(self.places, rows).astype(np.uint64)
+        found: Array = self.marks[np.searchsorted(self.keys, owners << _HALF | values.astype(np.uint64))]
+        return found
+
+
+class Sharing(NamedTuple):
+    """Pairs of rows that share a run which is rare up to the later one, and that run."""
+
+    value: Array
+    later: Array
+    earlier: Array
+
+    def only(self, which: Array) -> "Sharing":
+        return Sharing(self.value[which], self.later[which], self.earlier[which])
+
+    def rows(self) -> Array:
+        return distinct(np.concatenate((self.later, self.earlier)))
+
+
+def find_sharing(
+    lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array, is_probe: Array
+) -> Sharing:
+    """Probes with rows before them, one of the two fresh. `runs` are those of all fresh lines.
+
+    `lines` are the lines of all rows, some at a time, in order.
+    """
+    runs = distinct(runs)
+    entries = _find_entries(lines, runs, fresh=fresh)
+    ranks, found = entries.ranks(), []
+    for later, earlier in map(entries.pair, range(1, BEFORE + 1)):
+        pairs = Sharing(runs[entries.values[later]], entries.places[later], entries.places[earlier])
+        pairs = pairs.only(ranks[later] < _RARE_ROWS)
+        found.append(pairs.only(is_probe[pairs.later] & (fresh[pairs.later] | fresh[pairs.earlier])))
+    return Sharing(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array) -> Entries:
+    """Where the runs stand that are still rare when the first fresh row with them comes."""
+    seen, concerned = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=bool)
+    number, place = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
+    waiting: list[tuple[Array, Array]] = []
+    for some, sets in lines:
+        open_runs = np.flatnonzero(seen < _RARE_ROWS).astype(np.int32)
+        there, which = Few(runs[open_runs]).find(sets.values)
+        numbers, places = open_runs[which], some[sets.owners()[there]]
+        seen += np.bincount(numbers, minlength=len(runs))
+        concerned[numbers[fresh[places]]] = True
+        waiting.append((numbers, places.astype(np.int32)))
+        # Most runs are rare no more long before a fresh row comes.
+        if sum(len(part) for part, _ in waiting) > _ENTRIES_AT_ONCE:
+            number, place = _gather(number, place, waiting, useful=concerned | (seen < _RARE_ROWS))
+            waiting = []
+    number, place = _gather(number, place, waiting, useful=concerned)
+    order = np.argsort(number, kind="stable")
+    return Entries(number[order], place[order].astype(np.int64), np.zeros(len(order), dtype=np.uint8))
+
+
+def _gather(
+    number: Array, place: Array, waiting: list[tuple[Array, Array]], *, useful: Array
+) -> tuple[Array, Array]:
+    number = np.concatenate([number, *(numbers for numbers, _ in waiting)])
+    place = np.concatenate([place, *(places for _, places in waiting)])
+    kept = useful[number]
+    return number[kept], place[kept]
+
+
+def leave_out_hopeless(sharing: Sharing, lines: Marked) -> Sharing:
+    """Without runs of two words that are not among the rarest of the later line, where that is known."""
+    known = np.isin(sharing.later, lines.places)
+    hopeless = known & ((sharing.value & np.uint32(1)) == 1)
+    hopeless[hopeless] = lines.marks_of(sharing.later[hopeless], sharing.value[hopeless]) == 0
+    return sharing.only(~hopeless)
+
+
+def propose_sharing(sharing: Sharing, lines: Marked) -> Array:
+    """Those that share a run which is among the rarest of one of the two. `lines` are those of all."""
+    rare = lines.marks_of(sharing.later, sharing.value)
+    rare |= lines.marks_of(sharing.earlier, sharing.value) & _RAREST
+    return merge_pairs([pack(sharing.later[rare > 0], sharing.earlier[rare > 0])])
+
+
+def _mark_rare(sets: Ragged, weighed: Array, *, threshold: float) -> Array:
+    """For each run whether it is among the rarest of its line."""
+    owners = sets.owners()
+    # By line, then from the heaviest to the lightest: weights are positive, and such floats sort like
+    # the integers of the same bits. One key sorts ten times as fast as several.
+    lighter = np.uint32(2**32 - 1) - weighed.astype(np.float32).view(np.uint32)
+    order = np.argsort(owners.astype(np.uint64) << _HALF | lighter.astype(np.uint64), kind="stable")
+    weights = weighed[order].astype(np.float64)
+    is_word = (sets.values[order] & np.uint32(1)) == 0
+    rare = _share_before(weights, sets, owners) < 1 - threshold + 1e-6
+    rarest = _share_before(np.where(is_word, weights, 0.0), sets, owners) < 1 - CONTAINED + 1e-6
+    marks = np.empty(len(order), dtype=np.uint8)
+    marks[order] = rare.astype(np.uint8) * _RARE | (rarest & is_word).astype(np.uint8) * _RAREST
+    return marks
+
+
+def _share_before(weighed: Array, sets: Ragged, owners: Array) -> Array:
+    """For each value, which part of its set's weight stands before it."""
+    behind = np.cumsum(weighed) - weighed
+    bases = np.append(behind, 0.0)[sets.offsets[:-1]]
+    totals = np.bincount(owners, weighed, minlength=len(bases))
+    share: Array = (behind - bases[owners]) / totals[owners]
+    return share
+
+
+# A line that stands in another asks the same, unless it has only this part of the other's words.
+CONTAINED_PART = 0.4
+
+Wanted = Callable[[Array, Array], Array]
+"""Which of the pairs (later rows, earlier rows) need to be judged at all."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The asking lines of all rows before `window.high`, as seen on the ground of that window.
+
+    `key` is 0 where a row asks nothing; `first` is the first row with the same line; `instructions`
+    are the sorted keys of lines that ask nothing; `number` counts the lines behind the asking one.
+    """
+
+    window: Window
+    key: Array
+    first: Array
+    weights: Weights
+    instructions: Array
+    number: Array
+    _corpus: Columns
+    _passed: Array
+
+    def runs_of(self, places: Array) -> Ragged:
+        """The runs of words of the asking lines of these rows, which must ascend."""
+        return _read_runs(self._corpus, places, self.number)
+
+    def firsts(self) -> Array:
+        """The rows that are the first of all with their line."""
+        rows = np.arange(len(self.key))
+        return np.flatnonzero(self._passed & (self.key != 0) & (self.first == rows))
+
+    def probes(self) -> Array:
+        """The rows of the window that are the first in it with their line."""
+        rows = np.arange(len(self.key))
+        inside = self._passed & (rows >= self.window.low) & (self.key != 0)
+        return np.flatnonzero(inside & (find_first(self.key, among=inside) == rows))
+
+    def pair_alike(
+        self, *, threshold: float, wanted: Wanted | None = None, fresh: Array | None = None
+    ) -> Array:
+        """Rows of the window with rows before them that ask the same in nearly the same words.
+
+        Where some rows are marked as `fresh`, only pairs with one of them.
+        """
+        probes = self.probes()
+        is_probe = np.zeros(len(self.key), dtype=bool)
+        is_probe[probes] = True
+        places = np.union1d(probes, self.firsts())
+        if not len(probes) or (fresh is not None and not fresh[places].any()):
+            return NO_PAIRS
+        if fresh is not None and are_few(fresh):
+            return self._look_up(places, is_probe, threshold=threshold, wanted=wanted, fresh=fresh)
+        sets = self.runs_of(places)
+        weighed = self.weights.of(sets.values)
+        found = []
+        for pairs in propose_all(sets, places, weighed=weighed, threshold=threshold, is_probe=is_probe):
+            proposed = only_fresh(pairs, fresh)
+            if wanted is not None:
+                proposed = proposed[wanted(*unpack(proposed))]
+            found.append(proposed[_are_alike(proposed, places, sets, weighed=weighed, threshold=threshold)])
+        return merge_pairs(found)
+
+    def _look_up(
+        self, places: Array, is_probe: Array, *, threshold: float, wanted: Wanted | None, fresh: Array
+    ) -> Array:
+        own = places[fresh[places]]
+        runs = self.runs_of(own)
+        lines = _stream_runs(self._corpus, places, self.number)
+        sharing = find_sharing(lines, runs.values, fresh=fresh, is_probe=is_probe)
+        if wanted is not None:
+            sharing = sharing.only(wanted(sharing.later, sharing.earlier))
+        marked = Marked.of(runs, own, weighed=self.weights.of(runs.values), threshold=threshold)
+        sharing = leave_out_hopeless(sharing, marked)
+        places = sharing.rows()
+        sets = self.runs_of(places)
+        weighed = self.weights.of(sets.values)
+        marked = Marked.of(sets, places, weighed=weighed, threshold=threshold)
+        pairs = propose_sharing(sharing, marked)
+        return pairs[_are_alike(pairs, places, sets, weighed=weighed, threshold=threshold)]
+
+
+def find_asked(corpus: Columns, *, passed: Array, turns: Array, since: int = 0) -> Iterator[Asked]:
+    """The asking lines, window by window, each on its own ground. `turns` are the keys of the turns.
+
+    Windows with no row from `since` on are left out.
+    """
+    shown: Array | None = None
+    for window in open_windows(corpus.rows):
+        if window.high <= since:
+            continue
+        if shown is None:
+            shown = find_instructions(corpus, passed=passed, turns=turns)
+        ground = ground_places(window, passed=passed, turns=turns)
+        instructions = learn_instructions(corpus, ground)
+        key, numbers = _choose_lines(corpus, window.high, instructions, shown)
+        weights = NO_WEIGHTS
+        if len(ground):
+            weights = learn_weights(_read_runs(corpus, ground, numbers), key[ground])
+        inside = passed[: window.high]
+        yield Asked(
+            window=window,
+            key=key,
+            first=find_first(key, among=inside),
+            weights=weights,
+            instructions=instructions,
+            number=numbers,
+            _corpus=corpus,
+            _passed=inside,
+        )
+
+
+def _are_alike(pairs: Array, places: Array, sets: Ragged, *, weighed: Array, threshold: float) -> Array:
+    later, earlier = (np.searchsorted(places, side) for side in unpack(pairs))
+    measures = measure_pairs(sets, later, earlier, weighed=weighed)
+    held = np.flatnonzero(measures.containment >= max(CONTAINED, threshold) - TOLERANCE)
+    one, other = (_count_words(sets, side[held]) for side in (later, earlier))
+    alike: Array = measures.likeness >= threshold - TOLERANCE
+    alike[held] |= np.minimum(one, other) >= CONTAINED_PART * np.maximum(one, other)
+    return alike
+
+
+def _count_words(sets: Ragged, items: Array) -> Array:
+    taken = sets.take(items)
+    return np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(items))
+
+
+def _choose_lines(corpus: Columns, rows: int, instructions: Array, shown: Array) -> tuple[Array, Array]:
+    """For each row the key of its asking line, and which of its last lines that is.
+
+    The last line that is no instruction asks; where all are, the last. `shown` marks the lines that
+    showed themselves to be instructions before their row came.
+    """
+    chosen_keys = np.zeros(rows, dtype=np.uint64)
+    numbers = np.zeros(rows, dtype=np.uint8)
+    behind = 0
+    for first, flat, offsets in corpus.ragged("lines"):
+        if first >= rows:
+            break
+        keys = flat & ~ASKS
+        at = np.arange(len(keys))
+        asks = ~np.isin(keys, instructions) & ~shown[behind : behind + len(keys)]
+        behind += len(keys)
+        full = np.flatnonzero(offsets[1:] > offsets[:-1])
+        if not len(full):
+            continue
+        starts = offsets[:-1][full]
+        chosen = np.minimum.reduceat(np.where(asks, at, len(keys)), starts)
+        chosen = np.where(chosen < offsets[1:][full], chosen, starts)
+        inside = full + first < rows
+        places = full[inside] + first
+        chosen_keys[places] = keys[chosen[inside]]
+        numbers[places] = (chosen - starts)[inside]
+    # The same line asks something else in another conversation.
+    later = corpus.column("later")[:rows]
+    chosen_keys = np.where(later == 0, chosen_keys, spread(spread(chosen_keys) ^ later) & ~ASKS)
+    return chosen_keys, numbers
+
+
+def _read_runs(corpus: Columns, places: Array, numbers: Array) -> Ragged:
+    """The runs of one line of each of these rows."""
+    parts = [sets for _, sets in _stream_runs(corpus, places, numbers)]
+    if not parts:
+        return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
+    return join_ragged(parts)
+
+
+def _stream_runs(corpus: Columns, places: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
+    """The same, some rows at a time, with their places."""
+    sizes_of, runs_of = corpus.ragged("line_sizes"), corpus.ragged("line_runs")
+    for (first, sizes, line_offsets), (_, runs, _) in zip(sizes_of, runs_of, strict=True):
+        low, high = np.searchsorted(places, [first, first + len(line_offsets) - 1])
+        if low < high:
+            some = places[low:high]
+            local = some - first
+            empty = line_offsets[local] == line_offsets[local + 1]
+            lines = Ragged(runs, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64), [len(runs)])))
+            # A row without lines takes the empty one behind the last.
+            which = np.where(empty, len(sizes), line_offsets[local] + numbers[some])
+            yield some, lines.take(which)
+        if high == len(places):
+            break

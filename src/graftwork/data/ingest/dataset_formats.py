@@ -1,0 +1,211 @@
+"""Chat rows: `messages` whose last turn is the assistant's reply, with what the log adds to them."""
+
+import re
+from typing import Any
+
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    name_type,
+    open_json,
+    take_facts,
+    take_list,
+    take_object,
+    take_optional_text,
+    take_text,
+)
+from graftwork.data.ingest.turns import (
+    ROLES,
+    Turn,
+    cut_behind_reply,
+    require_user,
+    take_message,
+    take_turns,
+    to_exchange,
+    to_messages,
+    write_call,
+    write_reply,
+)
+from graftwork.records.interaction import Interaction, Origin
+
+CHAT_EXPECTS = "messages"
+
+
+def fits_chat(row: dict[str, Any]) -> bool:
+    return row.get("messages") is not None
+
+
+def read_chat(row: dict[str, Any], origin: Origin) -> Interaction:
+    turns = take_turns(row["messages"], "messages")
+    exchange = to_exchange(turns, "messages", tools=first_of(row, "tools", "functions"))
+    return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+
+
+SHAREGPT_EXPECTS = "conversations with from and value"
+
+
+def fits_sharegpt(row: dict[str, Any]) -> bool:
+    return first_of(row, "conversations", "conversation") is not None
+
+
+def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
+    listed = open_json(first_of(row, "conversations", "conversation"))
+    if not isinstance(listed, list) or not listed:
+        raise BadRow(f"`conversations` must be a list of turns, and is {name_type(listed)}")
+    turns: list[Turn] = []
+    for place, item in enumerate(listed):
+        turns += _take_turn(item, f"conversations[{place}]")
+    system = take_optional_text(first_of(row, "system", "system_prompt"), "system")
+    if system and turns and turns[0].role != "system":
+        turns.insert(0, Turn("system", system))
+    exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
+    return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+
+
+def _take_turn(value: Any, key: str) -> list[Turn]:
+    turn = take_object(value, key)
+    if "from" not in turn:
+        return take_message(turn, key)  # some hold messages under this name
+    speaker = turn["from"]
+    if not isinstance(speaker, str) or speaker.lower() not in ROLES:
+        raise BadRow(f"`{key}.from` must be one of system, human, gpt, tool, function_call, observation")
+    said = turn.get("value")
+    if speaker.lower() == "function_call":
+        call = open_json(said)
+        calls = call if isinstance(call, list) else [call]
+        return [Turn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
+    return [Turn(ROLES[speaker.lower()], take_text(said, f"{key}.value"))]
+
+
+def _write_call(value: Any, key: str) -> str:
+    if isinstance(value, str):
+        return f"<tool_call>\n{take_text(value, key)}\n</tool_call>"
+    call = take_object(value, key)
+    return write_call(call.get("name"), first_of(call, "arguments", "parameters"), key)
+
+
+COMPLETION_EXPECTS = "prompt and completion"
+_PAIRS = (
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("question", "response"),
+)
+
+
+def fits_completion(row: dict[str, Any]) -> bool:
+    return any(row.get(asked) is not None and said in row for asked, said in _PAIRS)
+
+
+def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
+    asked, said = next(pair for pair in _PAIRS if row.get(pair[0]) is not None and pair[1] in row)
+    turns = take_prompt(row[asked], asked, system=first_of(row, "system", "system_prompt"))
+    tools = first_of(row, "tools", "functions")
+    reply = row[said]
+    if isinstance(reply, list) and reply and isinstance(reply[0], dict) and "role" in reply[0]:
+        exchange = to_exchange([*turns, *take_turns(reply, said)], said, tools=tools)
+        return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
+    require_user(turns, asked)
+    reasoning = (
+        take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
+    )
+    answer = Turn("assistant", "" if reply is None else take_text(reply, said), reasoning)
+    return Interaction(
+        messages=to_messages(turns, tools=tools), reply=write_reply(answer), **take_facts(row, origin)
+    )
+
+
+def take_prompt(value: Any, key: str, *, system: Any = None) -> list[Turn]:
+    """What was asked: text, which may not be empty, or the turns so far; a system prompt before it."""
+    if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
+        turns = take_turns(value, key)
+    else:
+        text = take_text(value, key)
+        if not text.strip():
+            raise BadRow(f"`{key}` is empty")
+        turns = [Turn("user", text)]
+    led = take_optional_text(system, "system")
+    return [Turn("system", led), *turns] if led and turns[0].role != "system" else turns
+
+
+ALPACA_EXPECTS = "instruction and output"
+
+
+def fits_alpaca(row: dict[str, Any]) -> bool:
+    return row.get("instruction") is not None and ("output" in row or "response" in row)
+
+
+def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
+    said = "output" if "output" in row else "response"
+    *system, asked = take_prompt(
+        row["instruction"], "instruction", system=first_of(row, "system", "system_prompt")
+    )
+    added = take_optional_text(row.get("input"), "input")
+    question = Turn("user", f"{asked.content}\n\n{added}") if added else asked
+    turns = [*system, *_take_history(row.get("history")), question]
+    return Interaction(
+        messages=to_messages(turns, tools=row.get("tools")),
+        reply="" if row.get(said) is None else take_text(row[said], said),
+        **take_facts(row, origin),
+    )
+
+
+def _take_history(value: Any) -> list[Turn]:
+    turns: list[Turn] = []
+    for place, pair in enumerate(take_list(open_json(value), "history")):
+        key = f"history[{place}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise BadRow(f"`{key}` must be a pair of question and answer")
+        turns.append(Turn("user", take_text(pair[0], key)))
+        turns.append(Turn("assistant", take_text(pair[1], key)))
+    return turns
+
+
+PREFERENCE_EXPECTS = "prompt, chosen and rejected"
+_SPEAKER = re.compile(r"(?:^|\n\n)(Human|Assistant): ?")
+
+
+def fits_preference(row: dict[str, Any]) -> bool:
+    return row.get("chosen") is not None and row.get("rejected") is not None
+
+
+def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
+    chosen = _take_side(row["chosen"], "chosen")
+    rejected = _take_side(row["rejected"], "rejected")
+    asked = first_of(row, "prompt", "question", "instruction", "messages")
+    if len(chosen) > 1:
+        if chosen[:-1] != rejected[:-1]:
+            raise BadRow("`chosen` and `rejected` do not answer the same conversation")
+        turns = chosen[:-1]
+    elif asked is not None:
+        turns = take_prompt(asked, "prompt", system=first_of(row, "system", "system_prompt"))
+    else:
+        raise BadRow("`prompt` is missing, and `chosen` holds only the reply")
+    require_user(turns, "prompt")
+    reply, lost = write_reply(chosen[-1]), write_reply(rejected[-1])
+    if reply == lost:
+        raise BadRow("`chosen` and `rejected` are the same")
+    messages = to_messages(turns, tools=first_of(row, "tools", "functions"))
+    return Interaction(messages=messages, reply=reply, rejected=lost, **take_facts(row, origin))
+
+
+def _take_side(value: Any, key: str) -> list[Turn]:
+    """The conversation of one side; its last turn is the reply."""
+    opened = open_json(value)
+    if isinstance(opened, dict) and "role" in opened:
+        opened = [opened]
+    if isinstance(opened, list) and opened and isinstance(opened[0], dict) and "role" in opened[0]:
+        turns = take_turns(opened, key)
+    else:
+        turns = _split_transcript(take_text(value, key))
+    return cut_behind_reply(turns, key)
+
+
+def _split_transcript(text: str) -> list[Turn]:
+    before, *rest = _SPEAKER.split(text)
+    if before or len(rest) < 4:
+        return [Turn("assistant", text)]
+    return [
+        Turn("user" if speaker == "Human" else "assistant", said)
+        for speaker, said in zip(rest[::2], rest[1::2], strict=True)
+    ]

@@ -1,0 +1,263 @@
+"""Turns of a conversation with tool calls and reasoning, as text in the tags that models are trained on.
+
+In: a list of messages as the common APIs log them. Out: turns whose `content` is all that the model
+saw or wrote, reasoning apart. Tool calls stand in <tool_call> tags, tool definitions in a `# Tools`
+block of the system turn (both as in Qwen's template), reasoning of the reply in <think> tags before
+the answer. Reasoning of earlier turns is left out, as models are served without it.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from graftwork.data.ingest.fields import (
+    BadRow,
+    first_of,
+    name_type,
+    open_json,
+    take_list,
+    take_object,
+    take_optional_text,
+    take_text,
+    write_json,
+)
+from graftwork.records.interaction import Message, Role
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "model": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "tool_response": "tool",
+}
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_REASONING_PARTS = ("reasoning", "thinking", "redacted_thinking")
+_THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+_TOOLS_BEFORE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+)
+_TOOLS_BEHIND = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+class Turn(NamedTuple):
+    role: Role
+    content: str
+    reasoning: str = ""
+
+
+class Exchange(NamedTuple):
+    """A conversation up to the reply, and the reply."""
+
+    messages: tuple[Message, ...]
+    reply: str
+
+
+def take_turns(value: Any, key: str) -> list[Turn]:
+    """The turns of a list of messages with `role` and `content`."""
+    value = open_json(value)
+    if not isinstance(value, list) or not value:
+        raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
+    turns: list[Turn] = []
+    for place, item in enumerate(value):
+        turns += take_message(item, f"{key}[{place}]")
+    return turns
+
+
+def take_message(value: Any, key: str) -> list[Turn]:
+    """One message; results of tools that stand in a user's message become turns of their own."""
+    if not isinstance(value, dict):
+        raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
+    role = value.get("role")
+    if not isinstance(role, str) or role.lower() not in ROLES:
+        raise BadRow(f"`{key}.role` must be one of system, user, assistant, tool")
+    known = ROLES[role.lower()]
+    content = value.get("content")
+    if type(content) is str and len(value) == 2 and "\0" not in content:
+        return [Turn(known, content)]  # as nearly all are: spares the search for calls and reasoning
+    if known == "assistant":
+        return [_take_assistant(value, key)]
+    if known == "tool":
+        return [Turn(known, write_result(content, f"{key}.content"))]
+    results, rest = _split_results(content, key)
+    return [*results, Turn(known, take_text(rest, f"{key}.content"))] if rest or not results else results
+
+
+def require_user(messages: Iterable[Message | Turn], key: str) -> None:
+    if not any(message.role == "user" for message in messages):
+        raise BadRow(f"`{key}` holds no turn of the user")
+
+
+def to_messages(turns: Iterable[Turn], *, tools: Any = None) -> tuple[Message, ...]:
+    """Turns as the model is shown them: without reasoning, with the tools that it may call."""
+    messages = [Message(role=turn.role, content=_forget(turn)) for turn in turns]
+    block = write_tools(tools)
+    if block:
+        is_led = bool(messages) and messages[0].role == "system"
+        system = messages[0].content if is_led else ""
+        if "<tools>" not in system:
+            text = f"{system}\n\n{block}" if system else block
+            messages[: int(is_led)] = [Message(role="system", content=text)]
+    return tuple(messages)
+
+
+def to_exchange(turns: list[Turn], key: str, *, tools: Any = None) -> Exchange:
+    """The last turn of the assistant is the reply; what was said behind it, such as thanks, is left out."""
+    *before, last = cut_behind_reply(turns, key)
+    require_user(before, key)
+    return Exchange(to_messages(before, tools=tools), write_reply(last))
+
+
+def cut_behind_reply(turns: list[Turn], key: str) -> list[Turn]:
+    """The turns up to the last one of the assistant."""
+    end = len(turns)
+    while end and turns[end - 1].role != "assistant":
+        end -= 1
+    if not end:
+        raise BadRow(f"the last of `{key}` must be the assistant's reply, and there is none")
+    return turns[:end]
+
+
+def write_reply(turn: Turn) -> str:
+    """A reply with its reasoning before it."""
+    if not turn.reasoning or turn.content.lstrip().startswith("<think>"):
+        return turn.content
+    return f"<think>\n{turn.reasoning}\n</think>\n\n{turn.content}"
+
+
+def drop_reasoning(reply: str) -> str:
+    """A reply without the reasoning before it. Reasoning that was cut off stays: it is a fault to see."""
+    thought = _THOUGHT.match(reply) if "<think>" in reply else None
+    return reply[thought.end() :] if thought else reply
+
+
+def write_call(name: Any, arguments: Any, key: str) -> str:
+    """One call of a tool; arguments that were logged as text are opened."""
+    call = {
+        "name": take_text(name, f"{key}.name"),
+        "arguments": {} if arguments is None else open_json(arguments),
+    }
+    return f"<tool_call>\n{write_json(call, key)}\n</tool_call>"
+
+
+def write_result(content: Any, key: str) -> str:
+    """What a tool gave back: text, text parts, or any JSON."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return take_text(content, key)
+    is_parts = isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
+    return take_text(content, key) if is_parts else write_json(content, key)
+
+
+def write_tools(tools: Any) -> str:
+    """The definitions of tools as Qwen's template shows them to the model; nothing if there are none.
+
+    What is no definition, such as the bare name of a tool, says nothing about how to call it.
+    """
+    opened = open_json(tools)
+    listed = opened if isinstance(opened, list) else [opened]
+    defined = [found for found in map(open_json, listed) if isinstance(found, dict) and found]
+    if not defined:
+        return ""
+    lines = [write_json(tool, "tools") for tool in defined]
+    return _TOOLS_BEFORE + "\n".join(lines) + _TOOLS_BEHIND
+
+
+def take_parts_of_assistant(content: Any, key: str) -> Turn:
+    """Content parts of an assistant: text, reasoning and calls of tools in their order."""
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[str] = []
+    for place, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        name = f"{key}[{place}]"
+        if kind in _REASONING_PARTS:
+            thoughts.append(_take_reasoning(part, name))
+        elif kind == "tool_use":
+            calls.append(write_call(part.get("name"), part.get("input"), name))
+        else:
+            texts.append(_take_text_part(part, name))
+    return Turn("assistant", _join("".join(texts), calls), "\n".join(filter(None, thoughts)))
+
+
+def _take_text_part(part: Any, key: str) -> str:
+    """A text part under its own place in the list, so that a fault names the right one."""
+    try:
+        return take_text([part], key)
+    except BadRow as error:
+        raise BadRow(str(error).replace(f"{key}[0]", key)) from None
+
+
+def _take_assistant(value: dict[str, Any], key: str) -> Turn:
+    content = value.get("content")
+    calls = _take_calls(value, key)
+    if isinstance(content, list):
+        turn = take_parts_of_assistant(content, f"{key}.content")
+    elif content is None and (calls or value.get("refusal")):
+        turn = Turn("assistant", take_optional_text(value.get("refusal"), f"{key}.refusal") or "")
+    else:
+        turn = Turn("assistant", take_text(content, f"{key}.content"))
+    reasoning = turn.reasoning or _take_reasoning(value, key)
+    return Turn("assistant", _join(turn.content, calls), reasoning.strip("\n"))
+
+
+def _take_calls(value: dict[str, Any], key: str) -> list[str]:
+    listed = take_list(open_json(value.get("tool_calls")), f"{key}.tool_calls")
+    calls = []
+    for place, item in enumerate(listed):
+        name = f"{key}.tool_calls[{place}]"
+        call = take_object(item, name)
+        function = take_object(call["function"], f"{name}.function") if "function" in call else call
+        calls.append(write_call(function.get("name"), first_of(function, "arguments", "args", "input"), name))
+    if value.get("function_call") is not None:
+        call = take_object(value["function_call"], f"{key}.function_call")
+        calls.append(write_call(call.get("name"), call.get("arguments"), f"{key}.function_call"))
+    return calls
+
+
+def _take_reasoning(value: dict[str, Any], key: str) -> str:
+    """Reasoning by any of its names; what was encrypted has none."""
+    for name in (*_REASONING_KEYS, *(("text", "summary", "content") if "type" in value else ())):
+        found = value.get(name)
+        if isinstance(found, str) and found:
+            return take_text(found, f"{key}.{name}")
+        if isinstance(found, list) and found:
+            texts = [part if isinstance(part, str) else take_object(part, f"{key}.{name}") for part in found]
+            return "\n".join(
+                text if isinstance(text, str) else take_text(text.get("text"), f"{key}.{name}")
+                for text in texts
+            )
+    return ""
+
+
+def _split_results(content: Any, key: str) -> tuple[list[Turn], Any]:
+    if not isinstance(content, list):
+        return [], content
+    results = [part for part in content if isinstance(part, dict) and part.get("type") == "tool_result"]
+    if not results:
+        return [], content
+    rest = [part for part in content if not (isinstance(part, dict) and part.get("type") == "tool_result")]
+    return [Turn("tool", write_result(part.get("content"), f"{key}.content")) for part in results], rest
+
+
+def _join(text: str, calls: list[str]) -> str:
+    return "\n".join([text, *calls] if text else calls)
+
+
+def _forget(turn: Turn) -> str:
+    return drop_reasoning(turn.content) if turn.role == "assistant" else turn.content

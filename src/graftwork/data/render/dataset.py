@@ -1,0 +1,473 @@
+"""Rows into training sequences: best fit decreasing, and the borders that keep documents apart.
+
+In: lengths. Out: which rows share a sequence; for one sequence, where its documents begin and what
+position each token has in its own. Pure; knows nothing of tokens or files.
+
+A row is never divided. The longest row goes first, each into the fullest sequence that still has
+room. The open sequences lie in buckets by the room that is left, and a bit for each bucket that is
+not empty finds the best one, so that no sequence is ever searched for.
+"""
+
+import os
+import shutil
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from graftwork.data.corpus.build import Progress
+from graftwork.data.corpus.store import Corpus, Segment
+from graftwork.data.dedup.repeats import Repeats
+from graftwork.data.render.rows import (
+    RenderedBlock,
+    Renderer,
+    RenderTask,
+    ShardMade,
+    Share,
+    begin,
+    find_rendered,
+    render_block,
+)
+from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import Dealing
+from graftwork.data.split.model_subsets import Portion
+from graftwork.files.dataset_folder import (
+    DROPS,
+    MANIFEST,
+    drops_table,
+    hash_manifest,
+    list_files,
+    read_manifest,
+    write_table,
+)
+from graftwork.files.digest import file_digest, require_digest
+from graftwork.files.private import make_folder
+from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
+from graftwork.process.pool import work_in_order
+from graftwork.records.base import fingerprint
+from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
+from graftwork.records.errors import Damaged, GraftError
+from graftwork.records.interaction import Origin
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Lengths = Sequence[int] | NDArray[np.integer]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Packed(NamedTuple):
+    """Sequence k holds the rows `order[boundaries[k] : boundaries[k + 1]]`, the longest first."""
+
+    order: "NDArray[np.int64]"
+    boundaries: "NDArray[np.int64]"
+
+    @property
+    def sequences(self) -> int:
+        return len(self.boundaries) - 1
+
+
+def pack(lengths: "Lengths", *, length: int) -> Packed:
+    """Every row once, in sequences of at most `length` tokens. The same lengths always pack alike."""
+    import numpy as np
+
+    sizes = np.asarray(lengths, dtype=np.int64)
+    if len(sizes) and not (sizes.min() >= 1 and sizes.max() <= length):
+        raise ValueError(f"every row must have 1 to {length} tokens, not {sizes.min()} to {sizes.max()}")
+    longest_first = np.argsort(-sizes, kind="stable")
+    sequence_of = _fit(sizes[longest_first].tolist(), length=length)
+    order = longest_first[np.argsort(sequence_of, kind="stable")]
+    return Packed(order=order, boundaries=boundaries(np.bincount(sequence_of)).astype(np.int64))
+
+
+def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
+    """The sequence of each row, for rows that come longest first."""
+    import numpy as np
+
+    bits = [1 << room for room in range(length + 1)]
+    buckets: list[list[int]] = [[] for _ in range(length + 1)]
+    open_rooms = 0  # bit r is set while a sequence with room for r tokens is open
+    sequence_of: list[int] = []
+    sequences = 0
+    for size in sizes:
+        fitting = open_rooms >> size
+        if fitting:
+            room = size + (fitting & -fitting).bit_length() - 1
+            bucket = buckets[room]
+            sequence = bucket.pop()
+            if not bucket:
+                open_rooms ^= bits[room]
+        else:
+            room, sequence = length, sequences
+            sequences += 1
+        sequence_of.append(sequence)
+        left = room - size
+        if left:
+            buckets[left].append(sequence)
+            open_rooms |= bits[left]
+    return np.array(sequence_of, dtype=np.int64)
+
+
+def boundaries(lengths: "Lengths") -> "NDArray[np.int32]":
+    """Where the documents of one sequence begin, and where the last one ends (`cu_seqlens`)."""
+    import numpy as np
+
+    return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64)))).astype(np.int32)
+
+
+def positions(lengths: "Lengths") -> "NDArray[np.int64]":
+    """The position of each token of a sequence in its own document: it begins anew at each border."""
+    import numpy as np
+
+    sizes = np.asarray(lengths, dtype=np.int64)
+    begins = np.cumsum(sizes) - sizes
+    return np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(begins, sizes)
+
+
+PACKS = "packs.parquet"
+
+
+class Placed(NamedTuple):
+    """A shard, the folder that it was rendered into, and the question group of each of its rows."""
+
+    shard: ShardMade
+    folder: Path
+    groups: "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+def assemble(
+    head: Dataset, placed: Sequence[Placed], *, drops: Path, scratch: Path, out: Path, pack_tokens: int
+) -> tuple[Dataset, Path]:
+    """`head` is the manifest without what is known only now: the splits, the packing, its name."""
+    by_split: dict[Split, list[Placed]] = {split: [] for split in SPLITS}
+    for one in placed:
+        by_split.setdefault(one.shard.split, []).append(one)
+    names = {
+        one.folder / one.shard.file: f"{split}/{number:05d}.parquet"
+        for split, members in by_split.items()
+        for number, one in enumerate(members)
+    }
+    packs, packing = _pack([one.shard for one in by_split["train"]], length=pack_tokens)
+    packed = scratch / f"{head.model}.{PACKS}"
+    write_table(packed, packs, durable=False)
+    unnamed = head.model_copy(
+        update={
+            "splits": {split: _summarise(members, names) for split, members in by_split.items()},
+            "packing": packing.model_copy(update={"sha256": file_digest(packed)}),
+        }
+    )
+    dataset = unnamed.model_copy(update={"content_hash": hash_manifest(unnamed)})
+    folder = out / dataset.content_hash
+    _put_away_if_damaged(folder, dataset)
+    with folder_made_whole(folder) as whole:
+        for source, name in {**names, drops: DROPS, packed: PACKS}.items():
+            _link(source, whole / name)
+        write_whole(whole / MANIFEST, dataset.to_json())
+    return dataset, folder
+
+
+def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
+    """A folder of this name that does not hold what its name says makes room for the new one."""
+    if not folder.exists():
+        return
+    try:
+        if read_manifest(folder) != dataset:
+            raise Damaged("its manifest is another one")
+        for shard in list_files(dataset):
+            require_digest(folder / shard.file, shard.sha256)
+    except GraftError:
+        aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.damaged")
+        folder.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[str, int]]:
+    """Every dropped row in one file, table by table; and how many each step dropped."""
+    import pyarrow.parquet as pq
+
+    counts: Counter[str] = Counter()
+    writer = None
+    try:
+        for table in tables:
+            writer = writer or pq.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table)
+            counts.update(table.column("step").to_pylist())
+        if writer is not None:
+            writer.close()
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    return Shard(file=DROPS, rows=counts.total(), sha256=file_digest(path)), dict(counts)
+
+
+def _summarise(placed: Sequence[Placed], names: Mapping[Path, str]) -> SplitSummary:
+    lengths: Counter[int] = Counter()
+    for one in placed:
+        lengths.update(one.shard.lengths.tolist())
+    groups = np.unique(np.concatenate([one.groups for one in placed])) if placed else ()
+    return SplitSummary(
+        rows=lengths.total(),
+        groups=len(groups),
+        tokens=sum(length * rows for length, rows in lengths.items()),
+        trained_tokens=sum(one.shard.trained_tokens for one in placed),
+        longest=max(lengths, default=0),
+        shards=tuple(
+            Shard(
+                file=names[one.folder / one.shard.file],
+                rows=len(one.shard.lengths),
+                sha256=one.shard.sha256,
+            )
+            for one in placed
+        ),
+        lengths=dict(sorted(lengths.items())),
+    )
+
+
+def _pack(shards: Sequence[ShardMade], *, length: int) -> tuple["pa.Table", Packing]:
+    """Which training rows, by their numbers in the split, share a sequence."""
+    import pyarrow as pa
+
+    lengths = np.concatenate([shard.lengths for shard in shards] or [np.zeros(0, dtype=np.int32)])
+    packed = pack(lengths, length=length)
+    rows = pa.ListArray.from_arrays(
+        pa.array(packed.boundaries, pa.int32()), pa.array(packed.order, pa.int32())
+    )
+    sequences = packed.sequences
+    room = sequences * length
+    fill = round(int(lengths.sum()) / room, 4) if room else 0.0
+    packing = Packing(length=length, sequences=sequences, fill=fill, file=PACKS, sha256="")
+    return pa.table({"rows": rows}), packing
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name; a copy where the disk knows no links."""
+    make_folder(target.parent)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+REPEAT_STEPS = ("", "conflicting_answers", "duplicate", "near_duplicate")
+"""The steps by the numbers that `Repeats.step` gives them."""
+
+_WORDS = {
+    "conflicting_answers": "other reply to the same prompt in",
+    "duplicate": "the same as",
+    "near_duplicate": "nearly the same as",
+}
+
+
+UNFIT_REFERENCE = (
+    "no reference for a test: a model wrote this reply to a held-out question and nobody confirmed it"
+)
+
+
+class Outcomes(NamedTuple):
+    """What each step decided, by place."""
+
+    repeats: Repeats
+    dealing: Dealing
+    refused: Mapping[int, str]
+    shortened: Mapping[int, str]
+    unwanted: Collection[int]
+    unfit_references: Collection[int] = ()
+
+
+def list_dropped(corpus: Corpus, decided: Outcomes) -> Iterator["pa.Table"]:
+    """Rows that could not be read first, then the others in their order."""
+    unread = [
+        Drop(origin=fault.origin, step="read", reason=f"{fault.code}: {fault.message}", input_hash=line_hash)
+        for line_hash, fault in corpus.faults()
+    ]
+    yield drops_table(unread)
+    for first, segment in corpus.by_segment():
+        yield drops_table(_of_segment(corpus, first, segment, decided))
+
+
+def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Outcomes) -> Iterator[Drop]:
+    columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"])
+    for number in range(segment.stop - segment.start):
+        place = first + number
+        drop = _judge(corpus, place, number, columns, decided)
+        if drop is not None:
+            step, reason = drop
+            origin = Origin(file=segment.file, line=segment.first_line + columns["line"][number])
+            yield Drop(origin=origin, step=step, reason=reason, input_hash=columns["input_hash"][number])
+
+
+def _judge(
+    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Outcomes
+) -> tuple[str, str] | None:
+    repeats, dealing = decided.repeats, decided.dealing
+    if place in corpus.withdrawn or not columns["passed"][number]:
+        fault = f"{columns['fault'][number]}: {columns['reason'][number]}"
+        return "filter", corpus.withdrawn.get(place, fault)
+    if repeats.instead[place] >= 0:
+        step = REPEAT_STEPS[repeats.step[place]]
+        return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
+    if place in dealing.aside or place in decided.unfit_references:
+        pair = dealing.aside.get(place)
+        return "split", UNFIT_REFERENCE if pair is None else _say_aside(corpus, place, *pair)
+    if place in decided.unwanted:
+        return "models", "no model under models: is made of it"
+    if place in decided.refused or place in decided.shortened:
+        # A row that was shortened stands in a shard too, without the part that was left out.
+        step = "render" if place in decided.refused else "render_part"
+        return step, decided.refused.get(place) or decided.shortened[place]
+    return None
+
+
+def _say_aside(corpus: Corpus, place: int, one: int, other: int) -> str:
+    if other == place:
+        return f"set aside: it asks what {corpus.origin(one)} asks, and stood in another split before"
+    return (
+        f"set aside: it asks what {corpus.origin(one)} and {corpus.origin(other)} ask, "
+        "which stand in different splits"
+    )
+
+
+def count_kept(
+    *,
+    passed: "np.ndarray[Any, Any]",
+    repeats: Repeats,
+    dealing: Dealing,
+    refused: int,
+    unfit_references: Collection[int] = (),
+) -> dict[str, int]:
+    """How many rows were left after each step."""
+    left = int(passed.sum())
+    after = {"read": len(passed), "filter": left, "redact": left}
+    for number, step in enumerate(REPEAT_STEPS[1:], start=1):
+        left -= int(((repeats.step == number) & passed).sum())
+        after[step] = left
+    after["split"] = left - sum(
+        1 for places in (dealing.aside, unfit_references) for place in places if repeats.instead[place] < 0
+    )
+    after["render"] = after["split"] - refused
+    return after
+
+
+SHARDS_FORM = 3
+"""Counts up when shards change their form: older ones are then rendered anew."""
+
+RENDERED_BY = (
+    *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
+)
+"""The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
+
+
+class Rendering(NamedTuple):
+    """A rendered segment: where its shards lie, and from row numbers in the block to places."""
+
+    block: RenderedBlock
+    folder: Path
+    offset: int
+
+    @property
+    def refused(self) -> dict[int, str]:
+        return {number + self.offset: reason for number, reason in self.block.refused.items()}
+
+    @property
+    def shortened(self) -> dict[int, str]:
+        return {number + self.offset: reason for number, reason in self.block.shortened.items()}
+
+    def placed(self, model: str, dealing: Dealing) -> Iterator[Placed]:
+        for shard in self.block.shards:
+            if shard.model == model:
+                yield Placed(shard, self.folder, dealing.group[shard.numbers + self.offset])
+
+
+class _Task(NamedTuple):
+    render: RenderTask
+    offset: int
+
+
+def render_corpus(
+    corpus: Corpus,
+    places: "np.ndarray[Any, np.dtype[np.int64]]",
+    portions: Sequence[Portion],
+    *,
+    staged: Collection[str],
+    renderer: Renderer,
+    settings: DataSettings,
+    folder: Path,
+    report: Progress,
+    processes: int | None,
+) -> list[Rendering]:
+    """Every segment in order. `staged` names the models whose rows carry their stage."""
+    ground = fingerprint(
+        [
+            renderer.template_fingerprint,
+            renderer.tokenizer_fingerprint,
+            settings.model_dump(mode="json", include=set(RENDERED_BY)),
+            SHARDS_FORM,
+        ]
+    )
+    tasks = list(_list_tasks(corpus, places, portions, staged=staged, ground=ground, folder=folder))
+    known = {task.render.out: find_rendered(task.render.out) for task in tasks}
+    done = sum(len(task.render.numbers) for task in tasks if known[task.render.out])
+    new = [task.render for task in tasks if known[task.render.out] is None]
+    blocks = work_in_order(
+        new, render_block, prepare=begin, with_arguments=(renderer, settings), processes=processes
+    )
+    report("render", done, len(places))
+    for render, rendered in zip(new, blocks, strict=True):
+        known[render.out] = rendered
+        done += len(render.numbers)
+        report("render", done, len(places))
+    _forget_others(folder, keep=set(known))
+    return [
+        Rendering(block, task.render.out, task.offset)
+        for task in tasks
+        if (block := known[task.render.out]) is not None
+    ]
+
+
+def _list_tasks(
+    corpus: Corpus,
+    places: "np.ndarray[Any, np.dtype[np.int64]]",
+    portions: Sequence[Portion],
+    *,
+    staged: Collection[str],
+    ground: str,
+    folder: Path,
+) -> Iterator[_Task]:
+    for first, segment in corpus.by_segment():
+        low, high = np.searchsorted(places, [first, first + segment.stop - segment.start])
+        if low == high:
+            continue
+        offset = first - segment.start
+        numbers = places[low:high] - offset
+        shares = {
+            portion.name: Share(portion.split[low:high], portion.weight[low:high], portion.name in staged)
+            for portion in portions
+        }
+        decided = [
+            [name, share.split.tobytes().hex(), share.weight.tobytes().hex(), share.staged]
+            for name, share in shares.items()
+        ]
+        place = [segment.sifted, segment.file, segment.first_line, numbers.tobytes().hex()]
+        task = RenderTask(
+            sifted=corpus.path_of(segment),
+            numbers=numbers,
+            file=segment.file,
+            first_line=segment.first_line,
+            shares=shares,
+            out=folder / fingerprint([ground, place, decided])[:40],
+        )
+        yield _Task(task, offset)
+
+
+def _forget_others(folder: Path, *, keep: set[Path]) -> None:
+    for path in folder.iterdir() if folder.exists() else ():
+        if path not in keep:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,350 @@
+"""How many groups each split gets, and which.
+
+In: the founders of groups, one after the other. Out: the split of each. A founder is dealt by the
+hash of its question and the seed, so it goes where it would go in any other log; within a role or
+domain that is corrected as soon as a split would be more than one group off its share. Only founders
+before count.
+"""
+
+from array import array
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.lsh import Columns, find_first, merge_pairs, unpack
+from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
+from graftwork.data.dedup.questions import Asked, find_asked
+from graftwork.data.settings import DataSettings
+from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.records.dataset import SPLITS
+from graftwork.text.similarity import Array, Clusters, number_text, spread
+
+_LABELS = {"role": "group", "domain": "domain"}
+_ROUNDING = 1e-9
+
+
+def draw(keys: Array, *, seed: int) -> Array:
+    """For each key a number from 0 to below 1, evenly spread, anew for every seed."""
+    salt = np.uint64(number_text(f"seed {seed}"))
+    drawn: Array = (spread(spread(keys) ^ salt) >> np.uint64(11)) / 2.0**53
+    return drawn
+
+
+class Shares:
+    """Deals founders, and keeps count of them by stratum."""
+
+    def __init__(self, corpus: Columns, *, settings: DataSettings) -> None:
+        together = corpus.column("together")
+        self._drawn = draw(np.where(together != 0, together, corpus.column("turn")), seed=settings.seed)
+        self._strata: Array | None = None
+        if settings.stratify != "nothing":
+            self._strata = corpus.labels(_LABELS[settings.stratify]).numbers
+        held_out = {"validation": settings.validation, "test": settings.test}
+        self._shares = [held_out.get(split, 1 - settings.validation - settings.test) for split in SPLITS]
+        self._founded: dict[int, list[int]] = {}
+        self.founders: list[int] = []
+
+    def take_over(self, founders: Array, split: Array) -> None:
+        """Count founders that were dealt before."""
+        self.founders += founders.tolist()
+        if self._strata is None or not len(founders):
+            return
+        cells = self._strata[founders].astype(np.int64) * len(SPLITS) + split[founders]
+        for cell, count in zip(
+            *(part.tolist() for part in np.unique(cells, return_counts=True)), strict=True
+        ):
+            stratum, dealt = divmod(cell, len(SPLITS))
+            self._founded.setdefault(stratum, [0] * len(SPLITS))[dealt] += count
+
+    def count(self, founder: int, split: int) -> int:
+        """A founder whose split is settled."""
+        self.founders.append(founder)
+        if self._strata is not None:
+            self._founded.setdefault(int(self._strata[founder]), [0] * len(SPLITS))[split] += 1
+        return split
+
+    def deal(self, founder: int) -> int:
+        """The split of a new group, as an index into SPLITS."""
+        self.founders.append(founder)
+        drawn = float(self._drawn[founder])
+        if self._strata is None:
+            return _pick(drawn, self._shares)
+        founded = self._founded.setdefault(int(self._strata[founder]), [0] * len(SPLITS))
+        total = sum(founded) + 1
+        # What each split lacks of its share, this group counted. The sum is 1, and none was more than
+        # 1 off before: at most one lacks more than a group, and one at least has room for it.
+        lacking = [share * total - count for share, count in zip(self._shares, founded, strict=True)]
+        most = max(range(len(SPLITS)), key=lacking.__getitem__)
+        if lacking[most] >= 1 - _ROUNDING:
+            split = most
+        else:
+            split = _pick(
+                drawn,
+                [
+                    share if lack >= -_ROUNDING else 0.0
+                    for share, lack in zip(self._shares, lacking, strict=True)
+                ],
+            )
+        founded[split] += 1
+        return split
+
+
+def _pick(drawn: float, shares: list[float]) -> int:
+    """The share that `drawn` falls into, held-out splits first."""
+    at = drawn * sum(shares)
+    for split in reversed(range(1, len(shares))):
+        if at < shares[split]:
+            return split
+        at -= shares[split]
+    return 0 if shares[0] > 0 else max(range(len(shares)), key=shares.__getitem__)
+
+
+NOT_DEALT = 255
+TRAIN = SPLITS.index("train")
+_ROWS_AT_ONCE = 50_000
+
+
+class Dealing(NamedTuple):
+    """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
+
+    Captured rows that nobody confirmed may follow others into a held-out split: `find_unfit_references`
+    says which these are. `aside` holds the rows that were set aside, each with two rows that it asks the
+    same as and that stand in different splits. `founders` are the rows that were like none before them: two
+    groups that a later row joins have two.
+    """
+
+    split: Array
+    group: Array
+    aside: dict[int, tuple[int, int]]
+    founders: Array
+
+
+class Decided(NamedTuple):
+    """The fields of a dealing, and which rows were kept when nothing leaked: `Decided(*dealing, kept)`."""
+
+    split: Array
+    group: Array
+    aside: dict[int, tuple[int, int]]
+    founders: Array
+    kept: Array
+
+    @property
+    def rows(self) -> int:
+        return len(self.split)
+
+
+def find_unfit_references(corpus: Columns, dealing: Dealing) -> Array:
+    """The places of rows in held-out splits whose replies a model wrote and nobody confirmed."""
+    held_out = (dealing.split != NOT_DEALT) & (dealing.split != TRAIN)
+    found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
+    return found
+
+
+def group_and_deal(
+    corpus: Columns,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    known: Decided | None = None,
+    pinned: Array | None = None,
+) -> Dealing:
+    """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped.
+
+    `pinned` is the split that each row had in an earlier corpus, 255 where it had none: there it goes
+    again, also if those that it was grouped with are gone.
+
+    `known` is what was dealt, by the same settings, when the corpus had only its first rows: then only
+    the rows behind those are looked at. The result is the same as without it.
+    """
+    if embedder is not None and known is not None and known.rows < MOST_ROWS:
+        # Lines go by the spelling in which they were first embedded: all are embedded again, in order.
+        known = None
+    since = known.rows if known is not None else 0
+    fresh = np.arange(corpus.rows) >= since if known is not None else None
+    passed = corpus.column("passed").astype(bool)
+    turns = read_turns(corpus, passed=passed)
+    threshold = settings.question_similarity
+    turn_pairs = merge_pairs(
+        [
+            pair_turns(corpus, turns, passed=passed, threshold=threshold, fresh=fresh),
+            pair_rare_grams(corpus, turns, fresh=fresh),
+        ]
+    )
+    paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
+    table = _Table(corpus, turns_first=turns.first, passed=passed, settings=settings)
+    if pinned is not None:
+        table.pin(pinned)
+    if known is not None:
+        table.take_over(known)
+    for asked in find_asked(corpus, passed=passed, turns=turns.key, since=since):
+        start, stop = max(asked.window.low, since), asked.window.high
+        table.open_window(asked, until=start)
+        lines = asked.pair_alike(threshold=threshold, fresh=fresh)
+        if paraphrases is not None and start < MOST_ROWS:
+            lines = merge_pairs([lines, paraphrases.pair(asked)])
+        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+        for low in range(start, stop, _ROWS_AT_ONCE):
+            high = min(low + _ROWS_AT_ONCE, stop)
+            alike = _Alike(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
+            table.deal_rows(low, high, alike=alike)
+    return table.result()
+
+
+class _Alike(NamedTuple):
+    """The rows before each row with a line or turn that is alike, or with the same rare question."""
+
+    lines: dict[int, list[int]]
+    turns: dict[int, list[int]]
+    questions: dict[int, list[int]]
+
+
+class _Table:
+    """Who sits where: the first row of each split with each turn, line, conversation and key."""
+
+    def __init__(self, corpus: Columns, *, turns_first: Array, passed: Array, settings: DataSettings) -> None:
+        rows = corpus.rows
+        self._passed = passed
+        self._split = array("B", bytes([NOT_DEALT])) * rows
+        self._clusters = Clusters(rows)
+        self._pinned = array("B", bytes([NOT_DEALT])) * rows
+        self._aside: dict[int, tuple[int, int]] = {}
+        self._unconfirmed = corpus.column("unconfirmed") != 0
+        self._shares = Shares(corpus, settings=settings)
+        # By the first row of a class: the first row of it that was dealt. All that were are in one split.
+        keys = (corpus.column(name) for name in ("opening", "together"))
+        shared = (find_first(key, among=passed) for key in keys if key.any())
+        self._classes = [(first, _nowhere(rows)) for first in (turns_first, *shared)]
+        self._barred_turns: dict[int, tuple[int, int]] = {}
+        self._barred_lines: dict[int, tuple[int, int]] = {}
+        self._line_first: Array = np.zeros(0, dtype=np.int64)
+        self._is_probe: Array = np.zeros(0, dtype=bool)
+        self._line_homes: list[array[int]] = []
+
+    def pin(self, pinned: Array) -> None:
+        np.frombuffer(self._pinned, dtype=np.uint8)[:] = pinned
+
+    def take_over(self, known: Decided) -> None:
+        """Seat the first rows where they sat before."""
+        np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
+        for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
+            self._clusters.join(int(known.group[place]), place)
+        self._aside = dict(known.aside)
+        self._shares.take_over(known.founders, known.split)
+        dealt = np.flatnonzero(known.split != NOT_DEALT)
+        for first, homes in self._classes:
+            _seat_first(homes, first, dealt)
+        turns_first = self._classes[0][0]
+        self._barred_turns = {
+            place: pair for place, pair in known.aside.items() if turns_first[place] == place
+        }
+
+    def open_window(self, asked: Asked, *, until: int) -> None:
+        """Seat the rows that were dealt before, up to `until`, by the lines they ask on this ground."""
+        low, high = asked.window.low, asked.window.high
+        self._line_first = asked.first
+        self._is_probe = np.zeros(high, dtype=bool)
+        self._is_probe[asked.probes()] = True
+        self._line_homes = [_nowhere(high) for _ in SPLITS]
+        splits = np.frombuffer(self._split, dtype=np.uint8)[:until]
+        for split, homes in enumerate(self._line_homes):
+            _seat_first(homes, asked.first, np.flatnonzero(splits == split))
+        self._barred_lines = {
+            int(asked.first[place]): pair
+            for place, pair in self._aside.items()
+            if low <= place < until and self._is_probe[place]
+        }
+
+    def deal_rows(self, low: int, high: int, *, alike: _Alike) -> None:
+        passed = self._passed[low:high].tolist()
+        probes = self._is_probe[low:high].tolist()
+        line_of = self._line_first[low:high].tolist()
+        classes_of = [first[low:high].tolist() for first, _ in self._classes]
+        for at, place in enumerate(range(low, high)):
+            if not passed[at]:
+                continue
+            classes = [of[at] for of in classes_of]
+            line, turn = line_of[at], classes[0]
+            barred = self._barred_lines.get(line) or self._barred_turns.get(turn)
+            neighbours = [] if barred else self._neighbours(place, line, classes, alike)
+            conflict = barred or self._find_conflict(place, neighbours)
+            if conflict:
+                self._aside[place] = conflict
+                # Whoever asks the same to the letter is judged by the first who did.
+                if turn == place:
+                    self._barred_turns[turn] = conflict
+                if probes[at]:
+                    self._barred_lines[line] = conflict
+            else:
+                self._seat(place, line, classes, neighbours)
+
+    def _neighbours(self, place: int, line: int, classes: list[int], alike: _Alike) -> list[int]:
+        """Dealt rows before this one that it must not be parted from."""
+        found = [homes[line] for homes in self._line_homes]
+        for other in alike.lines.get(place, ()):
+            there = int(self._line_first[other])
+            found += [homes[there] for homes in self._line_homes]
+        found += [homes[of] for of, (_, homes) in zip(classes, self._classes, strict=True)]
+        first, homes = self._classes[0]
+        found += [homes[int(first[other])] for other in alike.turns.get(place, ())]
+        found += [other for other in alike.questions.get(place, ()) if self._split[other] != NOT_DEALT]
+        return [other for other in found if other >= 0]
+
+    def _find_conflict(self, place: int, neighbours: list[int]) -> tuple[int, int] | None:
+        for other in neighbours[1:]:
+            if self._split[other] != self._split[neighbours[0]]:
+                low, high = sorted((neighbours[0], other))
+                return low, high
+        if neighbours and self._pinned[place] not in (NOT_DEALT, self._split[neighbours[0]]):
+            # It was held apart from them before, and what is known now says that it should not be.
+            return neighbours[0], place
+        return None
+
+    def _seat(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
+        if neighbours:
+            split = self._split[neighbours[0]]
+        elif self._pinned[place] != NOT_DEALT:
+            split = self._shares.count(place, self._pinned[place])
+        elif self._unconfirmed[place]:
+            # A reply that nobody confirmed can be held out from nothing. It takes no share from other rows.
+            split = TRAIN
+        else:
+            split = self._shares.deal(place)
+        self._split[place] = split
+        for other in neighbours:
+            self._clusters.join(other, place)
+        if self._line_homes[split][line] < 0:
+            self._line_homes[split][line] = place
+        for of, (_, homes) in zip(classes, self._classes, strict=True):
+            if homes[of] < 0:
+                homes[of] = place
+
+    def result(self) -> Dealing:
+        split = np.array(self._split, dtype=np.uint8)
+        group = np.where(split == NOT_DEALT, -1, self._clusters.names())
+        founders = np.array(self._shares.founders, dtype=np.int64)
+        return Dealing(split, group, self._aside, founders)
+
+
+def _nowhere(size: int) -> "array[int]":
+    return array("i", [-1]) * size
+
+
+def _seat_first(homes: "array[int]", class_of: Array, places: Array) -> None:
+    """Of each class the first of these rows, which ascend."""
+    # From the last to the first, so that the first one stays.
+    np.frombuffer(homes, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
+
+
+def _by_row(pairs: Array, low: int, high: int) -> dict[int, list[int]]:
+    """The earlier rows of each later row from `low` to before `high`."""
+    start, stop = np.searchsorted(pairs, np.array([low, high], dtype=np.uint64) << np.uint64(32))
+    found: dict[int, list[int]] = {}
+    for later, earlier in _walk(pairs[start:stop]):
+        found.setdefault(later, []).append(earlier)
+    return found
+
+
+def _walk(pairs: Array) -> Iterator[tuple[int, int]]:
+    later, earlier = unpack(pairs)
+    return zip(later.tolist(), earlier.tolist(), strict=True)

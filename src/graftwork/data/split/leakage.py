@@ -1,0 +1,225 @@
+"""The proof that the held-out questions were not trained on.
+
+In: the finished assignment of rows to splits, and which rows are kept. Out: nothing, or an error
+that names two rows. Looks again at the rows and does not trust how they were grouped; it measures
+with the same measures on the same ground, so that what was grouped right is never blocked.
+"""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from graftwork.data.dedup.lsh import Columns, find_first, unpack
+from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
+from graftwork.data.dedup.questions import find_asked
+from graftwork.data.settings import DataSettings
+from graftwork.data.split.assignment import NOT_DEALT, Dealing, Decided
+from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
+from graftwork.records.dataset import SPLITS
+from graftwork.records.errors import AnswerIsNo
+from graftwork.text.similarity import Array
+
+Kind = Literal[
+    "same_turn",
+    "same_line",
+    "same_question",
+    "same_conversation",
+    "same_key",
+    "alike_line",
+    "paraphrase",
+    "alike_turn",
+    "rare_words",
+]
+
+_WHY: dict[Kind, str] = {
+    "same_turn": "ask the same",
+    "same_line": "ask the same in the line that asks",
+    "same_question": "hold the same question",
+    "same_conversation": "belong to one conversation",
+    "same_key": "have the same key under data.split_by",
+    "alike_line": "ask nearly the same",
+    "alike_turn": "ask nearly the same",
+    "paraphrase": "ask the same in other words",
+    "rare_words": "share long runs of words that hardly any other row has",
+}
+_NEVER = np.iinfo(np.int64).max
+
+
+class Leak(NamedTuple):
+    """A row that is trained on and one that is held out, and what they share."""
+
+    trained: int
+    held_out: int
+    kind: Kind
+
+
+def find_leaks(
+    corpus: Columns,
+    dealing: Dealing,
+    kept: Array,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    known: Decided | None = None,
+    most: int = 100,
+) -> list[Leak]:
+    """Rows on both sides that ask the same: of each kind some at most, in order.
+
+    `known` is what was checked, by the same settings, when the corpus had only its first rows: then
+    pairs are left out that were looked at before and of which no row changed sides since.
+    """
+    passed = corpus.column("passed").astype(bool)
+    moved = _find_moved(dealing, kept & passed, known)
+    since = int(np.argmax(moved)) if moved.any() else corpus.rows
+    if embedder is not None and known is not None and since < 2 * MOST_ROWS:
+        # As in the dealing: what was embedded is not known. All windows with embedded rows end before that.
+        known, since = None, 0
+    sides = _Sides.of(dealing, kept & passed)
+    turns = read_turns(corpus, passed=passed)
+    threshold = settings.question_similarity
+    leaks: list[Leak] = []
+
+    def note(kind: Kind, found: Iterator[tuple[int, int]]) -> None:
+        new = sorted({Leak(trained, held_out, kind) for trained, held_out in found})
+        leaks.extend(new[:most])
+
+    row_sides = sides.by_class(np.arange(corpus.rows))
+    turn_sides = sides.by_class(turns.first)
+    note("same_turn", turn_sides.in_both())
+    for kind, name in _SHARED_KEYS:
+        note(kind, sides.by_class(find_first(corpus.column(name), among=passed)).in_both())
+    fresh = None if known is None else _spread_over(turns.first, moved)
+    alike = pair_turns(
+        corpus, turns, passed=passed, threshold=threshold, wanted=turn_sides.are_parted, fresh=fresh
+    )
+    note("alike_turn", turn_sides.parted(alike))
+    note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
+    paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
+    for asked in find_asked(corpus, passed=passed, turns=turns.key, since=since):
+        fresh = None if known is None else _spread_over(asked.first, moved)
+        line_sides = sides.by_class(asked.first, until=asked.window.high)
+        note("same_line", line_sides.in_both(since=asked.window.low))
+        pairs = asked.pair_alike(threshold=threshold, wanted=line_sides.are_parted, fresh=fresh)
+        note("alike_line", line_sides.parted(pairs))
+        if paraphrases is not None:
+            found = paraphrases.pair(asked, wanted=line_sides.are_parted)
+            note("paraphrase", line_sides.parted(found))
+        fresh = None if known is None else moved
+        questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
+        note("same_question", row_sides.parted(questions))
+    return leaks
+
+
+def _find_moved(dealing: Dealing, kept: Array, known: Decided | None) -> Array:
+    """The rows that are new, were dealt elsewhere or were not kept when the others were checked."""
+    moved = np.ones(len(kept), dtype=bool)
+    if known is not None:
+        before = slice(known.rows)
+        moved[before] = (dealing.split[before] != known.split) | (kept[before] & ~known.kept)
+    return moved
+
+
+def _spread_over(first: Array, moved: Array) -> Array:
+    """The rows that ask the same as one that moved: they may be compared in its place."""
+    touched = np.zeros(len(first), dtype=bool)
+    touched[first[moved[: len(first)]]] = True
+    spread_over: Array = touched[first]
+    return spread_over
+
+
+_SHARED_KEYS: tuple[tuple[Kind, str], ...] = (("same_conversation", "opening"), ("same_key", "together"))
+
+
+def require_no_leak(
+    corpus: Columns,
+    dealing: Dealing,
+    kept: Array,
+    *,
+    settings: DataSettings,
+    embedder: Embedder | None = None,
+    known: Decided | None = None,
+) -> None:
+    """Refuse a dataset with the same or nearly the same question on both sides of a split."""
+    leaks = find_leaks(corpus, dealing, kept, settings=settings, embedder=embedder, known=known, most=1)
+    if leaks:
+        leak = leaks[0]
+        trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)
+        split = SPLITS[dealing.split[leak.held_out]]
+        raise AnswerIsNo(
+            f"a question stands in train and in {split}",
+            why=f"{trained} and {held_out} {_WHY[leak.kind]}: an evaluation on it would measure memory, "
+            "not skill",
+            fix="remove one of the two rows; rows that this program grouped itself never leak, so please "
+            "report it if it dealt these",
+            where=str(held_out),
+        )
+
+
+class _Sides(NamedTuple):
+    """Which rows are trained on and which are held out; and all that are in any split, kept or not."""
+
+    trained: Array
+    held_out: Array
+    dealt: Array
+
+    @classmethod
+    def of(cls, dealing: Dealing, kept: Array) -> "_Sides":
+        # Questions for reinforcement learning are trained on as well; they come behind SPLITS.
+        held_out = (dealing.split == SPLITS.index("validation")) | (dealing.split == SPLITS.index("test"))
+        dealt = dealing.split != NOT_DEALT
+        return cls(kept & dealt & ~held_out, kept & held_out, dealt)
+
+    def by_class(self, first: Array, *, until: int | None = None) -> "_ClassSides":
+        rows = len(first) if until is None else until
+        marked = []
+        for side in self:
+            members = np.flatnonzero(side[:rows])
+            earliest, latest = np.full(rows, _NEVER), np.full(rows, -1)
+            earliest[first[members[::-1]]] = members[::-1]
+            latest[first[members]] = members
+            marked.append(_Marked(earliest, latest))
+        return _ClassSides(first, *marked)
+
+
+class _Marked(NamedTuple):
+    """For each class of rows (named by its first) the earliest and the latest row that is marked."""
+
+    earliest: Array
+    latest: Array
+
+
+class _ClassSides(NamedTuple):
+    first: Array
+    trained: _Marked
+    held_out: _Marked
+    dealt: _Marked
+
+    def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
+        """Classes with rows on both sides, the later of them not before `since`."""
+        both = (self.trained.latest >= 0) & (self.held_out.latest >= 0)
+        both &= np.maximum(self.trained.latest, self.held_out.latest) >= since
+        for place in np.flatnonzero(both).tolist():
+            yield int(self.trained.earliest[place]), int(self.held_out.earliest[place])
+
+    def are_parted(self, later: Array, earlier: Array) -> Array:
+        """Whether rows of the two classes stand on different sides."""
+        return self._is_parted(later, earlier, self.trained, self.held_out) | self._is_parted(
+            later, earlier, self.held_out, self.trained
+        )
+
+    def parted(self, pairs: Array) -> Iterator[tuple[int, int]]:
+        later, earlier = unpack(pairs)
+        one, other = self.first[later], self.first[earlier]
+        for at in np.flatnonzero(self._is_parted(later, earlier, self.trained, self.held_out)).tolist():
+            yield int(self.trained.latest[one[at]]), int(self.held_out.earliest[other[at]])
+        for at in np.flatnonzero(self._is_parted(later, earlier, self.held_out, self.trained)).tolist():
+            yield int(self.trained.earliest[other[at]]), int(self.held_out.latest[one[at]])
+
+    def _is_parted(self, later: Array, earlier: Array, side: _Marked, other_side: _Marked) -> Array:
+        """Of the later row's class counts who came with it or after it; of the other class everybody, if
+        the later row had anybody of it before it to go by."""
+        one, other = self.first[later], self.first[earlier]
+        parted: Array = (side.latest[one] >= later) & (other_side.latest[other] >= 0)
+        parted &= self.dealt.earliest[other] < later
+        return parted
