@@ -16,8 +16,8 @@ from graftwork.data.audit.findings import (
     count_rows,
     find_placed,
     make_finding,
+    show_row,
 )
-from graftwork.data.audit.report import show_row
 from graftwork.records.audit import Cluster, ClusterKind, Finding
 from graftwork.records.dataset import SPLITS
 

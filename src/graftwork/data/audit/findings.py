@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from graftwork.data.audit.row_checks import Note, Sight, redact_row, show_start
 from graftwork.data.settings import DataSettings
-from graftwork.records.audit import Example, Finding, Severity
+from graftwork.records.audit import Example, Finding, ReadableRow, Severity
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.redact import redact
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # A report of a million rows would be no report; the count stays exact.
 MOST_ROWS = 1000
 MOST_EXAMPLES = 20
+SHOWN_CHARACTERS = 600
 # Reasons with figures in them are as many as the rows: no count of them says anything.
 MOST_REASONS = 40
 OTHER_REASONS = "other reasons"
@@ -327,3 +328,22 @@ def mend(setting: str, *, on: bool, done: str) -> str:
     if on:
         return f"`graft data prepare` {done} (data.{setting})"
     return f"set data.{setting} to true: `graft data prepare` then {done}"
+
+
+def show_row(row: Interaction, *, most: int = SHOWN_CHARACTERS) -> ReadableRow:
+    return ReadableRow(
+        origin=row.origin,
+        question=shorten(row.question, most),
+        reply=shorten(row.reply, most),
+        group=row.group,
+        model=row.model,
+    )
+
+
+def shorten(text: str, most: int) -> str:
+    """The beginning and the end: sources stand before a question, and a cut shows at the end."""
+    bare = text.strip()
+    if len(bare) <= most:
+        return bare
+    head = most * 2 // 3
+    return f"{bare[:head].rstrip()}\n[…]\n{bare[-(most - head) :].lstrip()}"

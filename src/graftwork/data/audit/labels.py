@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.data.audit.findings import DUPLICATE, Facts, make_finding
-from graftwork.data.audit.report import shorten
+from graftwork.data.audit.findings import DUPLICATE, Facts, make_finding, shorten
 from graftwork.records.audit import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
 from graftwork.records.figure import Figure
 from graftwork.records.interaction import Interaction

@@ -16,7 +16,16 @@ from graftwork.data.audit.corpus_findings import (
     find_unusable,
     say_missing_side,
 )
-from graftwork.data.audit.findings import PROMPT_PRINT, REPLY_PRINT, Corpus, Dealing, Facts, Repeats, Tally
+from graftwork.data.audit.findings import (
+    PROMPT_PRINT,
+    REPLY_PRINT,
+    Corpus,
+    Dealing,
+    Facts,
+    Repeats,
+    Tally,
+    show_row,
+)
 from graftwork.data.audit.labels import estimate_noise, find_wrong_labels
 from graftwork.data.audit.row_checks import Sight
 from graftwork.data.audit.row_findings import (
@@ -33,7 +42,6 @@ from graftwork.data.audit.row_findings import (
     find_unreadable,
 )
 from graftwork.records.audit import Audit, LengthHistogram, LengthSummary, NotLookedFor, ReadableRow
-from graftwork.records.interaction import Interaction
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +55,6 @@ LENGTH_EDGES: tuple[int, ...] = (
 )
 MOST_GROUPS_DRAWN = 3
 EXAMPLES = 12
-MOST_CHARACTERS = 600
 
 
 def count_labels(facts: Facts, label: str, *, among: "NDArray[np.bool_] | None" = None) -> dict[str, int]:
@@ -108,25 +115,6 @@ def choose_examples(facts: Facts) -> tuple[ReadableRow, ...]:
     chosen = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
     rows = facts.read(chosen)
     return tuple(show_row(rows[place]) for place in sorted(rows))
-
-
-def show_row(row: Interaction, *, most: int = MOST_CHARACTERS) -> ReadableRow:
-    return ReadableRow(
-        origin=row.origin,
-        question=shorten(row.question, most),
-        reply=shorten(row.reply, most),
-        group=row.group,
-        model=row.model,
-    )
-
-
-def shorten(text: str, most: int) -> str:
-    """The beginning and the end: sources stand before a question, and a cut shows at the end."""
-    bare = text.strip()
-    if len(bare) <= most:
-        return bare
-    head = most * 2 // 3
-    return f"{bare[:head].rstrip()}\n[…]\n{bare[-(most - head) :].lstrip()}"
 
 
 def _count(lengths: "NDArray[Any]") -> tuple[int, ...]:

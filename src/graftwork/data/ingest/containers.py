@@ -47,17 +47,6 @@ _DEEPEST = 1024
 """What the parser takes; whatever is nested deeper is no row."""
 
 
-def looks_like_array(head: bytes) -> bool:
-    """Whether the file is one array of objects; a line that is a list of something else is a line."""
-    rest = head.lstrip()
-    return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"{", b"]", b"")
-
-
-def looks_like_objects(head: bytes) -> bool:
-    """Whether the file is an object spread over lines, or several: its first line only opens it."""
-    return head.lstrip().partition(b"\n")[0].rstrip() == b"{" and b"\n" in head.lstrip()
-
-
 def split_array(stream: Stream, *, longest: int, has_brackets: bool = True) -> Iterator[Entry | Flaw]:
     """The elements; where the stream is damaged, those before the damage and then its flaw."""
     held = _Held(iter(stream), longest=longest)

@@ -20,8 +20,6 @@ from graftwork.data.ingest.blocks import BLOCK_SIZE, MAX_LINE, Block, Stream, cu
 from graftwork.data.ingest.containers import (
     MAGIC,
     guess_delimiter,
-    looks_like_array,
-    looks_like_objects,
     split_array,
     split_parquet,
     split_table,
@@ -208,13 +206,24 @@ def _cut_stream(
     elif delimiter:
         rows = split_table(stream, delimiter=delimiter, longest=longest)
         yield from gather_blocks(rows, file=file, size=size)
-    elif looks_like_array(stream.head):
+    elif _looks_like_array(stream.head):
         yield from gather_blocks(split_array(stream, longest=longest), file=file, size=size)
-    elif looks_like_objects(stream.head):
+    elif _looks_like_objects(stream.head):
         rows = split_array(stream, longest=longest, has_brackets=False)
         yield from gather_blocks(rows, file=file, size=size)
     else:
         yield from cut_lines(stream, file=file, size=size, longest=longest)
+
+
+def _looks_like_array(head: bytes) -> bool:
+    """Whether the file is one array of objects; a line that is a list of something else is a line."""
+    rest = head.lstrip()
+    return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"{", b"]", b"")
+
+
+def _looks_like_objects(head: bytes) -> bool:
+    """Whether the file is an object spread over lines, or several: its first line only opens it."""
+    return head.lstrip().partition(b"\n")[0].rstrip() == b"{" and b"\n" in head.lstrip()
 
 
 def _size_now(handle: IO[bytes]) -> int | None:

@@ -53,7 +53,6 @@ from graftwork.data.ingest.turns import (
 from graftwork.records.capture import Capture
 from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin
 
-OPENAI_EXPECTS = "request and response"
 _FINISHED = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"}
 
 
@@ -198,9 +197,6 @@ def _take_usage(response: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in counts.items() if isinstance(value, int)}
 
 
-CAPTURED_EXPECTS = "a capture with request and reply"
-
-
 def fits_captured(row: dict[str, Any]) -> bool:
     request = row.get("request")
     return isinstance(request, dict) and "messages" in request and "reply" in row
@@ -244,9 +240,6 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         ),
         extra={"timestamp": capture.at},
     )
-
-
-EXECUTION_EXPECTS = "an execution with its output"
 
 
 def fits_execution(row: dict[str, Any]) -> bool:
@@ -294,11 +287,10 @@ def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> list[Turn]:
     return [Turn("user", take_text(task.get("description"), "task.description"))]
 
 
-SESSION_EXPECTS = "a session with decisions, code_patterns or exchanges"
 _EXCHANGES = ("exchanges", "interactions", "episodes")
 _DECISIONS = ("decisions",)
 _PATTERNS = ("code_patterns", "patterns")
-_LISTS = frozenset((*_EXCHANGES, *_DECISIONS, *_PATTERNS))
+SESSION_LISTS = frozenset((*_EXCHANGES, *_DECISIONS, *_PATTERNS))
 _FEEDBACK = ("feedback", "reviewer_feedback", "reviews")
 _REWARDS = ("reward_signals", "rewards", "reward")
 _TOTALS = ("total", "total_reward", "overall", "final", "reward")
@@ -357,7 +349,7 @@ def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
 
 
 def _has_list(row: dict[str, Any]) -> bool:
-    return any(isinstance(open_json(row[key]), list) for key in _LISTS & row.keys())
+    return any(isinstance(open_json(row[key]), list) for key in SESSION_LISTS & row.keys())
 
 
 def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
