@@ -13,7 +13,7 @@ from graftwork.cli.steps import Folder, run_and_show
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.data.audit.row_checks import Sight
+    from graftwork.data.audit.row_checks import AuditContext
     from graftwork.data.settings import CaptureSettings
     from graftwork.project.folder import Project
     from graftwork.records.audit import Audit
@@ -80,19 +80,19 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
         return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(narrator))
 
 
-def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
+def _see_files(files: tuple[str, ...], project: Path | None) -> "AuditContext":
     from dataclasses import replace
 
     from graftwork.cli.output import stderr
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.data.audit.row_checks import Sight
+    from graftwork.data.audit.row_checks import AuditContext
     from graftwork.data.settings import DataSettings
     from graftwork.pipeline.sight import see_what_is_there
     from graftwork.project.folder import find_project, open_project
 
     root = project or find_project()
     if root is None:
-        return Sight(settings=DataSettings(logs=files))
+        return AuditContext(settings=DataSettings(logs=files))
     opened = open_project(root)
     print_line(stderr, f"[dim]with the data settings of {quote(opened.file)}[/]", soft_wrap=True)
     sight = see_what_is_there(opened)

@@ -10,7 +10,7 @@ from graftwork.cli.output import Json
 from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
-    from graftwork.data.inspect.rows import Decoder
+    from graftwork.data.inspect.rows import TokenDecoder
     from graftwork.records.dataset import Split
 
 NAMES_OF_SPLITS = ("train", "validation", "test", "rl")
@@ -219,7 +219,7 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
     )
 
 
-def _open_decoder(folder: Path, root: Path) -> "Decoder":
+def _open_decoder(folder: Path, root: Path) -> "TokenDecoder":
     """The tokenizer of the base that the dataset was rendered for."""
     from graftwork.data.inspect.rows import TokenizerDecoder
     from graftwork.files.dataset_folder import read_manifest
@@ -240,7 +240,7 @@ def _open_decoder(folder: Path, root: Path) -> "Decoder":
     return decoder
 
 
-def _open_decoder_if_there(folder: Path, root: Path) -> "Decoder | None":
+def _open_decoder_if_there(folder: Path, root: Path) -> "TokenDecoder | None":
     """A trace is of use without the text of the token too."""
     from graftwork.records.errors import GraftError
 

@@ -19,47 +19,47 @@ import orjson
 from graftwork.data.audit.report import (
     audit_corpus,
 )
-from graftwork.data.audit.row_checks import Sight
-from graftwork.data.corpus.build import Progress, gather
+from graftwork.data.audit.row_checks import AuditContext
+from graftwork.data.corpus.build import Progress, build_corpus
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.dedup.paraphrases import find_embedder
 from graftwork.data.dedup.repeats import Repeats, find_repeats
 from graftwork.data.render.dataset import (
-    Outcomes,
-    Placed,
-    Rendering,
+    PlacedShard,
+    RenderedSegment,
+    RowOutcomes,
     assemble,
     count_kept,
     list_dropped,
     render_corpus,
     write_drops,
 )
-from graftwork.data.render.rows import PORTION_SPLITS, Renderer
+from graftwork.data.render.rows import SUBSET_SPLITS, Renderer
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.data.split.assignment import Dealing, find_unfit_references, group_and_deal
+from graftwork.data.split.assignment import SplitAssignment, assign_splits, find_unfit_references
 from graftwork.data.split.leakage import require_no_leak
 from graftwork.data.split.model_subsets import (
-    NOT_ITS_OWN,
-    Facts,
-    Portion,
-    PortionSummary,
-    divide,
-    find_doubts,
-    portion_table,
+    NOT_SELECTED,
+    KeptRows,
+    ModelSubset,
+    SubsetSummary,
+    find_setting_warnings,
     require_split_key,
+    select_subsets,
+    summarize_subsets,
 )
-from graftwork.data.split.split_state import Memory
+from graftwork.data.split.split_state import SplitState
 from graftwork.files.dataset_folder import DROPS
 from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
 from graftwork.text.redact import publishable
 
-SIFTED, SHARDS = "sifted", "shards"
+FEATURES, SHARDS = "sifted", "shards"
 MAIN: Mapping[str, ModelSettings] = {"main": ModelSettings()}
 
 
-class Base(NamedTuple):
+class RenderTarget(NamedTuple):
     """The base model that the rows are rendered for."""
 
     name: str
@@ -67,16 +67,16 @@ class Base(NamedTuple):
     renderer: Renderer
 
 
-class Prepared(NamedTuple):
+class PreparedDataset(NamedTuple):
     dataset: Dataset
     folder: Path
-    summary: PortionSummary
+    summary: SubsetSummary
 
 
 class Preparation(NamedTuple):
     """A dataset for each model, the main one first; and what in the settings looks like a slip."""
 
-    datasets: list[Prepared]
+    datasets: list[PreparedDataset]
     doubts: list[str]
 
 
@@ -84,23 +84,23 @@ class _Kept(NamedTuple):
     """The rows that go on, by place, and what was decided for each of them."""
 
     places: "np.ndarray[Any, np.dtype[np.int64]]"
-    facts: Facts
-    portions: list[Portion]
+    facts: KeptRows
+    portions: list[ModelSubset]
 
 
 class _Decisions(NamedTuple):
     passed: "np.ndarray[Any, Any]"
     repeats: Repeats
-    dealing: Dealing
+    dealing: SplitAssignment
     kept: _Kept
     unfit_references: set[int]
     doubts: list[str]
 
 
 def prepare(
-    sight: Sight,
+    sight: AuditContext,
     *,
-    base: Base,
+    base: RenderTarget,
     work: Path,
     out: Path,
     root: Path = Path(),
@@ -109,8 +109,8 @@ def prepare(
     processes: int | None = None,
 ) -> Preparation:
     """Make the datasets of all models. Log files are named relative to `root`."""
-    report = on_progress or _say_nothing
-    corpus = gather(sight, folder=work / SIFTED, root=root, on_progress=report, processes=processes)
+    report = on_progress or _ignore_progress
+    corpus = build_corpus(sight, folder=work / FEATURES, root=root, on_progress=report, processes=processes)
     decided = _decide(corpus, models=models, sight=sight, work=work, report=report)
     rendering = render_corpus(
         corpus,
@@ -125,13 +125,13 @@ def prepare(
     )
     report("write", 0, 1)
     made = _write(corpus, decided, rendering, base=base, models=models, sight=sight, work=work, out=out)
-    summaries = portion_table(decided.kept.portions, decided.kept.facts)
-    datasets = [Prepared(*one, summary) for one, summary in zip(made, summaries, strict=True)]
+    summaries = summarize_subsets(decided.kept.portions, decided.kept.facts)
+    datasets = [PreparedDataset(*one, summary) for one, summary in zip(made, summaries, strict=True)]
     return Preparation(datasets, decided.doubts)
 
 
 def _decide(
-    corpus: Corpus, *, models: Mapping[str, ModelSettings], sight: Sight, work: Path, report: Progress
+    corpus: Corpus, *, models: Mapping[str, ModelSettings], sight: AuditContext, work: Path, report: Progress
 ) -> _Decisions:
     """Which rows go on, into which split, to which model; proven to leak nothing."""
     settings = sight.settings
@@ -140,19 +140,19 @@ def _decide(
     report("group and split", 0, 1)
     passed = corpus.column("passed")
     doubts = require_split_key(corpus, passed, settings=settings)
-    memory = Memory(work, corpus, settings=settings)
+    memory = SplitState(work, corpus, settings=settings)
     embedder = find_embedder(settings)
-    dealing = group_and_deal(
+    dealing = assign_splits(
         corpus, settings=settings, embedder=embedder, known=memory.known, pinned=memory.pinned
     )
     unfit = find_unfit_references(corpus, dealing)
-    passed_on = passed & ~_mark(unfit, corpus.rows)
+    passed_on = passed & ~_to_mask(unfit, corpus.rows)
     kept = _choose(corpus, repeats, dealing, passed_on, models=models, sight=sight)
     report("leak check", 0, 1)
-    marked = _mark(kept.places, corpus.rows)
+    marked = _to_mask(kept.places, corpus.rows)
     require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
     memory.keep(dealing, marked)
-    doubts += find_doubts(kept.facts, settings=settings, models=models)
+    doubts += find_setting_warnings(kept.facts, settings=settings, models=models)
     corpus.forget()
     return _Decisions(passed, repeats, dealing, kept, set(unfit.tolist()), doubts)
 
@@ -160,11 +160,11 @@ def _decide(
 def _write(
     corpus: Corpus,
     decided: _Decisions,
-    rendering: list[Rendering],
+    rendering: list[RenderedSegment],
     *,
-    base: Base,
+    base: RenderTarget,
     models: Mapping[str, ModelSettings],
-    sight: Sight,
+    sight: AuditContext,
     work: Path,
     out: Path,
 ) -> list[tuple[Dataset, Path]]:
@@ -176,7 +176,7 @@ def _write(
     with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
-        each = Outcomes(repeats, dealing, refused, shortened, _find_unwanted(kept), unfit)
+        each = RowOutcomes(repeats, dealing, refused, shortened, _find_unwanted(kept), unfit)
         shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",
@@ -215,9 +215,9 @@ def _write(
 
 def _assemble(
     head: Dataset,
-    portion: Portion,
-    rendering: list[Rendering],
-    dealing: Dealing,
+    portion: ModelSubset,
+    rendering: list[RenderedSegment],
+    dealing: SplitAssignment,
     *,
     models: Mapping[str, ModelSettings],
     drops: Path,
@@ -240,15 +240,15 @@ def _assemble(
 def _choose(
     corpus: Corpus,
     repeats: Repeats,
-    dealing: Dealing,
+    dealing: SplitAssignment,
     passed: "np.ndarray[Any, Any]",
     *,
     models: Mapping[str, ModelSettings],
-    sight: Sight,
+    sight: AuditContext,
 ) -> _Kept:
     places = np.flatnonzero(passed & (repeats.instead < 0) & (dealing.split != 255))
     roles, domains = corpus.labels("group"), corpus.labels("domain")
-    facts = Facts(
+    facts = KeptRows(
         role=roles.numbers[places],
         role_names=roles.names,
         domain=domains.numbers[places],
@@ -259,18 +259,18 @@ def _choose(
         group=corpus.column("turn")[dealing.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
-    return _Kept(places, facts, divide(facts, dict(models), seed=sight.settings.seed))
+    return _Kept(places, facts, select_subsets(facts, dict(models), seed=sight.settings.seed))
 
 
 def _find_unwanted(kept: _Kept) -> set[int]:
     """Rows that no model is made of."""
     wanted = np.zeros(len(kept.places), dtype=np.bool_)
     for portion in kept.portions:
-        wanted |= portion.split != NOT_ITS_OWN
+        wanted |= portion.split != NOT_SELECTED
     return set(kept.places[~wanted].tolist())
 
 
-def _mark(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+def _to_mask(places: "np.ndarray[Any, Any]", rows: int) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     marked = np.zeros(rows, dtype=np.bool_)
     marked[places] = True
     return marked
@@ -297,7 +297,7 @@ def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
 
 
 def _require_rows(
-    placed: list[Placed],
+    placed: list[PlacedShard],
     settings: DataSettings,
     *,
     model: str,
@@ -308,7 +308,7 @@ def _require_rows(
     """A split that was asked for and got nothing is a no, with the numbers that led there."""
     shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
     there = {one.shard.split for one in placed}
-    wanted = SPLITS if main else PORTION_SPLITS[:1]
+    wanted = SPLITS if main else SUBSET_SPLITS[:1]
     empty = [split for split in wanted if shares[split] > 0 and split not in there]
     if not empty:
         return
@@ -332,22 +332,22 @@ def _require_rows(
     )
 
 
-def _say_nothing(_step: str, _done: int, _total: int) -> None:
+def _ignore_progress(_step: str, _done: int, _total: int) -> None:
     return
 
 
 def audit_logs(
-    sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
+    sight: AuditContext, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
 ) -> Audit:
     """Sift the logs into `folder`, look at what is there, and answer."""
     started = time.perf_counter()
     report = on_progress or (lambda _phase, _done, _total: None)
-    corpus = gather(sight, folder=folder, root=root, on_progress=report)
+    corpus = build_corpus(sight, folder=folder, root=root, on_progress=report)
     report("find repeats", 0, 1)
     repeated = find_repeats(corpus, settings=sight.settings)
     report("group questions", 0, 1)
     embedder = find_embedder(sight.settings)
-    dealing = group_and_deal(corpus, settings=sight.settings, embedder=embedder)
+    dealing = assign_splits(corpus, settings=sight.settings, embedder=embedder)
     report("look at all rows", 0, 1)
     found = audit_corpus(corpus, repeated, dealing, sight=sight)
     return found.model_copy(update={"seconds": time.perf_counter() - started})
@@ -357,4 +357,4 @@ def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, r
     """The same without a project, and without leaving anything behind."""
     named = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(Sight(settings=named), folder=Path(folder), root=root)
+        return audit_logs(AuditContext(settings=named), folder=Path(folder), root=root)

@@ -6,7 +6,7 @@ short only after that: a key that is cut in the middle would no longer be found;
 
 from typing import Any
 
-from graftwork.text.unsaid import hide, leave_unsaid
+from graftwork.text.messages import hide, redact_message
 
 MOST_TOKENS = 10**9
 SHORTEST_IN_ANSWERS = 16
@@ -25,7 +25,7 @@ def mask_answer(text: str, key: str | None) -> str:
 
 def tell(text: str, *, key: str | None, longest: int) -> str:
     """What a server said, on one line: without the key and without a login in an address, then made short."""
-    return leave_unsaid(text, [key] if key else [], longest=longest)
+    return redact_message(text, [key] if key else [], longest=longest)
 
 
 def fits_header(key: str) -> bool:

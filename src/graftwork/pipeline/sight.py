@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from graftwork.data.audit.row_checks import Sight
+from graftwork.data.audit.row_checks import AuditContext
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.template import Template
 from graftwork.pipeline.workplace import Workplace
@@ -11,13 +11,13 @@ from graftwork.project.folder import Project
 from graftwork.records.errors import GraftError
 
 
-def see(work: Workplace, *, template: Template) -> Sight:
-    return _add(Sight(settings=work.settings.data, base=work.settings.base), template)
+def see(work: Workplace, *, template: Template) -> AuditContext:
+    return _add(AuditContext(settings=work.settings.data, base=work.settings.base), template)
 
 
-def see_what_is_there(project: Project) -> Sight:
+def see_what_is_there(project: Project) -> AuditContext:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
-    sight = Sight(settings=project.settings.data, base=project.settings.base)
+    sight = AuditContext(settings=project.settings.data, base=project.settings.base)
     if not is_ready(project.settings.base):
         return sight
     try:
@@ -34,7 +34,7 @@ def load_template(work: Workplace) -> Template:
     return Template.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")
 
 
-def _add(sight: Sight, template: Template) -> Sight:
+def _add(sight: AuditContext, template: Template) -> AuditContext:
     return replace(
         sight,
         control_tokens=tuple(sorted(template.control_tokens)),

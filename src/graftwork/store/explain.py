@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy.exc import DBAPIError
 
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError
-from graftwork.text.unsaid import hide
+from graftwork.text.messages import hide
 
 # The first word behind SQLITE_; extended codes such as SQLITE_READONLY_DIRECTORY share it.
 _SQLITE_BUSY = {"BUSY", "LOCKED"}

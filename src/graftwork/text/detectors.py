@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     start: int
     end: int
 
@@ -132,21 +132,21 @@ _COMMAND_END = re.compile(r"(?<![\\\r])\r?\n")
 _LONGEST_COMMAND = 600
 
 
-def find_cookies(text: str) -> Iterator[Span]:
+def find_cookies(text: str) -> Iterator[TextSpan]:
     """The values of `Cookie: a=...; b=...` that open a session; what only sets a language stays."""
     for header in _COOKIES.finditer(text):
         for pair in _PAIR.finditer(text, header.start("pairs"), header.end("pairs")):
             name, value = pair["name"], pair["value"]
             confirm = looks_like_password if _SESSION.search(name) else looks_random
             if name.casefold() not in _ATTRIBUTES and confirm(value):
-                yield Span(*pair.span("value"))
+                yield TextSpan(*pair.span("value"))
 
 
-def find_curl_passwords(text: str) -> Iterator[Span]:
+def find_curl_passwords(text: str) -> Iterator[TextSpan]:
     """What stands behind the colon of `curl -u name:...` and `curl --user name:...`."""
     for login in _LOGIN.finditer(text):
         if is_no_word_for_password(login["value"]) and _is_of_curl(text, login.start()):
-            yield Span(*login.span("value"))
+            yield TextSpan(*login.span("value"))
 
 
 def _is_of_curl(text: str, place: int) -> bool:
@@ -261,7 +261,7 @@ _KAGGLE = re.compile(
 )
 
 
-def find_marked_tokens(text: str) -> Iterator[Span]:
+def find_marked_tokens(text: str) -> Iterator[TextSpan]:
     """Tokens that begin with the mark of a service."""
     done = 0
     for start in _run_starts(text):
@@ -273,7 +273,7 @@ def find_marked_tokens(text: str) -> Iterator[Span]:
             done = span.end
 
 
-def find_aws_secrets(text: str) -> Iterator[Span]:
+def find_aws_secrets(text: str) -> Iterator[TextSpan]:
     """Forty characters near the id of an access key. A commit has forty too, and no capitals."""
     done = 0
     for key in _ACCESS_KEY.finditer(text):
@@ -283,35 +283,35 @@ def find_aws_secrets(text: str) -> Iterator[Span]:
         other = text.find("\n<\n", key.end(), end)
         for found in _SECRET_KEY.finditer(text, begin, other if other >= 0 else end):
             if _is_mixed(found.group()):
-                yield Span(*found.span())
+                yield TextSpan(*found.span())
                 done = found.end()
 
 
-def find_minisign_keys(text: str) -> Iterator[Span]:
+def find_minisign_keys(text: str) -> Iterator[TextSpan]:
     for found in _MINISIGN.finditer(text):
-        yield Span(*found.span())
+        yield TextSpan(*found.span())
 
 
-def find_webhooks(text: str) -> Iterator[Span]:
+def find_webhooks(text: str) -> Iterator[TextSpan]:
     """The part of a webhook's address that lets anybody post there."""
     for found in _WEBHOOK.finditer(text):
         if looks_random(found["value"]):
-            yield Span(*found.span("value"))
+            yield TextSpan(*found.span("value"))
 
 
-def find_signatures(text: str) -> Iterator[Span]:
+def find_signatures(text: str) -> Iterator[TextSpan]:
     """What signs an address: whoever has it may fetch what lies there."""
     for found in _SIGNATURE.finditer(text):
         if looks_random(found["value"]):
-            yield Span(*found.span("value"))
+            yield TextSpan(*found.span("value"))
 
 
-def find_mysql_passwords(text: str) -> Iterator[Span]:
+def find_mysql_passwords(text: str) -> Iterator[TextSpan]:
     """What stands right behind the `-p` of MySQL's programs."""
     yield from _confirmed(_MYSQL, text)
 
 
-def find_options(text: str) -> Iterator[Span]:
+def find_options(text: str) -> Iterator[TextSpan]:
     """The value of `--token ...`, of `sshpass -p ...`, in a .netrc and in kaggle.json."""
     if "--" in text:
         yield from _confirmed(_OPTION, text)
@@ -321,13 +321,13 @@ def find_options(text: str) -> Iterator[Span]:
         yield from _confirmed(_NETRC, text)
     if "username" in text:
         for found in _KAGGLE.finditer(text):
-            yield Span(*found.span("value"))
+            yield TextSpan(*found.span("value"))
 
 
-def _confirmed(form: re.Pattern[str], text: str) -> Iterator[Span]:
+def _confirmed(form: re.Pattern[str], text: str) -> Iterator[TextSpan]:
     for found in form.finditer(text):
         if looks_like_password(found["value"]):
-            yield Span(*found.span("value"))
+            yield TextSpan(*found.span("value"))
 
 
 def _run_starts(text: str) -> Iterator[int]:
@@ -354,10 +354,10 @@ def _run_starts(text: str) -> Iterator[int]:
         start = runs.find(_LONG_RUN, end)
 
 
-def _token_at(text: str, start: int) -> Span | None:
+def _token_at(text: str, start: int) -> TextSpan | None:
     marked = _MARK.match(text, start)
     if marked is not None and looks_random(marked.group()):
-        return Span(*marked.span())
+        return TextSpan(*marked.span())
     before = _BEFORE.search(text, max(0, start - _LONGEST_BEFORE), start)
     run = _RUN_HERE.match(text, start) if before is not None else None
     if before is None or run is None or not looks_random(run.group()):
@@ -365,7 +365,7 @@ def _token_at(text: str, start: int) -> Span | None:
     if before.start() and text[before.start() - 1].isalnum():
         return None
     # A full stop ends the sentence, not the token.
-    return Span(before.start(), start + len(run.group().rstrip(".")))
+    return TextSpan(before.start(), start + len(run.group().rstrip(".")))
 
 
 def _is_mixed(value: str) -> bool:

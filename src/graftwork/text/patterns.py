@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from graftwork.text.detectors import (
-    Span,
+    TextSpan,
     always,
     find_aws_secrets,
     find_cookies,
@@ -91,7 +91,7 @@ _PHONE = re.compile(rf"(?<![\w.,+-]){_PHONE_ITSELF}")
 _PHONE_NEXT = re.compile(_PHONE_ITSELF)
 
 
-def find_emails(text: str) -> Iterator[Span]:
+def find_emails(text: str) -> Iterator[TextSpan]:
     done = 0
     for match in _HOST.finditer(text):
         at = match.start()
@@ -99,46 +99,46 @@ def find_emails(text: str) -> Iterator[Span]:
         before = _LOCAL_PART.match(text[max(done, at - _LONGEST_LOCAL_PART - 1) : at][::-1])
         if before is None or before.end() > _LONGEST_LOCAL_PART:
             continue
-        span = Span(at - before.end(), match.end())
+        span = TextSpan(at - before.end(), match.end())
         if is_no_git_address(text[span.start : span.end]):
             yield span
             done = span.end
 
 
-def find_url_passwords(text: str) -> Iterator[Span]:
+def find_url_passwords(text: str) -> Iterator[TextSpan]:
     """A password, and a token in the place of the user's name as in `https://TOKEN@host`."""
     for match in _LOGIN.finditer(text):
         if len(match["user"]) >= _SHORTEST_TOKEN and looks_random(match["user"]):
-            yield Span(*match.span("user"))
+            yield TextSpan(*match.span("user"))
         if match["value"] is not None:
-            yield Span(*match.span("value"))
+            yield TextSpan(*match.span("value"))
 
 
-def find_telegram_tokens(text: str) -> Iterator[Span]:
+def find_telegram_tokens(text: str) -> Iterator[TextSpan]:
     """A number of eight to ten digits, a colon and 35 characters; in addresses `bot` stands before it."""
     for match in _TELEGRAM.finditer(text):
         start = match.start() - 8
         while start and match.start() - start < 11 and text[start - 1] in "0123456789":
             start -= 1
         if match.start() - start < 11 and looks_drawn(match.group()):
-            yield Span(start, match.end())
+            yield TextSpan(start, match.end())
 
 
-def find_discord_tokens(text: str) -> Iterator[Span]:
+def find_discord_tokens(text: str) -> Iterator[TextSpan]:
     """Three parts; the first is the number of an account in base64, and so begins with M, N or O."""
     done = 0
     for match in _DISCORD.finditer(text):
         before = text[max(done, match.start() - _LONGEST_DISCORD_START - 1) : match.start()]
         run = _TOKEN_END.search(before)
         if run and _DISCORD_START.fullmatch(run.group()) and looks_drawn(match.group()):
-            yield Span(match.start() - len(run.group()), match.end())
+            yield TextSpan(match.start() - len(run.group()), match.end())
             done = match.end()
 
 
-def find_passwords(text: str) -> Iterator[Span]:
+def find_passwords(text: str) -> Iterator[TextSpan]:
     """The values of assignments such as `db_password: ...`, `"api_key\\": \\"...\\"`, `the secret is ...`."""
     named = (
-        Span(*match.span("value")) for match in _match_names(text) if looks_like_password(match["value"])
+        TextSpan(*match.span("value")) for match in _match_names(text) if looks_like_password(match["value"])
     )
     done = 0
     for span in sorted((*named, *find_options(text))):
@@ -147,26 +147,26 @@ def find_passwords(text: str) -> Iterator[Span]:
             done = span.end
 
 
-def find_cards(text: str) -> Iterator[Span]:
+def find_cards(text: str) -> Iterator[TextSpan]:
     for start, end in _find_numbers(text):
         for match in _CARD.finditer(text, start, end):
             if passes_luhn(match.group()):
-                yield Span(*match.span())
+                yield TextSpan(*match.span())
 
 
-def find_social_numbers(text: str) -> Iterator[Span]:
+def find_social_security_numbers(text: str) -> Iterator[TextSpan]:
     for start, end in _find_numbers(text):
         for match in _SOCIAL.finditer(text, start, end):
-            yield Span(*match.span())
+            yield TextSpan(*match.span())
 
 
-def find_phones(text: str) -> Iterator[Span]:
+def find_phones(text: str) -> Iterator[TextSpan]:
     for start, end in _find_numbers(text):
         found = _PHONE.search(text, start, end)
         while found:
             confirmed = has_phone_digits(found.group())
             if confirmed:
-                yield Span(*found.span())
+                yield TextSpan(*found.span())
             # One that begins where another ends has a digit before it, but only until that one is gone.
             after = _PHONE_NEXT.match(text, found.end(), end) if confirmed else None
             found = after or _PHONE.search(text, found.end(), end)
@@ -195,13 +195,13 @@ def is_secret_name(name: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _find_numbers(text: str) -> tuple[Span, ...]:
+def _find_numbers(text: str) -> tuple[TextSpan, ...]:
     """Runs of digits and their signs, each with the character that follows it.
 
     Cards, telephones and others are looked for in the same text one after the other.
     """
     numbers = (_ASCII_NUMBERS if text.isascii() else _DIGIT_RUNS).finditer(text)
-    return tuple(Span(number.start(), number.end() + 1) for number in numbers)
+    return tuple(TextSpan(number.start(), number.end() + 1) for number in numbers)
 
 
 def _match_names(text: str) -> Iterator[re.Match[str]]:
@@ -265,16 +265,16 @@ class Pattern:
     run: int = 0
     digits: bytes = b""
     check: Callable[[str], bool] = always
-    locate: Callable[[str], Iterable[Span]] | None = None
+    locate: Callable[[str], Iterable[TextSpan]] | None = None
 
-    def find(self, text: str) -> Iterator[Span]:
+    def find(self, text: str) -> Iterator[TextSpan]:
         """Where confirmed values stand, left to right."""
         if self.locate is not None:
             yield from self.locate(text)
         elif self.regex is not None:
             for match in self.regex.finditer(text):
                 if self.check(match["value"]):
-                    yield Span(*match.span("value"))
+                    yield TextSpan(*match.span("value"))
 
 
 _PEM = (
@@ -468,7 +468,7 @@ PATTERNS: tuple[Pattern, ...] = (
         check=passes_iban,
     ),
     Pattern("credit_card", secret=False, digits=b"00000000", locate=find_cards),
-    Pattern("social_security_number", secret=False, digits=b"000000000", locate=find_social_numbers),
+    Pattern("social_security_number", secret=False, digits=b"000000000", locate=find_social_security_numbers),
     Pattern("phone", secret=False, digits=b"00000000", locate=find_phones),
 )
 

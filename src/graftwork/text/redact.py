@@ -22,6 +22,7 @@ from pydantic import AfterValidator, Field
 from graftwork.records.base import Record
 from graftwork.records.secret import NotSecret, Secret, secret_of
 from graftwork.text.detectors import looks_random
+from graftwork.text.messages import hide
 from graftwork.text.patterns import (
     PATTERNS,
     Pattern,
@@ -30,7 +31,6 @@ from graftwork.text.patterns import (
     is_secret_name,
     may_name_secret,
 )
-from graftwork.text.unsaid import hide
 
 SECRET_KINDS = frozenset(pattern.kind for pattern in PATTERNS if pattern.secret)
 PERSONAL_KINDS = frozenset(pattern.kind for pattern in PATTERNS if not pattern.secret)

@@ -266,7 +266,7 @@ LONG_ENOUGH_TO_HANG = 120
 CHARACTERS_PER_TOKEN = 2.5
 
 
-def find_stand_in(reply: str) -> str | None:
+def find_placeholder(reply: str) -> str | None:
     """A reply that somebody or a test double put where an answer belongs."""
     text = reply.strip()
     if not text:
@@ -282,7 +282,7 @@ def find_stand_in(reply: str) -> str | None:
     return None
 
 
-def holds_stand_in(prompt: str) -> bool:
+def has_placeholder(prompt: str) -> bool:
     """Whether a prompt holds made-up content, such as `[Simulated content from ...]`."""
     return _MADE_UP.search(prompt) is not None
 

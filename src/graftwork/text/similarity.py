@@ -181,7 +181,7 @@ def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
     return Ragged(sets.values[at], kept)
 
 
-class Weights(NamedTuple):
+class RunWeights(NamedTuple):
     """What values weigh: the rarer among `total` sets, the more; one never seen as if seen once."""
 
     values: Array
@@ -201,16 +201,16 @@ class Weights(NamedTuple):
         return weighed
 
 
-NO_WEIGHTS = Weights(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int64), 0)
+NO_WEIGHTS = RunWeights(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int64), 0)
 """Every value weighs the same."""
 
 
-def weigh(sets: Ragged) -> Weights:
+def weigh(sets: Ragged) -> RunWeights:
     """Count the values of sets that are all different."""
     ordered = np.sort(sets.values)
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)])
     counts = np.diff(np.concatenate((starts, [len(ordered)])))
-    return Weights(ordered[starts], counts, int((np.diff(sets.offsets) > 0).sum()))
+    return RunWeights(ordered[starts], counts, int((np.diff(sets.offsets) > 0).sum()))
 
 
 class Measures(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 from graftwork.files.whole import folder_made_whole
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.secret import hide_login
-from graftwork.text.unsaid import leave_login_unsaid
+from graftwork.text.messages import redact_login
 from graftwork.train.checkpoint import (
     CONTENT,
     MANIFEST,
@@ -101,7 +101,7 @@ class Mirror:
                 return
 
     def _say(self, error: Exception) -> str:
-        return leave_login_unsaid(error, self._url)
+        return redact_login(error, self._url)
 
     def _fetch(self, folder: Path) -> None:
         there = self._steps()
@@ -259,7 +259,7 @@ class Mirror:
 
 def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
     return EnvironmentLacks(
-        f"the mirror cannot be read: {leave_login_unsaid(error, url)}",
+        f"the mirror cannot be read: {redact_login(error, url)}",
         why="there is no checkpoint here; without the mirror's the run would begin anew",
         fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
         where="train.run.mirror",
@@ -280,13 +280,13 @@ def open_url(url: str) -> tuple[Any, str]:
         files, root = url_to_fs(url)
     except ImportError as error:
         raise EnvironmentLacks(
-            f"a package for this kind of mirror is not installed: {leave_login_unsaid(error, url)}",
+            f"a package for this kind of mirror is not installed: {redact_login(error, url)}",
             fix="install it beside fsspec: s3fs for s3://, gcsfs for gs://",
             where=hide_login(url),
         ) from error
     except Exception as error:  # whatever a network library may raise
         raise UserMistake(
-            f"the mirror's address cannot be used: {leave_login_unsaid(error, url)}",
+            f"the mirror's address cannot be used: {redact_login(error, url)}",
             fix="give an fsspec URL such as s3://bucket/folder or file:///mnt/backup",
             where="train.run.mirror",
         ) from error

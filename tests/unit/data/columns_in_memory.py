@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.fingerprints import take_prints
+from graftwork.data.dedup.fingerprints import compute_fingerprints
 
 
 class Numbers(NamedTuple):
@@ -19,7 +19,7 @@ class ColumnsInMemory:
         self._blocks = [
             (
                 first,
-                take_prints(
+                compute_fingerprints(
                     [
                         row if self._passed[first + at] else None
                         for at, row in enumerate(self._rows[first : first + block])

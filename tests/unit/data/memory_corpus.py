@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graftwork.data.audit.report import audit_corpus
-from graftwork.data.audit.row_checks import Sight, check_row, find_fault, is_dropped, redact_row
+from graftwork.data.audit.row_checks import AuditContext, check_row, find_fault, is_dropped, redact_row
 from graftwork.data.settings import DataSettings
 from graftwork.records.dataset import InputFile
 from graftwork.records.interaction import Origin
@@ -132,7 +132,7 @@ def group_equal(corpus):
 
 
 def audit_rows(rows, *, faults=(), near=(), repeats=None, dealing=None, sight=None, **changes):
-    sight = sight or Sight(settings=DataSettings(**changes))
+    sight = sight or AuditContext(settings=DataSettings(**changes))
     corpus = MemoryCorpus(rows, sight=sight, faults=faults)
     return audit_corpus(
         corpus,

@@ -9,7 +9,7 @@ from memory_corpus import Dealing, Fault, MemoryCorpus, audit_rows, find_equal, 
 
 from graftwork.data.audit.findings import MOST_REASONS, MOST_ROWS, OTHER_REASONS
 from graftwork.data.audit.report import audit_corpus
-from graftwork.data.audit.row_checks import Sight
+from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.audit.row_findings import BUT_FOR_LENGTH
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Audit
@@ -272,14 +272,14 @@ def test_rules_that_need_labels_say_so():
     }
     labelled = good_rows(status="ok", group="a", model="m")
     assert [n.code for n in audit_rows(labelled).not_looked_for] == ["foreign_model"]
-    sight = Sight(settings=DataSettings(), base="m")
+    sight = AuditContext(settings=DataSettings(), base="m")
     assert audit_rows(labelled, sight=sight).not_looked_for == ()
 
 
 def test_rows_of_other_models_than_the_base_are_counted_by_model():
     rows = [*good_rows(model="smol"), make_row("Who are you?", "A large one.", line=15, model="large-9")]
     foreign = finding(
-        audit_rows(rows, sight=Sight(settings=DataSettings(), base="org/Smol")), "foreign_model"
+        audit_rows(rows, sight=AuditContext(settings=DataSettings(), base="org/Smol")), "foreign_model"
     )
     assert (foreign.severity, foreign.count, foreign.reasons) == ("info", 1, {"large-9": 1})
     assert finding(audit_rows(rows), "foreign_model").reasons == {"smol": 14, "large-9": 1}
@@ -288,8 +288,8 @@ def test_rows_of_other_models_than_the_base_are_counted_by_model():
 
 def test_reasoning_where_the_base_writes_none_is_a_warning():
     thinks = make_row("How many?", "<think>Two and two.</think>Four.")
-    plain = Sight(settings=DataSettings(), base="b", base_reasons=False)
-    reasons = Sight(settings=DataSettings(), base="b", base_reasons=True)
+    plain = AuditContext(settings=DataSettings(), base="b", base_reasons=False)
+    reasons = AuditContext(settings=DataSettings(), base="b", base_reasons=True)
     assert finding(audit_rows([thinks], sight=plain), "foreign_model").severity == "warning"
     assert "foreign_model" not in codes(audit_rows([thinks], sight=reasons))
     # Rows that reason beside rows that do not teach neither.
@@ -356,7 +356,7 @@ def test_examples_do_not_depend_on_the_order_of_the_rows():
 
 def test_a_large_corpus_is_never_read_back_as_a_whole():
     rows = [make_row(f"What is it {n % 7}?", "Mock response", line=n + 1) for n in range(3000)]
-    sight = Sight(settings=DataSettings())
+    sight = AuditContext(settings=DataSettings())
     corpus = MemoryCorpus(rows, sight=sight)
     repeats, dealing = find_equal(corpus), group_equal(corpus)
     corpus.read_places = 0

@@ -3,9 +3,9 @@
 import pytest
 from data_rows import THINGS, WordRenderer, chat, write_log
 
-from graftwork.data.audit.row_checks import Sight, find_refusal, is_confirmed
+from graftwork.data.audit.row_checks import AuditContext, find_refusal, is_confirmed
 from graftwork.data.inspect.trace import trace
-from graftwork.data.prepare import Base, audit_files, prepare
+from graftwork.data.prepare import RenderTarget, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
 from graftwork.records.capture import TRY_OUT_SESSION, Capture
@@ -49,8 +49,8 @@ def make(tmp_path, captured, *, logged=LOGGED, captures=None, **changes):
     (tmp_path / "work").mkdir(exist_ok=True)
     settings = DataSettings(**chosen, captures=captures or CaptureSettings())
     made = prepare(
-        Sight(settings=settings),
-        base=Base("base", "f", WordRenderer()),
+        AuditContext(settings=settings),
+        base=RenderTarget("base", "f", WordRenderer()),
         work=tmp_path / "work",
         out=tmp_path / "out",
         root=tmp_path,

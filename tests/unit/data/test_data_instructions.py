@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.data.dedup import boilerplate
-from graftwork.data.dedup.boilerplate import find_instructions
+from graftwork.data.dedup.boilerplate import mark_boilerplate
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import group_and_deal
+from graftwork.data.split.assignment import assign_splits
 
 SETTINGS = DataSettings(validation=0.1, test=0.2)
 WORDS = [
@@ -37,13 +37,13 @@ def columns_of(questions):
 def marks_of(questions):
     columns = columns_of(questions)
     passed = columns.column("passed")
-    return find_instructions(columns, passed=passed, turns=columns.column("turn"))
+    return mark_boilerplate(columns, passed=passed, turns=columns.column("turn"))
 
 
 def test_a_log_that_is_read_behind_another_is_not_taken_for_one_question():
     other = [f"Tell me of {subject}." for subject in subjects(300)]
     late = [f"Explain {subject}.\nGive your answer as one JSON object." for subject in subjects(40, start=7)]
-    dealing = group_and_deal(columns_of([*other, *late]), settings=SETTINGS)
+    dealing = assign_splits(columns_of([*other, *late]), settings=SETTINGS)
     assert len(set(dealing.group[300:].tolist())) > 20
 
 

@@ -6,7 +6,7 @@ from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import group_and_deal
+from graftwork.data.split.assignment import assign_splits
 from graftwork.data.split.leakage import find_leaks, require_no_leak
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
@@ -61,7 +61,7 @@ PLANTED = {
 
 def plant(kind):
     columns = ColumnsInMemory([*OTHERS, *PLANTED[kind]], settings=SETTINGS)
-    return columns, group_and_deal(columns, settings=SETTINGS)
+    return columns, assign_splits(columns, settings=SETTINGS)
 
 
 def leaks_of(columns, dealing, kept=None):
@@ -94,7 +94,7 @@ def test_the_copy_of_a_row_that_is_not_kept_leaks_in_its_place():
     first, alike = PLANTED["alike_line"]
     copy = first.model_copy(update={"reply": "another answer"})
     columns = ColumnsInMemory([*OTHERS, first, alike, copy], settings=SETTINGS)
-    dealing = group_and_deal(columns, settings=SETTINGS)
+    dealing = assign_splits(columns, settings=SETTINGS)
     dealing.split[-3:] = (TRAIN, TEST, TRAIN)
     kept = np.ones(columns.rows, dtype=bool)
     kept[-3] = False

@@ -4,9 +4,9 @@ from columns_in_memory import ColumnsInMemory
 from data_rows import THINGS, make_row
 
 from graftwork.data.dedup import paraphrases
-from graftwork.data.dedup.paraphrases import MEANS_THE_SAME, find_embedder
+from graftwork.data.dedup.paraphrases import SAME_MEANING, find_embedder
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import Decided, group_and_deal
+from graftwork.data.split.assignment import KnownAssignment, assign_splits
 from graftwork.data.split.leakage import find_leaks
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import EnvironmentLacks
@@ -33,7 +33,7 @@ class BySubject:
 def deal(*questions, embedder):
     rows = [*OTHERS, *(make_row(question) for question in questions)]
     columns = ColumnsInMemory(rows, settings=SETTINGS)
-    return columns, group_and_deal(columns, settings=SETTINGS, embedder=embedder)
+    return columns, assign_splits(columns, settings=SETTINGS, embedder=embedder)
 
 
 def test_questions_that_mean_the_same_share_a_group_and_cannot_leak():
@@ -71,8 +71,8 @@ def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeyp
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
     columns, anew = deal(*asked, embedder=BySubject())
     _, before = deal(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
-    known = Decided(*before, np.ones(len(before.split), dtype=bool))
-    went_on = group_and_deal(columns, settings=SETTINGS, embedder=BySubject(), known=known)
+    known = KnownAssignment(*before, np.ones(len(before.split), dtype=bool))
+    went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), known=known)
     assert went_on.split.tolist() == anew.split.tolist()
     assert went_on.group.tolist() == anew.group.tolist()
     kept = np.ones(columns.rows, dtype=bool)
@@ -101,5 +101,5 @@ def test_the_installed_embedder_tells_a_paraphrase_from_another_subject():
     one, same, other = embedder.embed(
         ["What does the resin printer cost?", "How much do you charge for the resin printer?", "Who are you?"]
     )
-    assert one @ same >= MEANS_THE_SAME > one @ other
+    assert one @ same >= SAME_MEANING > one @ other
     assert np.linalg.norm(one) == pytest.approx(1, abs=1e-5)

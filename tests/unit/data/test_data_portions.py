@@ -13,15 +13,15 @@ from rich.console import Console
 from graftwork.cli.show.portions import portions_as_json, show_portions
 from graftwork.data.settings import ModelSettings
 from graftwork.data.split.model_subsets import (
-    NOT_ITS_OWN,
+    NOT_SELECTED,
     RL,
     TEST,
     TRAIN,
     VALIDATION,
-    Facts,
-    divide,
+    KeptRows,
     find_unmatched,
-    portion_table,
+    select_subsets,
+    summarize_subsets,
 )
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import UserMistake
@@ -34,7 +34,7 @@ def make_facts(count=3000, *, seed=1, groups=None):
     """Rows in groups; the split goes by group, as in a corpus."""
     chance = np.random.default_rng(seed)
     group = chance.integers(0, groups or max(count // 3, 1), count)
-    return Facts(
+    return KeptRows(
         role=chance.integers(-1, len(ROLES), count).astype(np.int32),
         role_names=ROLES,
         domain=chance.integers(-1, len(DOMAINS), count).astype(np.int32),
@@ -53,7 +53,7 @@ def cut(facts, rows):
 
 
 def divide_one(facts, *, seed=0, **model):
-    [portion] = divide(facts, {"m": ModelSettings.model_validate(model)}, seed=seed)
+    [portion] = select_subsets(facts, {"m": ModelSettings.model_validate(model)}, seed=seed)
     return portion
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_names_nothing_gets_every_row_in_its_split():
 @settings(max_examples=60, deadline=None)
 def test_what_is_held_out_for_one_model_is_trained_on_by_none(models, seed, rows):
     facts = make_facts(400, seed=rows)
-    for portion in divide(facts, models, seed=seed):
+    for portion in select_subsets(facts, models, seed=seed):
         learned = (portion.split == TRAIN) | (portion.split == RL)
         assert (facts.split[learned] == TRAIN).all()
         for held_out in (VALIDATION, TEST):
@@ -100,14 +100,14 @@ def test_what_is_held_out_for_one_model_is_trained_on_by_none(models, seed, rows
         groups = {split: set(facts.group[portion.split == split].tolist()) for split in range(4)}
         assert not groups[TRAIN] & (groups[VALIDATION] | groups[TEST] | groups[RL])
         assert not groups[RL] & (groups[VALIDATION] | groups[TEST])
-        assert not portion.own[portion.split == NOT_ITS_OWN].any()
+        assert not portion.own[portion.split == NOT_SELECTED].any()
 
 
 @given(MODELS, st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
 def test_the_replayed_share_is_the_one_asked_for_or_all_there_is(model, seed):
     facts = make_facts(900, seed=seed)
-    [portion] = divide(facts, {"m": model}, seed=seed)
+    [portion] = select_subsets(facts, {"m": model}, seed=seed)
     trained = portion.split == TRAIN
     own, replayed = np.count_nonzero(trained & portion.own), np.count_nonzero(trained & ~portion.own)
     asked = round(own * model.replay / (1 - model.replay))
@@ -124,7 +124,7 @@ def test_own_rows_are_those_that_match_every_key_that_is_named():
     portion = divide_one(facts, keep={"role": ["coder", "judge"], "stage": [2]})
     wanted = np.isin(facts.role, [1, 2]) & (facts.stage == 2)
     assert (portion.own == wanted).all()
-    assert ((portion.split != NOT_ITS_OWN) == wanted).all()
+    assert ((portion.split != NOT_SELECTED) == wanted).all()
 
 
 def test_rows_logged_later_take_the_place_of_few_replayed_ones():
@@ -182,7 +182,7 @@ def test_weights_go_by_role_and_touch_nothing_that_is_held_out():
         assert (portion.weight[rows] == weight).all()
     held_out = (portion.split == VALIDATION) | (portion.split == TEST)
     assert (portion.weight[held_out] == 1).all()
-    assert (portion.weight[portion.split == NOT_ITS_OWN] == 0).all()
+    assert (portion.weight[portion.split == NOT_SELECTED] == 0).all()
 
 
 def test_groups_may_be_numbered_by_any_64_bits():
@@ -206,7 +206,7 @@ def test_groups_may_be_numbered_by_any_64_bits():
 )
 def test_a_filter_that_matches_nothing_names_model_key_and_what_there_is(keep, key, exist):
     with pytest.raises(UserMistake) as caught:
-        divide(make_facts(), {"special": ModelSettings.model_validate({"keep": keep})}, seed=0)
+        select_subsets(make_facts(), {"special": ModelSettings.model_validate({"keep": keep})}, seed=0)
     assert caught.value.where == f"models.special.keep.{key}"
     assert exist in caught.value.why
     assert caught.value.fix
@@ -241,7 +241,7 @@ def test_no_rows_at_all_are_divided_into_nothing():
     facts = make_facts(0)
     portion = divide_one(facts, replay=0.5, rl=0.5)
     assert len(portion.split) == 0
-    assert portion_table([portion], facts)[0].own == 0
+    assert summarize_subsets([portion], facts)[0].own == 0
 
 
 def test_the_table_counts_every_row_once_and_reads_as_json():
@@ -252,7 +252,7 @@ def test_the_table_counts_every_row_once_and_reads_as_json():
             {"keep": {"role": ["coder"]}, "replay": 0.2, "weights": {"coder": 2}}
         ),
     }
-    main, coder = portion_table(divide(facts, models, seed=0), facts)
+    main, coder = summarize_subsets(select_subsets(facts, models, seed=0), facts)
     assert main.own + main.rl + main.validation + main.test == len(facts.split)
     assert main.replayed == 0
     assert sum(main.stages.values()) + main.without_stage == main.own

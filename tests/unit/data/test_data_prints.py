@@ -14,7 +14,7 @@ from graftwork.data.dedup.fingerprints import (
     LINES,
     NEAR,
     TURN,
-    take_prints,
+    compute_fingerprints,
 )
 from graftwork.data.settings import DataSettings
 
@@ -23,7 +23,7 @@ LONG = " ".join(f"word{n}" for n in range(60))
 
 
 def prints_of(*rows, **settings):
-    return take_prints(rows, settings=DataSettings(**settings))
+    return compute_fingerprints(rows, settings=DataSettings(**settings))
 
 
 def values_of(prints, name, place):
@@ -126,7 +126,7 @@ def test_prints_are_the_same_in_another_process():
 
 
 def test_every_column_has_a_value_for_every_row():
-    prints = take_prints([make_row(thing) for thing in THINGS], settings=SETTINGS)
+    prints = compute_fingerprints([make_row(thing) for thing in THINGS], settings=SETTINGS)
     assert {len(column) for column in prints.fixed.values()} == {len(THINGS)}
     assert {column.dtype for column in prints.fixed.values()} == {np.dtype(np.uint64)}
     assert {len(offsets) for _, offsets in prints.ragged.values()} == {len(THINGS) + 1}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.dedup.boilerplate import open_windows
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import NOT_DEALT, draw, group_and_deal
+from graftwork.data.split.assignment import UNASSIGNED, assign_splits, draw
 from graftwork.data.split.leakage import find_leaks
 from graftwork.records.interaction import CaptureOrigin, Message
 
@@ -20,7 +20,7 @@ EARLIER = [make_row(f"{name} {name}ing {name}ed {name}s?") for name in "bdfghjkl
 
 
 def deal(rows, *, passed=None, block=7, chosen=SETTINGS):
-    return group_and_deal(ColumnsInMemory(rows, settings=chosen, passed=passed, block=block), settings=chosen)
+    return assign_splits(ColumnsInMemory(rows, settings=chosen, passed=passed, block=block), settings=chosen)
 
 
 def groups_of(*questions):
@@ -174,7 +174,7 @@ def test_a_row_that_would_join_two_splits_is_set_aside_by_name():
         update={"messages": (*rows[one].messages, Message(role="user", content=rows[other].question))}
     )
     dealing = deal([*rows, bridge, bridge])
-    assert dealing.split.tolist() == [*split, NOT_DEALT, NOT_DEALT]
+    assert dealing.split.tolist() == [*split, UNASSIGNED, UNASSIGNED]
     assert dealing.aside == {len(rows): (one, other), len(rows) + 1: (one, other)}
     assert dealing.group[-1] == -1
 
@@ -182,7 +182,7 @@ def test_a_row_that_would_join_two_splits_is_set_aside_by_name():
 def test_rows_that_did_not_pass_are_not_dealt():
     rows = [make_row("a b c?"), make_row("a b c?"), make_row("d e f?")]
     dealing = deal(rows, passed=[True, False, True])
-    assert dealing.split[1] == NOT_DEALT
+    assert dealing.split[1] == UNASSIGNED
     assert dealing.group.tolist()[1] == -1
     assert not dealing.aside
 
@@ -241,10 +241,10 @@ def test_rows_that_are_logged_later_move_no_row(rows, chosen, data):
 @settings(max_examples=20, deadline=None)
 def test_groups_are_not_divided_and_nothing_leaks(rows, chosen):
     columns = ColumnsInMemory(rows, settings=chosen)
-    dealing = group_and_deal(columns, settings=chosen)
+    dealing = assign_splits(columns, settings=chosen)
     splits_of = {}
     for group, split in zip(dealing.group.tolist(), dealing.split.tolist(), strict=True):
-        assert (group == -1) == (split == NOT_DEALT)
+        assert (group == -1) == (split == UNASSIGNED)
         splits_of.setdefault(group, set()).add(split)
     assert all(len(splits) == 1 for splits in splits_of.values())
     for one, other in dealing.aside.values():
@@ -271,7 +271,7 @@ def test_long_logs_are_stable_and_do_not_leak_either(data):
         rows.append(row)
     cut = random.randint(0, len(rows))
     columns = ColumnsInMemory(rows, settings=SETTINGS, block=40)
-    dealing = group_and_deal(columns, settings=SETTINGS)
+    dealing = assign_splits(columns, settings=SETTINGS)
     assert deal(rows[:cut]).split.tolist() == dealing.split.tolist()[:cut]
     assert find_leaks(columns, dealing, np.ones(len(rows), dtype=bool), settings=SETTINGS) == []
 

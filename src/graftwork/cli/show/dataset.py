@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.text import Text
 
 from graftwork.cli.show.tables import print_line, quote, safe, table
-from graftwork.data.export.sink import Export
+from graftwork.data.export.sink import ExportRecord
 from graftwork.data.inspect.diff import DatasetDiff, RowChanges
-from graftwork.data.inspect.rows import Piece, ShownRow
-from graftwork.data.inspect.trace import Place, Trace, TracedDrop, TracedRow, TracedToken
+from graftwork.data.inspect.rows import ShownRow, TextPiece
+from graftwork.data.inspect.trace import RowPlace, Trace, TracedDrop, TracedRow, TracedToken
 
 LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
 TRAINED, CONTROL, BOUNDARY = "bold green", "dim", "bright_black"
@@ -59,7 +59,7 @@ def show_diff(console: Console, diff: DatasetDiff) -> None:
     _show_totals(console, diff)
 
 
-def show_export(console: Console, export: Export, *, folder: Path) -> None:
+def show_export(console: Console, export: ExportRecord, *, folder: Path) -> None:
     files = table("file", "rows", "sha256", right=("rows",))
     for file in export.files:
         files.add_row(quote(file.file), "" if file.rows is None else f"{file.rows:,}", file.sha256[:12])
@@ -123,7 +123,7 @@ def _show_traced_drop(console: Console, traced: TracedDrop) -> None:
     console.print(rows)
 
 
-def _origin(place: Place) -> str:
+def _origin(place: RowPlace) -> str:
     return quote(place.origin)
 
 
@@ -171,7 +171,7 @@ def _value(value: Any) -> str:
     return quote(text if len(text) <= 60 else f"{text[:57]}…")
 
 
-def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
+def _colour(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
     text = Text()
     for piece in pieces:
         style = TRAINED if piece.trained else CONTROL if piece.control else ""
@@ -181,7 +181,7 @@ def _colour(pieces: tuple[Piece, ...], by_token: bool) -> Text:
     return text
 
 
-def _mark(pieces: tuple[Piece, ...], by_token: bool) -> Text:
+def _mark(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
     """The same without colours."""
     parts, trained = [], False
     for piece in pieces:

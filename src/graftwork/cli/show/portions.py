@@ -8,13 +8,13 @@ from rich.console import Console
 from graftwork.cli.show.tables import print_line, quote, table
 
 if TYPE_CHECKING:
-    from graftwork.data.split.model_subsets import PortionSummary, Unmatched
+    from graftwork.data.split.model_subsets import SubsetSummary, UnmatchedValue
 
 FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
 
 
 def show_portions(
-    console: Console, portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
+    console: Console, portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
 ) -> None:
     stages = sorted({stage for portion in portions for stage in portion.stages})
     named = tuple(f"s{stage}" for stage in stages)
@@ -42,7 +42,7 @@ def show_portions(
 
 
 def portions_as_json(
-    portions: "Sequence[PortionSummary]", *, unmatched: "Sequence[Unmatched]" = ()
+    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
 ) -> dict[str, Any]:
     return {
         "portions": [portion.model_dump(mode="json") for portion in portions],

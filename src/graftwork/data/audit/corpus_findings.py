@@ -10,11 +10,11 @@ from graftwork.data.audit.findings import (
     DUPLICATE,
     MOST_ROWS,
     NEAR_DUPLICATE,
-    PROMPT_PRINT,
-    REPLY_PRINT,
-    Facts,
+    PROMPT_FINGERPRINT,
+    REPLY_FINGERPRINT,
+    AuditFacts,
     count_rows,
-    find_placed,
+    finding_from_rows,
     make_finding,
     show_row,
 )
@@ -41,14 +41,14 @@ MOST_NAMED = 8
 KINDS = {"group": "roles", "domain": "domains"}
 
 
-def find_imbalance(facts: Facts) -> Iterator[Finding]:
+def find_imbalance(facts: AuditFacts) -> Iterator[Finding]:
     for label, kind in KINDS.items():
         yield from _find_rare(facts, label, kind)
         yield from _find_dominant(facts, label)
     yield from _find_same_reply(facts)
 
 
-def _find_rare(facts: Facts, label: str, kind: str) -> Iterator[Finding]:
+def _find_rare(facts: AuditFacts, label: str, kind: str) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels(label)
@@ -63,7 +63,7 @@ def _find_rare(facts: Facts, label: str, kind: str) -> Iterator[Finding]:
         f"{names[number]} {usable[number]} of {logged[number]}" for number in ordered[:MOST_NAMED]
     )
     more = f" and {len(rare) - MOST_NAMED} more" if len(rare) > MOST_NAMED else ""
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         "rare_group",
         "warning",
@@ -77,7 +77,7 @@ def _find_rare(facts: Facts, label: str, kind: str) -> Iterator[Finding]:
     )
 
 
-def _find_dominant(facts: Facts, label: str) -> Iterator[Finding]:
+def _find_dominant(facts: AuditFacts, label: str) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels(label)
@@ -86,7 +86,7 @@ def _find_dominant(facts: Facts, label: str) -> Iterator[Finding]:
     if rows < ENOUGH_ROWS or np.count_nonzero(counts) < 2 or counts.max() <= LARGEST_SHARE * rows:
         return
     largest = int(counts.argmax())
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         "imbalance",
         "info",
@@ -98,16 +98,18 @@ def _find_dominant(facts: Facts, label: str) -> Iterator[Finding]:
     )
 
 
-def _find_same_reply(facts: Facts) -> Iterator[Finding]:
+def _find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     usable = np.flatnonzero(facts.usable)
     if len(usable) < ENOUGH_ROWS:
         return
-    _, number, counts = np.unique(facts.prints(REPLY_PRINT)[usable], return_inverse=True, return_counts=True)
+    _, number, counts = np.unique(
+        facts.prints(REPLY_FINGERPRINT)[usable], return_inverse=True, return_counts=True
+    )
     most = int(counts.argmax())
     if counts[most] > SAME_REPLY_SHARE * len(usable):
-        yield find_placed(
+        yield finding_from_rows(
             facts,
             "imbalance",
             "info",
@@ -126,11 +128,11 @@ _CONFLICTS_DONE = {
 }
 
 
-def find_repeated(facts: Facts) -> Iterator[Finding]:
+def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
     kept = f"`graft data prepare` keeps the {facts.settings.keep_duplicate} of each (data.keep_duplicate)"
     same = _places_of(facts, DUPLICATE)
     if len(same):
-        yield find_placed(
+        yield finding_from_rows(
             facts,
             "duplicate",
             "warning",
@@ -142,7 +144,7 @@ def find_repeated(facts: Facts) -> Iterator[Finding]:
         )
     near = _places_of(facts, NEAR_DUPLICATE)
     if len(near):
-        yield find_placed(
+        yield finding_from_rows(
             facts,
             "near_duplicate",
             "warning",
@@ -155,14 +157,14 @@ def find_repeated(facts: Facts) -> Iterator[Finding]:
     yield from _find_conflicts(facts)
 
 
-def find_conflicting(facts: Facts, among: "NDArray[np.bool_]") -> "NDArray[Any]":
+def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[Any]":
     """The places of all rows whose prompt stands before different replies, rows of one prompt together.
 
     Prompts follow each other by their first row.
     """
     import numpy as np
 
-    prompts = facts.prints(PROMPT_PRINT)
+    prompts = facts.prints(PROMPT_FINGERPRINT)
     # Most prompts stand once: what follows is only about the others.
     ordered = np.sort(prompts[among])
     several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -170,7 +172,7 @@ def find_conflicting(facts: Facts, among: "NDArray[np.bool_]") -> "NDArray[Any]"
         return np.zeros(0, dtype=np.int64)
     at = np.minimum(np.searchsorted(several, prompts), len(several) - 1)
     places = np.flatnonzero(among & (several[at] == prompts))
-    prompts, replies = prompts[places], facts.prints(REPLY_PRINT)[places]
+    prompts, replies = prompts[places], facts.prints(REPLY_FINGERPRINT)[places]
     _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
     order = np.lexsort((replies, number))
     new = (number[order][1:] == number[order][:-1]) & (replies[order][1:] != replies[order][:-1])
@@ -180,15 +182,15 @@ def find_conflicting(facts: Facts, among: "NDArray[np.bool_]") -> "NDArray[Any]"
     return places[inside[np.lexsort((inside, first[number[inside]]))]]
 
 
-def _find_conflicts(facts: Facts) -> Iterator[Finding]:
+def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
     places = find_conflicting(facts, facts.passed)
-    logged = find_conflicting(facts, facts.prints(PROMPT_PRINT) != 0)
+    logged = find_conflicting(facts, facts.prints(PROMPT_FINGERPRINT) != 0)
     if not len(logged):
         return
     title = count_rows(len(places), "share a prompt with a row that has another reply")
     if len(logged) > len(places):
         title += f" ({len(logged):,} in the log as it is, before unfit rows are dropped)"
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         "conflicting_answers",
         "warning" if len(places) else "info",
@@ -201,13 +203,13 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _places_of(facts: Facts, step: int) -> "NDArray[Any]":
+def _places_of(facts: AuditFacts, step: int) -> "NDArray[Any]":
     import numpy as np
 
     return np.flatnonzero(facts.repeats.step == step)
 
 
-def _kept(facts: Facts, place: int) -> str:
+def _kept(facts: AuditFacts, place: int) -> str:
     instead = int(facts.repeats.instead[place])
     return "another row" if instead < 0 else str(facts.corpus.origin(instead))
 
@@ -218,14 +220,14 @@ MOST_SHOWN = 4
 MOST_CHARACTERS = 400
 
 
-class _Found(NamedTuple):
+class _FoundCluster(NamedTuple):
     kind: ClusterKind
     size: int
     places: list[int]
     shown: list[int]
 
 
-def find_clusters(facts: Facts) -> tuple[Cluster, ...]:
+def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
     """The largest first; those that contradict themselves before those that only repeat."""
     weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
     found = [
@@ -247,7 +249,7 @@ def find_clusters(facts: Facts) -> tuple[Cluster, ...]:
     )
 
 
-def _find_repeated(facts: Facts, kind: ClusterKind, step: int) -> Iterator[_Found]:
+def _find_repeated(facts: AuditFacts, kind: ClusterKind, step: int) -> Iterator[_FoundCluster]:
     """A row that stays, and the rows that go for it."""
     import numpy as np
 
@@ -257,19 +259,19 @@ def _find_repeated(facts: Facts, kind: ClusterKind, step: int) -> Iterator[_Foun
         places = [kept, *map(int, members[: MOST_CLUSTER_ROWS - 1])]
         # Rows that are the same need to be read once.
         shown = places[:1] if kind == "duplicate" else places[:MOST_SHOWN]
-        yield _Found(kind, len(members) + 1, places, shown)
+        yield _FoundCluster(kind, len(members) + 1, places, shown)
 
 
-def _cluster_conflicts(facts: Facts) -> Iterator[_Found]:
+def _cluster_conflicts(facts: AuditFacts) -> Iterator[_FoundCluster]:
     import numpy as np
 
-    conflicting = find_conflicting(facts, facts.prints(PROMPT_PRINT) != 0)
-    replies = facts.prints(REPLY_PRINT)
-    for members in _largest_runs(conflicting, facts.prints(PROMPT_PRINT)[conflicting]):
+    conflicting = find_conflicting(facts, facts.prints(PROMPT_FINGERPRINT) != 0)
+    replies = facts.prints(REPLY_FINGERPRINT)
+    for members in _largest_runs(conflicting, facts.prints(PROMPT_FINGERPRINT)[conflicting]):
         _, first = np.unique(replies[members], return_index=True)
         shown = [int(members[at]) for at in sorted(first)[:MOST_SHOWN]]
         places = [int(place) for place in members[:MOST_CLUSTER_ROWS]]
-        yield _Found("conflicting_answers", len(members), places, shown)
+        yield _FoundCluster("conflicting_answers", len(members), places, shown)
 
 
 def _largest_runs(places: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDArray[Any]]":
@@ -312,7 +314,7 @@ class Sides(NamedTuple):
     held_out: "NDArray[np.bool_]"
 
 
-def find_split_leaks(facts: Facts) -> Iterator[Finding]:
+def find_split_leaks(facts: AuditFacts) -> Iterator[Finding]:
     sides = find_sides(facts)
     if sides.trained.any() and sides.held_out.any():
         yield from _find_leaked(facts, sides)
@@ -331,7 +333,7 @@ def name_side(name: str) -> Side | None:
     return None
 
 
-def find_sides(facts: Facts) -> Sides:
+def find_sides(facts: AuditFacts) -> Sides:
     """Which rows are on which side: as the row says, else as its file is called."""
     import numpy as np
 
@@ -360,11 +362,11 @@ def expect_leaks(sizes: "NDArray[Any]", *, held_out: float) -> float:
     return float((sizes * held_out * (1 - held_out ** (sizes - 1.0))).sum())
 
 
-def _find_leaked(facts: Facts, sides: Sides) -> Iterator[Finding]:
+def _find_leaked(facts: AuditFacts, sides: Sides) -> Iterator[Finding]:
     import numpy as np
 
     twin = np.full(facts.corpus.rows, -1, dtype=np.int64)
-    groups, prints = facts.dealing.group, facts.prints(PROMPT_PRINT)
+    groups, prints = facts.dealing.group, facts.prints(PROMPT_FINGERPRINT)
     keys: tuple[tuple[NDArray[Any], NDArray[np.bool_]], ...] = ((groups, groups >= 0), (prints, prints != 0))
     for key, known in keys:
         trained = np.flatnonzero(sides.trained & known)
@@ -379,7 +381,7 @@ def _find_leaked(facts: Facts, sides: Sides) -> Iterator[Finding]:
         held_out = int(sides.held_out.sum())
         split_by = facts.settings.split_by
         met = "asked" if split_by == "question" else "met"
-        yield find_placed(
+        yield finding_from_rows(
             facts,
             "split_leak",
             "blocker",
@@ -393,7 +395,7 @@ def _find_leaked(facts: Facts, sides: Sides) -> Iterator[Finding]:
         )
 
 
-def _find_random_leak(facts: Facts) -> Iterator[Finding]:
+def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     """Rows whose question stands in another row too: dealt one by one, they land on both sides."""
     import numpy as np
 
@@ -411,14 +413,14 @@ def _find_random_leak(facts: Facts) -> Iterator[Finding]:
         count_rows(len(places), say_like_another(settings.split_by, "another row"))
         + f": a random split would put about {expected:,.0f} of them into the test beside a trained twin"
     )
-    prints = facts.prints(PROMPT_PRINT)
+    prints = facts.prints(PROMPT_FINGERPRINT)
     _, logged = np.unique(prints[prints != 0], return_counts=True)
     before = expect_leaks(logged[logged > 1], held_out=settings.test)
     if before > expected + 1:
         title += f" (about {before:,.0f} from the log as it is, before unfit rows are dropped)"
     if sides.trained.any() or sides.held_out.any():
         title += f"; not looked for: {say_missing_side(sides)}"
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         "split_leak",
         "warning",
@@ -436,7 +438,7 @@ LARGE_GROUP = 30
 """A log of fewer rows that ask alike is small rather than one-sided."""
 
 
-def find_unusable(facts: Facts) -> Iterator[Finding]:
+def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
     if facts.usable.any():
         yield from _find_empty_split(facts)
         return
@@ -455,7 +457,7 @@ def find_unusable(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _find_empty_split(facts: Facts) -> Iterator[Finding]:
+def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
     """One large group of rows that ask alike, which no split may share, so that another split gets none."""
     import numpy as np
 
@@ -473,7 +475,7 @@ def _find_empty_split(facts: Facts) -> Iterator[Finding]:
     if not empty or sizes[largest] < LARGE_GROUP:
         return
     places = np.flatnonzero(groups == largest)
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         "empty_split",
         "blocker",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from graftwork.data.audit.row_checks import Note, Sight, redact_row, show_start
+from graftwork.data.audit.row_checks import AuditContext, Note, redact_row, show_start
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Example, Finding, ReadableRow, Severity
 from graftwork.records.dataset import InputFile
@@ -36,18 +36,18 @@ MOST_REASONS = 40
 OTHER_REASONS = "other reasons"
 
 
-class Shown(NamedTuple):
+class ShownNote(NamedTuple):
     place: int
     text: str
 
 
 @dataclass
-class Tallied:
+class NoteCount:
     """What was noted under one code. A row counts once, whatever is noted about it."""
 
     count: int = 0
     places: list[int] = field(default_factory=list)
-    shown: list[Shown] = field(default_factory=list)
+    shown: list[ShownNote] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     last: int = -1
 
@@ -61,7 +61,7 @@ class Tallied:
         if len(self.places) < MOST_ROWS:
             self.places.append(place)
         if len(self.shown) < MOST_EXAMPLES:
-            self.shown.append(Shown(place, quote(note.reason, note.excerpt)))
+            self.shown.append(ShownNote(place, quote(note.reason, note.excerpt)))
 
     def sort_reasons(self) -> dict[str, int]:
         """The most frequent first; nothing where every row has a reason of its own."""
@@ -75,23 +75,23 @@ class Tallied:
         return f"{named} …" if len(reasons) > most else named
 
 
-class Tally:
+class NoteCounts:
     """What was noted, by code."""
 
     def __init__(self, notes: Iterable[tuple[int, Note]] = ()) -> None:
-        self._by_code: dict[str, Tallied] = {}
+        self._by_code: dict[str, NoteCount] = {}
         for place, note in notes:
             tallied = self._by_code.get(note.code)
             if tallied is None:
-                tallied = self._by_code[note.code] = Tallied()
+                tallied = self._by_code[note.code] = NoteCount()
             tallied.add(place, note)
 
-    def __getitem__(self, code: str) -> Tallied:
-        return self._by_code.get(code, Tallied())
+    def __getitem__(self, code: str) -> NoteCount:
+        return self._by_code.get(code, NoteCount())
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergedFaults:
     """Faults and notes of one kind together."""
 
     count: int
@@ -100,7 +100,7 @@ class Merged:
     reasons: dict[str, int]
 
 
-def merge_faults(facts: "Facts", code: str, *, noted: str | None = None) -> Merged:
+def merge_faults(facts: "AuditFacts", code: str, *, noted: str | None = None) -> MergedFaults:
     """The unreadable rows of a code, and behind them the readable ones with such a note."""
     count = 0
     rows: list[Origin] = []
@@ -130,7 +130,7 @@ def merge_faults(facts: "Facts", code: str, *, noted: str | None = None) -> Merg
     ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
     if others:
         ordered[OTHER_REASONS] = others
-    return Merged(count, tuple(rows), tuple(examples), ordered)
+    return MergedFaults(count, tuple(rows), tuple(examples), ordered)
 
 
 def quote(reason: str, excerpt: str) -> str:
@@ -139,7 +139,7 @@ def quote(reason: str, excerpt: str) -> str:
 
 CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
 # The columns with the prints of the whole prompt and of the reply: equal where those are alike.
-PROMPT_PRINT, REPLY_PRINT = "prompt", "reply"
+PROMPT_FINGERPRINT, REPLY_FINGERPRINT = "prompt", "reply"
 
 
 class Unreadable(Protocol):
@@ -153,7 +153,7 @@ class Unreadable(Protocol):
     def message(self) -> str: ...
 
 
-class Corpus(Protocol):
+class AuditedCorpus(Protocol):
     """The readable rows in the order of sight, as columns.
 
     Labels are numbers, -1 for none, and the names that they number; faults come with the hashes of
@@ -172,7 +172,7 @@ class Corpus(Protocol):
     def origin(self, place: int) -> Origin: ...
 
 
-class Repeats(Protocol):
+class RepeatColumns(Protocol):
     """For each row the place of the one that stays instead, or -1, and the step that says so, or 0."""
 
     @property
@@ -181,7 +181,7 @@ class Repeats(Protocol):
     def step(self) -> "NDArray[np.uint8]": ...
 
 
-class Dealing(Protocol):
+class SplitColumns(Protocol):
     """For each row its split, and the place of the founder of its group: rows of one group ask alike."""
 
     @property
@@ -191,12 +191,12 @@ class Dealing(Protocol):
 
 
 @dataclass(frozen=True)
-class Facts:
-    corpus: Corpus
-    repeats: Repeats
-    dealing: Dealing
-    tally: Tally
-    sight: Sight
+class AuditFacts:
+    corpus: AuditedCorpus
+    repeats: RepeatColumns
+    dealing: SplitColumns
+    tally: NoteCounts
+    sight: AuditContext
 
     @property
     def settings(self) -> DataSettings:
@@ -258,8 +258,8 @@ def make_finding(
     )
 
 
-def find_noted(
-    facts: Facts,
+def finding_from_notes(
+    facts: AuditFacts,
     code: str,
     severity: Severity,
     *,
@@ -284,8 +284,8 @@ def find_noted(
     )
 
 
-def find_placed(
-    facts: Facts,
+def finding_from_rows(
+    facts: AuditFacts,
     code: str,
     severity: Severity,
     places: "NDArray[Any]",
@@ -323,7 +323,7 @@ def count_rows(count: int, what: str) -> str:
     return f"{count:,} rows {what}"
 
 
-def mend(setting: str, *, on: bool, done: str) -> str:
+def say_fix(setting: str, *, on: bool, done: str) -> str:
     """What the user has to do: nothing where the setting already mends it."""
     if on:
         return f"`graft data prepare` {done} (data.{setting})"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.data.audit.findings import DUPLICATE, Facts, make_finding, shorten
+from graftwork.data.audit.findings import DUPLICATE, AuditFacts, make_finding, shorten
 from graftwork.records.audit import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
 from graftwork.records.figure import Figure
 from graftwork.records.interaction import Interaction
@@ -66,7 +66,7 @@ class Suspect(NamedTuple):
     near: int | None
 
 
-class Judged(NamedTuple):
+class LabelEstimate(NamedTuple):
     rate: Figure
     rows: int
     labels: int
@@ -174,7 +174,7 @@ def _ngrams(text: str) -> list[str]:
     return [*known, *pairs, *runs]
 
 
-def judge_labels(prompts: Prompts, labels: Sequence[str]) -> Judged | str:
+def estimate_label_noise(prompts: Prompts, labels: Sequence[str]) -> LabelEstimate | str:
     """The estimate and the suspects; else why there is no estimate."""
     import numpy as np
 
@@ -206,7 +206,7 @@ def judge_labels(prompts: Prompts, labels: Sequence[str]) -> Judged | str:
     found = _estimate(scores, given[known])
     pairs = _near_pairs(prompts.similarity, rows)
     differ = [(a, b) for a, b in pairs if given[a] != given[b]]
-    return Judged(
+    return LabelEstimate(
         rate=found[0],
         rows=len(rows),
         labels=len(names),
@@ -300,7 +300,7 @@ class _LabelledRows(NamedTuple):
     rows: list[Interaction]
 
 
-def estimate_noise(facts: Facts) -> LabelNoise:
+def estimate_noise(facts: AuditFacts) -> LabelNoise:
     """Of the rows that passed the filter, each distinct one once."""
     chosen = _choose(facts)
     found = find_labels([row.reply for row in chosen.rows])
@@ -311,7 +311,7 @@ def estimate_noise(facts: Facts) -> LabelNoise:
     suspicious: list[SuspiciousLabel] = []
     skipped: dict[str, str] = {}
     for labelled in found:
-        judged = judge_labels(prompts, labelled.labels)
+        judged = estimate_label_noise(prompts, labelled.labels)
         if isinstance(judged, str):
             skipped[labelled.field or "reply"] = judged
             continue
@@ -360,7 +360,7 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
         )
 
 
-def _choose(facts: Facts) -> _LabelledRows:
+def _choose(facts: AuditFacts) -> _LabelledRows:
     import numpy as np
 
     places = np.flatnonzero(facts.passed & (facts.repeats.step != DUPLICATE))
@@ -375,7 +375,7 @@ def _prompt(row: Interaction) -> str:
     return "\n".join(message.content for message in row.messages if message.role != "system")
 
 
-def _show(facts: Facts, chosen: _LabelledRows, suspect: Suspect, field: str | None) -> SuspiciousLabel:
+def _show(facts: AuditFacts, chosen: _LabelledRows, suspect: Suspect, field: str | None) -> SuspiciousLabel:
     row = chosen.rows[suspect.row]
     near = None if suspect.near is None else facts.corpus.origin(chosen.places[suspect.near])
     return SuspiciousLabel(

@@ -17,17 +17,17 @@ from graftwork.data.audit.corpus_findings import (
     say_missing_side,
 )
 from graftwork.data.audit.findings import (
-    PROMPT_PRINT,
-    REPLY_PRINT,
-    Corpus,
-    Dealing,
-    Facts,
-    Repeats,
-    Tally,
+    PROMPT_FINGERPRINT,
+    REPLY_FINGERPRINT,
+    AuditedCorpus,
+    AuditFacts,
+    NoteCounts,
+    RepeatColumns,
+    SplitColumns,
     show_row,
 )
 from graftwork.data.audit.labels import estimate_noise, find_wrong_labels
-from graftwork.data.audit.row_checks import Sight
+from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.audit.row_findings import (
     NO_BASE,
     NO_MODEL,
@@ -57,7 +57,9 @@ MOST_GROUPS_DRAWN = 3
 EXAMPLES = 12
 
 
-def count_labels(facts: Facts, label: str, *, among: "NDArray[np.bool_] | None" = None) -> dict[str, int]:
+def count_labels(
+    facts: AuditFacts, label: str, *, among: "NDArray[np.bool_] | None" = None
+) -> dict[str, int]:
     """The most frequent first."""
     import numpy as np
 
@@ -86,7 +88,7 @@ def summarise_lengths(lengths: "NDArray[Any]") -> LengthSummary:
     )
 
 
-def draw_histograms(facts: Facts) -> tuple[LengthHistogram, ...]:
+def draw_histograms(facts: AuditFacts) -> tuple[LengthHistogram, ...]:
     """Prompts and replies: of all rows, then of the largest groups."""
     numbers, names = facts.labels("group")
     largest = list(count_labels(facts, "group"))[:MOST_GROUPS_DRAWN]
@@ -105,11 +107,11 @@ def draw_histograms(facts: Facts) -> tuple[LengthHistogram, ...]:
     return tuple(made)
 
 
-def choose_examples(facts: Facts) -> tuple[ReadableRow, ...]:
+def choose_examples(facts: AuditFacts) -> tuple[ReadableRow, ...]:
     import numpy as np
 
     usable = np.flatnonzero(facts.usable)
-    prints = facts.prints(PROMPT_PRINT)[usable] ^ facts.prints(REPLY_PRINT)[usable]
+    prints = facts.prints(PROMPT_FINGERPRINT)[usable] ^ facts.prints(REPLY_FINGERPRINT)[usable]
     # An odd factor spreads prints that begin alike.
     mixed = prints.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     chosen = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
@@ -124,12 +126,12 @@ def _count(lengths: "NDArray[Any]") -> tuple[int, ...]:
     return tuple(int(count) for count in np.bincount(places, minlength=len(LENGTH_EDGES)))
 
 
-def find_lacking(facts: Facts, *, found: Collection[str] = ()) -> Iterator[NotLookedFor]:
+def find_not_looked_for(facts: AuditFacts, *, found: Collection[str] = ()) -> Iterator[NotLookedFor]:
     """A code that was `found` was looked for: its finding says what part of it was not."""
-    return (lacking for lacking in _find_lacking(facts) if lacking.code not in found)
+    return (lacking for lacking in _list_not_looked_for(facts) if lacking.code not in found)
 
 
-def _find_lacking(facts: Facts) -> Iterator[NotLookedFor]:
+def _list_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
     if not facts.corpus.rows:
         return
     if not _has(facts, "status"):
@@ -147,7 +149,7 @@ def _find_lacking(facts: Facts) -> Iterator[NotLookedFor]:
         yield NotLookedFor(code="split_leak", why=say_missing_side(sides))
 
 
-def _has(facts: Facts, label: str) -> bool:
+def _has(facts: AuditFacts, label: str) -> bool:
     return bool((facts.labels(label)[0] >= 0).any())
 
 
@@ -169,9 +171,11 @@ RULES = (
 _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
 
-def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: Sight) -> Audit:
+def audit_corpus(
+    corpus: AuditedCorpus, repeated: RepeatColumns, dealing: SplitColumns, *, sight: AuditContext
+) -> Audit:
     """Ask every rule, and answer. The gravest findings come first."""
-    facts = Facts(corpus, repeated, dealing, Tally(corpus.notes()), sight)
+    facts = AuditFacts(corpus, repeated, dealing, NoteCounts(corpus.notes()), sight)
     noise = estimate_noise(facts)
     findings = sorted(
         (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),
@@ -187,7 +191,7 @@ def audit_corpus(corpus: Corpus, repeated: Repeats, dealing: Dealing, *, sight: 
         groups=count_labels(facts, "group"),
         prompt_length=summarise_lengths(corpus.column("prompt_chars")),
         reply_length=summarise_lengths(corpus.column("reply_chars")),
-        not_looked_for=tuple(find_lacking(facts, found={finding.code for finding in findings})),
+        not_looked_for=tuple(find_not_looked_for(facts, found={finding.code for finding in findings})),
         usable_groups=count_labels(facts, "group", among=facts.usable),
         domains=count_labels(facts, "domain"),
         models=count_labels(facts, "model"),

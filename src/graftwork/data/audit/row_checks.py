@@ -23,11 +23,11 @@ from graftwork.text.shape import (
     find_cut,
     find_failure,
     find_garble,
-    find_stand_in,
-    holds_stand_in,
+    find_placeholder,
+    has_placeholder,
 )
 
-EXCERPT = 140
+EXCERPT_CHARACTERS = 140
 
 
 class Note(NamedTuple):
@@ -42,7 +42,7 @@ class Note(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sight:
+class AuditContext:
     """What is known beside the row: the settings, and the base that is to be trained, if any.
 
     `control_tokens` are the base's own; without them those of the known families are looked for.
@@ -58,22 +58,22 @@ class Sight:
 
 
 def show_start(text: str) -> str:
-    folded = " ".join(text[: 8 * EXCERPT].split())
-    return folded if len(folded) <= EXCERPT else f"{folded[: EXCERPT - 1]}…"
+    folded = " ".join(text[: 8 * EXCERPT_CHARACTERS].split())
+    return folded if len(folded) <= EXCERPT_CHARACTERS else f"{folded[: EXCERPT_CHARACTERS - 1]}…"
 
 
 def show_end(text: str) -> str:
-    folded = " ".join(text[-8 * EXCERPT :].split())
-    return folded if len(folded) <= EXCERPT else f"…{folded[-EXCERPT + 1 :]}"
+    folded = " ".join(text[-8 * EXCERPT_CHARACTERS :].split())
+    return folded if len(folded) <= EXCERPT_CHARACTERS else f"…{folded[-EXCERPT_CHARACTERS + 1 :]}"
 
 
 def show_around(text: str, mark: str) -> str:
     """The mark and what stands around it, a third of the excerpt before it."""
     place = text.find(mark)
-    start = max(0, place - EXCERPT // 3)
-    shown = " ".join(text[start : start + 4 * EXCERPT].split())
+    start = max(0, place - EXCERPT_CHARACTERS // 3)
+    shown = " ".join(text[start : start + 4 * EXCERPT_CHARACTERS].split())
     shown = f"…{shown}" if start else shown
-    return shown if len(shown) <= EXCERPT else f"{shown[: EXCERPT - 1]}…"
+    return shown if len(shown) <= EXCERPT_CHARACTERS else f"{shown[: EXCERPT_CHARACTERS - 1]}…"
 
 
 # Names that say the same in every row keep their words around the placeholder.
@@ -90,10 +90,10 @@ class RedactedRow(NamedTuple):
 
 def redact_row(row: Interaction) -> RedactedRow:
     """The row with placeholders; the row itself where there is nothing to replace."""
-    seen = _see(row)
+    seen = _collect_texts(row)
     if not seen.named_secret and not hold_private(seen.texts):
         return RedactedRow(row, {})
-    cleaner = _Cleaner(seen.texts)
+    cleaner = _RowRedactor(seen.texts)
     update: dict[str, Any] = {
         "messages": tuple(
             Message(role=turn.role, content=cleaner.clean(turn.content)) for turn in row.messages
@@ -111,14 +111,14 @@ def redact_row(row: Interaction) -> RedactedRow:
     return RedactedRow(row.model_copy(update=update), dict(sorted(cleaner.counts.items())))
 
 
-class _Seen(NamedTuple):
+class _RowTexts(NamedTuple):
     """Every text of a row, and whether one is a secret by the name of its field alone."""
 
     texts: list[str]
     named_secret: bool
 
 
-def _see(row: Interaction) -> _Seen:
+def _collect_texts(row: Interaction) -> _RowTexts:
     texts = [turn.content for turn in row.messages]
     texts.append(row.reply)
     texts += [
@@ -143,10 +143,10 @@ def _see(row: Interaction) -> _Seen:
             waiting.extend(value.items())
         elif isinstance(value, (list, tuple)):
             waiting.extend((name, item) for item in value)
-    return _Seen(texts, named_secret)
+    return _RowTexts(texts, named_secret)
 
 
-class _Cleaner:
+class _RowRedactor:
     """One row's redactor and its counts."""
 
     def __init__(self, texts: list[str]) -> None:
@@ -183,8 +183,8 @@ class _Cleaner:
         return [self.clean_value(item, name=name, depth=depth + 1) for item in value]
 
 
-NEGATIVE, FILTERED, TRIED = "negative_feedback", "captures_filter", "tried_out"
-CAPTURE_CODES = frozenset({NEGATIVE, FILTERED, TRIED})
+NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT = "negative_feedback", "captures_filter", "tried_out"
+CAPTURE_CODES = frozenset({NEGATIVE_FEEDBACK, CAPTURES_FILTER, TRIED_OUT})
 
 
 class Refusal(NamedTuple):
@@ -211,9 +211,9 @@ def find_refusal(
 ) -> Refusal | None:
     """Why this exchange is left out. Without `judged`, feedback does not matter."""
     if session == TRY_OUT_SESSION:
-        return Refusal(TRIED, "`graft run` asked a held-out question here to try the release out")
+        return Refusal(TRIED_OUT, "`graft run` asked a held-out question here to try the release out")
     if judged and is_negative(captured, settings):
-        return Refusal(NEGATIVE, "users said that this reply is bad")
+        return Refusal(NEGATIVE_FEEDBACK, "users said that this reply is bad")
     return (
         _refuse_release(captured.release, settings)
         or _refuse_time(captured.at, settings)
@@ -225,7 +225,7 @@ def find_refusal(
 def _refuse_release(release: str, settings: CaptureSettings) -> Refusal | None:
     if not settings.releases or any(release.startswith(wanted) for wanted in settings.releases):
         return None
-    return Refusal(FILTERED, "another release answered than those under data.captures.releases")
+    return Refusal(CAPTURES_FILTER, "another release answered than those under data.captures.releases")
 
 
 def _refuse_time(at: str, settings: CaptureSettings) -> Refusal | None:
@@ -236,32 +236,37 @@ def _refuse_time(at: str, settings: CaptureSettings) -> Refusal | None:
         early = settings.since is not None and moment < settings.since
         late = settings.until is not None and moment >= settings.until
     except (ValueError, TypeError):
-        return Refusal(FILTERED, "it does not say when it was served, and data.captures asks for a time")
+        return Refusal(
+            CAPTURES_FILTER, "it does not say when it was served, and data.captures asks for a time"
+        )
     if early or late:
         return Refusal(
-            FILTERED, f"served {'before data.captures.since' if early else 'after data.captures.until'}"
+            CAPTURES_FILTER,
+            f"served {'before data.captures.since' if early else 'after data.captures.until'}",
         )
     return None
 
 
 def _refuse_session(session: str | None, settings: CaptureSettings) -> Refusal | None:
     if settings.sessions and session not in settings.sessions:
-        return Refusal(FILTERED, "a session that data.captures.sessions does not name")
+        return Refusal(CAPTURES_FILTER, "a session that data.captures.sessions does not name")
     if session is not None and session in settings.skip_sessions:
-        return Refusal(FILTERED, "a session that data.captures.skip_sessions names")
+        return Refusal(CAPTURES_FILTER, "a session that data.captures.skip_sessions names")
     return None
 
 
 def _refuse_unrated(captured: CaptureOrigin, settings: CaptureSettings) -> Refusal | None:
     if settings.feedback == "positive" and captured.feedback is None and not captured.corrected:
-        return Refusal(FILTERED, "nobody said whether it is good, and data.captures.feedback is `positive`")
+        return Refusal(
+            CAPTURES_FILTER, "nobody said whether it is good, and data.captures.feedback is `positive`"
+        )
     return None
 
 
 CODES = CAPTURE_CODES | {"empty", "placeholder", "truncated", "failed_status", "claims_success_but_fails"}
 
 
-SAID = "the log says"
+STATUS_PREFIX = "the log says"
 """How the reason of a fault begins that quotes the status of a row."""
 
 
@@ -286,7 +291,7 @@ def _judge_status(row: Interaction, settings: DataSettings) -> Fault | None:
     kept = {status.casefold() for status in settings.keep_status}
     if row.status is None or row.status.casefold() in kept:
         return None
-    return Fault("failed_status", f"{SAID} {redact(row.status).text[:40]!r}")
+    return Fault("failed_status", f"{STATUS_PREFIX} {redact(row.status).text[:40]!r}")
 
 
 def _judge_text(row: Interaction) -> Fault | None:
@@ -294,7 +299,7 @@ def _judge_text(row: Interaction) -> Fault | None:
         return Fault("empty", "the question is empty")
     if not row.reply.strip():
         return Fault("empty", "the reply is empty")
-    stand_in = find_stand_in(row.reply)
+    stand_in = find_placeholder(row.reply)
     if stand_in:
         return Fault("placeholder", stand_in)
     cut = find_cut(row.reply, finish_reason=row.finish_reason, max_tokens=row.max_tokens)
@@ -327,7 +332,7 @@ def is_dropped(code: str, settings: DataSettings) -> bool:
 _BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
 
 
-def check_reply(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_reply(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
     fault = find_fault(raw, sight.settings)
     if fault is None:
         return
@@ -343,14 +348,14 @@ def check_reply(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Ite
     yield Note(fault.code, fault.reason, excerpt)
 
 
-def check_prompt(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
-    if holds_stand_in(raw.question) and not find_stand_in(raw.reply):
+def check_prompt(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+    if has_placeholder(raw.question) and not find_placeholder(raw.reply):
         yield Note(
             "placeholder_prompt", "made-up content in the prompt", show_around(redacted.row.question, "[")
         )
 
 
-def check_private_data(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_private_data(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
     for kind in redacted.counts:
         code = "secret" if kind in SECRET_KINDS else "personal_data"
         yield Note(code, kind, _show_placeholder(redacted.row, kind))
@@ -365,10 +370,10 @@ def _show_placeholder(row: Interaction, kind: str) -> str:
 ENCODING = "language_or_encoding"
 # Where damage shows, for the excerpt only.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_SHOWS = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-ÿ€-™]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_DAMAGE = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-ÿ€-™]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-def check_encoding(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_encoding(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
     row = redacted.row
     seen: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
@@ -376,19 +381,19 @@ def check_encoding(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> 
         reason = "NUL characters" if "\0" in text else find_garble(text)
         if reason is not None and reason not in seen:
             seen.add(reason)
-            shown = _SHOWS.search(text)
+            shown = _DAMAGE.search(text)
             excerpt = show_around(text, shown.group() if shown else text[:1])
             yield Note(ENCODING, reason, _CONTROL.sub("␀", excerpt))
 
 
 CONTROL_TOKENS = "special_tokens"
 # Interactions hold reasoning and tool calls in these tags on purpose.
-_MEANT = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
+_EXPECTED_TAGS = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
 # A pair of these is struck-out text in HTML.
 _HTML = {"<s>", "</s>"}
 
 
-def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
     """The base's own tokens; where no base is known, those of the known families."""
     row = redacted.row
     seen: set[str] = set()
@@ -396,7 +401,7 @@ def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, sight: Sigh
         found = find_control_tokens(text, sight.control_tokens or KNOWN_CONTROL_TOKENS)
         is_html = set(found) >= _HTML
         for token in found:
-            if token not in seen and not _MEANT.fullmatch(token) and not (is_html and token in _HTML):
+            if token not in seen and not _EXPECTED_TAGS.fullmatch(token) and not (is_html and token in _HTML):
                 seen.add(token)
                 yield Note(CONTROL_TOKENS, token, show_around(text, token))
 
@@ -405,10 +410,10 @@ TOO_LONG = "too_long"
 CHARACTERS_PER_TOKEN = 3.6
 
 
-def check_length(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_length(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
     prompt, reply = (
-        _measure([message.content for message in raw.messages], sight),
-        _measure([raw.reply], sight),
+        _count_tokens([message.content for message in raw.messages], sight),
+        _count_tokens([raw.reply], sight),
     )
     most = sight.settings.max_tokens
     total = round(prompt + reply)
@@ -418,7 +423,7 @@ def check_length(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> It
         yield Note(TOO_LONG, reason, show_end(redacted.row.reply))
 
 
-def _measure(texts: list[str], sight: Sight) -> float:
+def _count_tokens(texts: list[str], sight: AuditContext) -> float:
     if sight.count_tokens is not None:
         return sum(map(sight.count_tokens, texts))
     return sum(map(len, texts)) / CHARACTERS_PER_TOKEN
@@ -428,7 +433,7 @@ REASONING = "reasoning"
 _THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
 
 
-def check_reasoning(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> Iterator[Note]:
+def check_reasoning(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
     """Only reasoning is noted: the model's name stands in a column of its own."""
     match = _THINK.search(raw.reply)
     if match:
@@ -446,7 +451,7 @@ ROW_CHECKS = (
 )
 
 
-def check_row(raw: Interaction, redacted: RedactedRow, *, sight: Sight) -> list[Note]:
+def check_row(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> list[Note]:
     """What is judged is the raw row; what is quoted comes from the redacted one."""
     return [note for check in ROW_CHECKS for note in check(raw, redacted, sight=sight)]
 

@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from graftwork.data.audit.findings import (
-    Facts,
+    AuditFacts,
     count_rows,
-    find_noted,
-    find_placed,
+    finding_from_notes,
+    finding_from_rows,
     make_finding,
-    mend,
     merge_faults,
+    say_fix,
 )
 from graftwork.data.audit.row_checks import (
+    CAPTURES_FILTER,
     CHARACTERS_PER_TOKEN,
     CONTROL_TOKENS,
     ENCODING,
-    FILTERED,
-    NEGATIVE,
+    NEGATIVE_FEEDBACK,
     REASONING,
-    SAID,
+    STATUS_PREFIX,
     TOO_LONG,
-    TRIED,
+    TRIED_OUT,
 )
 from graftwork.data.settings import DataSettings
 from graftwork.records.audit import Finding, Severity
@@ -45,11 +45,11 @@ class _Wording(NamedTuple):
     severity: Severity = "blocker"
 
 
-def find_bad_replies(facts: Facts) -> Iterator[Finding]:
+def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
     for code, wording in _WORDINGS.items():
         count = facts.tally[code].count
         if count:
-            yield find_noted(
+            yield finding_from_notes(
                 facts,
                 code,
                 wording.severity,
@@ -59,33 +59,33 @@ def find_bad_replies(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _name_statuses(facts: Facts, code: str) -> str:
+def _name_statuses(facts: AuditFacts, code: str) -> str:
     """Which statuses the log states: a value that nobody foresaw looks like a failure otherwise."""
     if code != "failed_status":
         return ""
-    said = facts.tally[code].say_reasons(MOST_STATUSES).replace(f"{SAID} ", "")
+    said = facts.tally[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
     return f": {said}" if said else ""
 
 
-def _mend_failed(settings: DataSettings) -> str:
-    return mend("drop_failed", on=settings.drop_failed, done="drops these")
+def _fix_failed(settings: DataSettings) -> str:
+    return say_fix("drop_failed", on=settings.drop_failed, done="drops these")
 
 
 _WORDINGS = {
-    NEGATIVE: _Wording(
+    NEGATIVE_FEEDBACK: _Wording(
         "are captured replies that users said are bad",
         "trained on, they teach the model to repeat its mistakes",
         lambda settings: (
             "`graft data prepare` drops these always; a correction sent to /v1/feedback makes one a good row"
         ),
     ),
-    TRIED: _Wording(
+    TRIED_OUT: _Wording(
         "are held-out questions that `graft run` asked to try a release out",
         "trained on, they would make the evaluation measure memory",
         lambda settings: "`graft data prepare` and `graft data captures` leave these out always",
         "warning",
     ),
-    FILTERED: _Wording(
+    CAPTURES_FILTER: _Wording(
         "are captured exchanges that data.captures leaves out",
         "they are not trained on",
         lambda settings: "data.captures says which captured exchanges are used",
@@ -95,14 +95,14 @@ _WORDINGS = {
         "state a status that does not count as success",
         "trained on, they teach the model to answer with failures",
         lambda settings: (
-            f"{_mend_failed(settings)}; data.keep_status names what counts as success "
+            f"{_fix_failed(settings)}; data.keep_status names what counts as success "
             f"({', '.join(settings.keep_status)})"
         ),
     ),
     "claims_success_but_fails": _Wording(
         "are not marked as failed, and the reply reports a failure",
         "trained on, they teach the model to answer with error messages",
-        lambda settings: f"{_mend_failed(settings)}; let the logger write the true status",
+        lambda settings: f"{_fix_failed(settings)}; let the logger write the true status",
     ),
     "empty": _Wording(
         "have no question or no reply",
@@ -112,23 +112,23 @@ _WORDINGS = {
     "placeholder": _Wording(
         "have a stand-in where the answer belongs",
         "trained on, they teach the model to answer with stand-ins",
-        lambda settings: mend("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
+        lambda settings: say_fix("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
     ),
     "truncated": _Wording(
         "are cut off before the end of the reply",
         "trained on, they teach the model to stop in the middle",
         lambda settings: (
-            mend("drop_truncated", on=settings.drop_truncated, done="drops these")
+            say_fix("drop_truncated", on=settings.drop_truncated, done="drops these")
             + "; raise the token limit where they were logged"
         ),
     ),
 }
 
 
-def find_placeholder_prompts(facts: Facts) -> Iterator[Finding]:
+def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
     count = facts.tally["placeholder_prompt"].count
     if count:
-        yield find_noted(
+        yield finding_from_notes(
             facts,
             "placeholder_prompt",
             "warning",
@@ -138,11 +138,11 @@ def find_placeholder_prompts(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def find_private_data(facts: Facts) -> Iterator[Finding]:
-    fix = mend("redact", on=facts.settings.redact, done="puts placeholders in their place")
+def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
+    fix = say_fix("redact", on=facts.settings.redact, done="puts placeholders in their place")
     secrets = facts.tally["secret"].count
     if secrets:
-        yield find_noted(
+        yield finding_from_notes(
             facts,
             "secret",
             "blocker",
@@ -153,7 +153,7 @@ def find_private_data(facts: Facts) -> Iterator[Finding]:
     personal = facts.tally["personal_data"].count
     if personal:
         kinds = facts.tally["personal_data"].say_reasons()
-        yield find_noted(
+        yield finding_from_notes(
             facts,
             "personal_data",
             "warning",
@@ -163,11 +163,11 @@ def find_private_data(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def find_control_tokens_in_text(facts: Facts) -> Iterator[Finding]:
+def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
     tallied = facts.tally[CONTROL_TOKENS]
     if tallied.count:
         whose = facts.sight.base if facts.sight.control_tokens else None
-        yield find_noted(
+        yield finding_from_notes(
             facts,
             CONTROL_TOKENS,
             "warning",
@@ -185,7 +185,7 @@ MAIN_SHARE = 0.9
 NO_LETTERS = "none"
 
 
-def find_damaged_text(facts: Facts) -> Iterator[Finding]:
+def find_damaged_text(facts: AuditFacts) -> Iterator[Finding]:
     damaged = merge_faults(facts, "encoding", noted=ENCODING)
     if damaged.count:
         yield make_finding(
@@ -203,7 +203,7 @@ def find_damaged_text(facts: Facts) -> Iterator[Finding]:
     yield from _find_other_scripts(facts)
 
 
-def _find_other_scripts(facts: Facts) -> Iterator[Finding]:
+def _find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels("script")
@@ -221,7 +221,7 @@ def _find_other_scripts(facts: Facts) -> Iterator[Finding]:
         for number in np.argsort(-counts, kind="stable")
         if counts[number] and number != main
     }
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         ENCODING,
         "info",
@@ -245,14 +245,14 @@ THE_END = "cut at that length, the end of the reply is lost"
 BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
 
 
-def find_overlong(facts: Facts) -> Iterator[Finding]:
+def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
     count = facts.tally[TOO_LONG].count
     if not count:
         return
     settings = facts.settings
     counted = "" if facts.sight.count_tokens else ", estimated from their characters"
     longest, lost, cuts = _sum_up(facts)
-    yield find_noted(
+    yield finding_from_notes(
         facts,
         TOO_LONG,
         "warning",
@@ -266,7 +266,7 @@ def find_overlong(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _sum_up(facts: Facts) -> tuple[int, int, dict[str, int]]:
+def _sum_up(facts: AuditFacts) -> tuple[int, int, dict[str, int]]:
     """The longest row, the tokens beyond the limit, and what the cut would take of how many rows."""
     import numpy as np
 
@@ -283,7 +283,7 @@ def _sum_up(facts: Facts) -> tuple[int, int, dict[str, int]]:
     return round(float(total.max(initial=0))), int(beyond.sum()), {why: n for why, n in cuts.items() if n}
 
 
-def _count_usable(facts: Facts, beyond: "NDArray[np.bool_]") -> int:
+def _count_usable(facts: AuditFacts, beyond: "NDArray[np.bool_]") -> int:
     """Of the rows that were noted where all of them are known, else by what the columns estimate."""
     tallied = facts.tally[TOO_LONG]
     if len(tallied.places) == tallied.count:
@@ -297,7 +297,7 @@ NO_BASE = "no base is named to compare the models of the rows with"
 NO_MODEL = "no row names the model that answered"
 
 
-def find_foreign_models(facts: Facts) -> Iterator[Finding]:
+def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
     yield from _find_models(facts)
     yield from _find_reasoning(facts)
 
@@ -308,7 +308,7 @@ def is_same_model(model: str, base: str) -> bool:
     return bool(one and other) and (one in other or other in one)
 
 
-def _find_models(facts: Facts) -> Iterator[Finding]:
+def _find_models(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels("model")
@@ -324,7 +324,7 @@ def _find_models(facts: Facts) -> Iterator[Finding]:
     more = f" and {len(order) - MOST_NAMED} more" if len(order) > MOST_NAMED else ""
     unseen = "" if base is not None else f"; {NO_BASE}"
     what = "come from several models" if base is None else f"come from another model than {base}"
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         FOREIGN_MODEL,
         "info",
@@ -337,7 +337,7 @@ def _find_models(facts: Facts) -> Iterator[Finding]:
     )
 
 
-def _find_reasoning(facts: Facts) -> Iterator[Finding]:
+def _find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
     count, rows = facts.tally[REASONING].count, facts.corpus.rows
     sight = facts.sight
     if not count or (sight.base_reasons is not False and count == rows):
@@ -357,20 +357,22 @@ def _find_reasoning(facts: Facts) -> Iterator[Finding]:
         if facts.settings.reasoning == "drop"
         else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
     )
-    yield find_noted(facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix)
+    yield finding_from_notes(
+        facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix
+    )
 
 
 def _fold(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.rstrip("/").rpartition("/")[2].casefold())
 
 
-def find_unconfirmed_captures(facts: Facts) -> Iterator[Finding]:
+def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     places = np.flatnonzero((facts.corpus.column("unconfirmed") != 0) & facts.usable)
     if not len(places):
         return
-    yield find_placed(
+    yield finding_from_rows(
         facts,
         "unconfirmed_captures",
         "info",
@@ -393,7 +395,7 @@ _MAP = (
 )
 
 
-def find_unreadable(facts: Facts) -> Iterator[Finding]:
+def find_unreadable(facts: AuditFacts) -> Iterator[Finding]:
     for code, title in _TITLES.items():
         merged = merge_faults(facts, code)
         if merged.count:

@@ -15,8 +15,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from graftwork.data.audit.row_checks import NEGATIVE, Sight
-from graftwork.data.corpus.row_features import SiftTask, digest_file, is_sifted, name_sifted, sift_block
+from graftwork.data.audit.row_checks import NEGATIVE_FEEDBACK, AuditContext
+from graftwork.data.corpus.row_features import (
+    FeatureTask,
+    digest_file,
+    extract_features,
+    has_features,
+    name_features,
+)
 from graftwork.data.corpus.store import Corpus, Segment, read_head, read_table
 from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.files.digest import file_digest
@@ -39,7 +45,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 Progress = Callable[[str, int, int], None]
 
 
-class BlockNow(NamedTuple):
+class OrderedBlock(NamedTuple):
     """A block as the log has it now, with the hash of the line of each of its rows."""
 
     file: str
@@ -49,14 +55,14 @@ class BlockNow(NamedTuple):
     keys: Keys
 
 
-class Seen(NamedTuple):
+class RowOrder(NamedTuple):
     """Runs of rows in their order, and the hashes of their lines, to be remembered."""
 
     segments: list[Segment]
     keys: Keys
 
 
-def arrange(blocks: Sequence[BlockNow], known: Keys) -> Seen:
+def order_rows(blocks: Sequence[OrderedBlock], known: Keys) -> RowOrder:
     """The rows in their order of sight. `known` holds what the last time remembered."""
     none = np.zeros(0, dtype=np.uint64)
     keys = np.concatenate([none, *(block.keys for block in blocks)])
@@ -72,14 +78,14 @@ def arrange(blocks: Sequence[BlockNow], known: Keys) -> Seen:
     segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]
     # A block without a readable row stands for what could not be read in it.
     segments += [_name(block, 0, 0) for block in blocks if not len(block.keys)]
-    return Seen(segments, keys[order])
+    return RowOrder(segments, keys[order])
 
 
 def find_places(keys: Keys, known: Keys) -> Places:
     """Where each key stands in `known`, or -1. Equal keys are matched one to one, first to first."""
     if not len(known):
         return np.full(len(keys), -1, dtype=np.int64)
-    wanted, there = _tell_apart(keys), _tell_apart(known)
+    wanted, there = _number_repeats(keys), _number_repeats(known)
     order = np.argsort(there, kind="stable")
     at = np.minimum(np.searchsorted(there, wanted, sorter=order), len(there) - 1)
     places = order[at]
@@ -87,7 +93,7 @@ def find_places(keys: Keys, known: Keys) -> Places:
     return found
 
 
-def _tell_apart(keys: Keys) -> Keys:
+def _number_repeats(keys: Keys) -> Keys:
     """The same keys, the second of two equal ones changed, the third in another way, and so on."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
@@ -108,14 +114,14 @@ def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:
     return list(zip(order[lows].tolist(), (order[highs - 1] + 1).tolist(), strict=True))
 
 
-def _to_segment(blocks: Sequence[BlockNow], starts: Places, low: int, high: int) -> Segment:
+def _to_segment(blocks: Sequence[OrderedBlock], starts: Places, low: int, high: int) -> Segment:
     number = int(np.searchsorted(starts, low, side="right")) - 1
     while not len(blocks[number].keys):
         number -= 1
     return _name(blocks[number], low - int(starts[number]), high - int(starts[number]))
 
 
-def _name(block: BlockNow, start: int, stop: int) -> Segment:
+def _name(block: OrderedBlock, start: int, stop: int) -> Segment:
     return Segment(
         file=block.file,
         block=block.block,
@@ -126,7 +132,7 @@ def _name(block: BlockNow, start: int, stop: int) -> Segment:
     )
 
 
-ORDER = "order.bin"
+ROW_ORDER_FILE = "order.bin"
 """The hash of every line, in the order of sight: 8 bytes a row."""
 
 BLOCK_BYTES = 4 << 20
@@ -134,7 +140,7 @@ BLOCK_BYTES = 4 << 20
 log = logging.getLogger(__name__)
 
 
-class _Found(NamedTuple):
+class _FoundBlock(NamedTuple):
     """A block without its bytes."""
 
     file: str
@@ -143,21 +149,26 @@ class _Found(NamedTuple):
     sifted: str
 
 
-def gather(
-    sight: Sight, *, folder: Path, root: Path = Path(), on_progress: Progress, processes: int | None = None
+def build_corpus(
+    sight: AuditContext,
+    *,
+    folder: Path,
+    root: Path = Path(),
+    on_progress: Progress,
+    processes: int | None = None,
 ) -> Corpus:
     """Sift what is new and put all rows into their order of sight."""
     names = find_sources(sight.settings.logs, root=root)
     make_folder(folder)
-    reading = _Reading(names, root=root, folder=folder, sight=sight, report=on_progress)
-    for size in work_in_order(reading.new_tasks(), sift_block, processes=processes):
+    reading = _LogReader(names, root=root, folder=folder, sight=sight, report=on_progress)
+    for size in work_in_order(reading.new_tasks(), extract_features, processes=processes):
         reading.done(size)
     records: Counter[str] = Counter()
     for found in reading.found:
         # One by one: a head holds every line of its block that could not be read.
         records[found.file] += read_head(folder / found.sifted).records
     blocks = [
-        BlockNow(
+        OrderedBlock(
             file=found.file,
             block=found.block,
             first_line=found.first_line,
@@ -166,37 +177,37 @@ def gather(
         )
         for found in reading.found
     ]
-    seen = arrange(blocks, _read_order(folder / ORDER))
-    write_whole(folder / ORDER, seen.keys.tobytes())
-    _forget_others(folder, keep={block.sifted for block in blocks})
+    seen = order_rows(blocks, _read_order(folder / ROW_ORDER_FILE))
+    write_whole(folder / ROW_ORDER_FILE, seen.keys.tobytes())
+    _remove_stale(folder, keep={block.sifted for block in blocks})
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
     ]
     corpus = Corpus(folder, segments=seen.segments, inputs=inputs)
-    corpus.withdraw(_find_disputed(corpus))
+    corpus.withdraw(_find_disputed_captures(corpus))
     return corpus
 
 
-def _find_disputed(corpus: Corpus) -> dict[int, str]:
+def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
     """Captures that were exported before users said that they are bad, and again after that."""
     captures = corpus.column("capture")
     if not captures.any():
         return {}
     faults = corpus.labels("fault")
-    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == NEGATIVE])
+    bad = np.isin(faults.numbers, [n for n, name in enumerate(faults.names) if name == NEGATIVE_FEEDBACK])
     again = np.isin(captures, captures[bad & (captures != 0)]) & corpus.column("passed").astype(bool)
     again &= corpus.column("unconfirmed") != 0
-    reason = f"{NEGATIVE}: another row of the logs says that users called this reply bad"
+    reason = f"{NEGATIVE_FEEDBACK}: another row of the logs says that users called this reply bad"
     return dict.fromkeys(np.flatnonzero(again).tolist(), reason)
 
 
-class _Reading:
+class _LogReader:
     """Walks through the files once: hashes them, and hands out the blocks that were not sifted yet."""
 
     def __init__(
-        self, names: tuple[str, ...], *, root: Path, folder: Path, sight: Sight, report: Progress
+        self, names: tuple[str, ...], *, root: Path, folder: Path, sight: AuditContext, report: Progress
     ) -> None:
-        self.found: list[_Found] = []
+        self.found: list[_FoundBlock] = []
         self.hashes: dict[str, str] = {}
         self._names = _leave_out_empty(names, root=root)
         self._root, self._folder, self._sight = root, folder, sight
@@ -204,18 +215,18 @@ class _Reading:
         self._total = sum(_size_of(root / name) for name in names)
         self._done = 0
 
-    def new_tasks(self) -> Iterator[SiftTask]:
+    def new_tasks(self) -> Iterator[FeatureTask]:
         for name in self._names:
             keys = hashlib.sha256()
             for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
                 keys.update(block.key.encode())
-                sifted = name_sifted(block, sight=self._sight)
-                self.found.append(_Found(block.file, block.index, block.first_line, sifted))
+                sifted = name_features(block, sight=self._sight)
+                self.found.append(_FoundBlock(block.file, block.index, block.first_line, sifted))
                 out = self._folder / sifted
-                if is_sifted(out):
+                if has_features(out):
                     self.done(len(block.data))
                 else:
-                    yield SiftTask(block=block, out=out, sight=self._sight)
+                    yield FeatureTask(block=block, out=out, sight=self._sight)
             # Standard input can be read only once: it goes by the hash of its blocks, and by their name.
             path = self._root / name
             known_as = self.found[-1].file if self.found else name
@@ -253,7 +264,7 @@ def _read_order(path: Path) -> Keys:
     return np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
 
 
-def _forget_others(folder: Path, *, keep: set[str]) -> None:
+def _remove_stale(folder: Path, *, keep: set[str]) -> None:
     for path in folder.glob("*.arrow"):
         if path.name not in keep:
             path.unlink(missing_ok=True)

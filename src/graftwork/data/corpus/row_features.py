@@ -15,16 +15,16 @@ import pyarrow as pa
 
 from graftwork import __version__
 from graftwork.data.audit.row_checks import (
+    AuditContext,
     RedactedRow,
-    Sight,
     check_row,
     find_verdict,
     is_dropped,
     redact_row,
 )
-from graftwork.data.corpus.store import pack
-from graftwork.data.dedup.fingerprints import Prints, take_prints
-from graftwork.data.ingest.files import Block
+from graftwork.data.corpus.store import encode_row
+from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
+from graftwork.data.ingest.files import LogBlock
 from graftwork.data.ingest.read import ReadFault, ReadRow, read_block
 from graftwork.data.settings import DataSettings
 from graftwork.files.digest import file_digest
@@ -36,7 +36,7 @@ from graftwork.text.shape import main_script
 FEATURES_FORM = 5
 """Counts up when the columns change: older files are then made anew."""
 
-LATER = frozenset(
+LATER_SETTINGS = frozenset(
     {
         "logs",
         "system_prompt",
@@ -58,13 +58,13 @@ LATER = frozenset(
 """Settings that matter only after the sifting: changing one of them sifts nothing again."""
 
 
-class SiftTask(NamedTuple):
-    block: Block
+class FeatureTask(NamedTuple):
+    block: LogBlock
     out: Path
-    sight: Sight
+    sight: AuditContext
 
 
-class SiftedRow(NamedTuple):
+class RowFeatures(NamedTuple):
     read: ReadRow
     kept: Interaction
     passed: bool
@@ -74,9 +74,9 @@ class SiftedRow(NamedTuple):
     redactions: bytes | None
 
 
-def name_sifted(block: Block, *, sight: Sight) -> str:
+def name_features(block: LogBlock, *, sight: AuditContext) -> str:
     """The name of the file that this block sifts to."""
-    settings = sight.settings.model_dump(mode="json", exclude=set(LATER))
+    settings = sight.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
     known = [sight.base, sight.control_tokens, sight.base_reasons]
     seen = fingerprint([block.key, settings, known, __version__, FEATURES_FORM])
     return f"{seen[:40]}.arrow"
@@ -87,7 +87,7 @@ def digest_file(sifted: Path) -> Path:
     return sifted.with_suffix(".sha256")
 
 
-def is_sifted(sifted: Path) -> bool:
+def has_features(sifted: Path) -> bool:
     """Whether the block was sifted before, and its file is still what was written."""
     try:
         return file_digest(sifted) == digest_file(sifted).read_text()
@@ -95,19 +95,19 @@ def is_sifted(sifted: Path) -> bool:
         return False
 
 
-def sift_block(task: SiftTask) -> int:
+def extract_features(task: FeatureTask) -> int:
     """Write the sifted block; the number of its bytes comes back, for the progress."""
     settings = task.sight.settings
-    rows: list[SiftedRow] = []
+    rows: list[RowFeatures] = []
     faults: list[tuple[int, str, str, str]] = []
     for read in read_block(task.block, settings=settings):
         if isinstance(read.result, ReadFault):
             place = read.line - task.block.first_line
             faults.append((place, read.input_hash, read.result.code, read.result.message))
         else:
-            rows.append(_sift(read, read.result, sight=task.sight))
+            rows.append(_extract_row(read, read.result, sight=task.sight))
     # Of rows that are filtered out too: the audit says what they would have done.
-    prints = take_prints([row.kept for row in rows], settings=settings)
+    prints = compute_fingerprints([row.kept for row in rows], settings=settings)
     table = _to_table(rows, prints, first_line=task.block.first_line)
     # A line may give several rows, and an array all of its records on one line.
     records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
@@ -117,12 +117,12 @@ def sift_block(task: SiftTask) -> int:
     return len(task.block.data)
 
 
-def _sift(read: ReadRow, raw: Interaction, *, sight: Sight) -> SiftedRow:
+def _extract_row(read: ReadRow, raw: Interaction, *, sight: AuditContext) -> RowFeatures:
     settings = sight.settings
     redacted = redact_row(raw)
     notes = check_row(raw, redacted, sight=sight)
     fault = find_verdict(notes)
-    return SiftedRow(
+    return RowFeatures(
         read=read,
         kept=redacted.row if settings.redact else raw,
         passed=not (fault and is_dropped(fault.code, settings)),
@@ -137,7 +137,7 @@ def _count(redacted: RedactedRow, settings: DataSettings) -> bytes | None:
     return orjson.dumps(redacted.counts) if redacted.counts and settings.redact else None
 
 
-def _to_table(rows: list[SiftedRow], prints: Prints, *, first_line: int) -> "pa.Table":
+def _to_table(rows: list[RowFeatures], prints: Fingerprints, *, first_line: int) -> "pa.Table":
     kept = [row.kept for row in rows]
     columns: dict[str, Any] = {
         "line": pa.array([row.read.line - first_line for row in rows], pa.int64()),
@@ -148,7 +148,7 @@ def _to_table(rows: list[SiftedRow], prints: Prints, *, first_line: int) -> "pa.
         "reason": pa.array([row.reason for row in rows], pa.string()),
         "notes": pa.array([row.notes for row in rows], pa.binary()),
         "redactions": pa.array([row.redactions for row in rows], pa.binary()),
-        "interaction": pa.array([pack(row) for row in kept], pa.binary()),
+        "interaction": pa.array([encode_row(row) for row in kept], pa.binary()),
         "prompt_chars": pa.array([sum(len(m.content) for m in row.messages) for row in kept], pa.int32()),
         "reply_chars": pa.array([len(row.reply) for row in kept], pa.int32()),
         "script": pa.array([main_script(row.question) for row in kept], pa.string()),

@@ -24,7 +24,7 @@ from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin
 
-HELD_BYTES = 160 << 20
+CACHE_BYTES = 160 << 20
 
 
 class Segment(NamedTuple):
@@ -38,7 +38,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-class Labels(NamedTuple):
+class LabelColumn(NamedTuple):
     """A column of names as numbers; -1 where a row has none."""
 
     numbers: "np.ndarray[Any, np.dtype[np.int32]]"
@@ -84,7 +84,7 @@ class Corpus:
     def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
         """Grouping and the leak check ask for the same columns: opening every block again costs more."""
         self._held[name] = column
-        while sum(one.nbytes for one in self._held.values()) > HELD_BYTES:
+        while sum(one.nbytes for one in self._held.values()) > CACHE_BYTES:
             del self._held[next(iter(self._held))]
 
     def ragged(
@@ -96,7 +96,7 @@ class Corpus:
             offsets = lists.offsets.to_numpy().astype(np.int64)
             yield first, lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
 
-    def labels(self, name: str) -> Labels:
+    def labels(self, name: str) -> LabelColumn:
         """A column of texts, each distinct text once."""
         if name == "file":
             return self._file_labels()
@@ -107,7 +107,7 @@ class Corpus:
             here = [known.setdefault(label, len(known)) for label in coded.dictionary.to_pylist()]
             lookup = np.array([*here, -1], dtype=np.int32)
             parts.append(lookup[coded.indices.fill_null(len(here)).to_numpy(zero_copy_only=False)])
-        return Labels(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
+        return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
 
     def notes(self) -> Iterator[tuple[int, Note]]:
         """What was noted about single rows, in order."""
@@ -180,16 +180,16 @@ class Corpus:
         faults: list[list[Any]] = read_head(self._folder / segment.sifted).faults
         return faults
 
-    def _file_labels(self) -> Labels:
+    def _file_labels(self) -> LabelColumn:
         known: dict[str, int] = {}
         parts = [
             np.full(segment.stop - segment.start, known.setdefault(segment.file, len(known)), dtype=np.int32)
             for segment in self.segments
         ]
-        return Labels(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
+        return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
 
 
-class Head(NamedTuple):
+class BlockHead(NamedTuple):
     """What a sifted block says of itself: readable rows, records of the log, and what could not be read."""
 
     rows: int
@@ -197,10 +197,10 @@ class Head(NamedTuple):
     faults: list[list[Any]]
 
 
-def read_head(path: Path) -> Head:
+def read_head(path: Path) -> BlockHead:
     with _opened(path) as reader:
         metadata = reader.schema.metadata
-        return Head(
+        return BlockHead(
             rows=int(metadata[b"rows"]),
             records=int(metadata[b"records"]),
             faults=orjson.loads(metadata[b"faults"]),
@@ -236,10 +236,10 @@ def read_interactions(
     chosen = table.take(pa.array(numbers, pa.int64()))
     lines, packed = chosen.column("line").to_pylist(), chosen.column("interaction").to_pylist()
     for line, data in zip(lines, packed, strict=True):
-        yield unpack(data, origin=Origin(file=file, line=first_line + line))
+        yield decode_row(data, origin=Origin(file=file, line=first_line + line))
 
 
-def pack(row: Interaction) -> bytes:
+def encode_row(row: Interaction) -> bytes:
     """A row without its place: the same bytes wherever the line stands."""
     values = row.model_dump(mode="json", exclude={"origin", "messages"}, exclude_none=True)
     # Rows without an id of their own go by their place, and several of one line by a number behind it.
@@ -249,7 +249,7 @@ def pack(row: Interaction) -> bytes:
     return orjson.dumps(values)
 
 
-def unpack(data: bytes, *, origin: Origin) -> Interaction:
+def decode_row(data: bytes, *, origin: Origin) -> Interaction:
     values = orjson.loads(data)
     if "number" in values:
         values["id"] = f"{origin}{values.pop('number')}"

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.lsh import Columns, find_first, read_rows
-from graftwork.text.similarity import NO_WEIGHTS, Array, Ragged, Weights, distinct, weigh
+from graftwork.data.dedup.lsh import CorpusColumns, find_first, read_rows
+from graftwork.text.similarity import NO_WEIGHTS, Array, Ragged, RunWeights, distinct, weigh
 
-FIRST_GROUND = 8
-GROUND_ROWS = 65_536
+FIRST_WINDOW = 8
+SAMPLE_ROWS = 65_536
 
 # A line is an instruction when it stands in this share of the distinct turns, and in this many;
 # a line that ends as a question may be a popular one and needs a larger share.
-INSTRUCTION_SHARE = 0.05
-INSTRUCTION_COUNT = 6
-ASKING_SHARE = 0.3
+BOILERPLATE_SHARE = 0.05
+BOILERPLATE_COUNT = 6
+QUESTION_SHARE = 0.3
 
-ASKS = np.uint64(1)
+IS_QUESTION = np.uint64(1)
 """The bit of a line's key that says whether the line ends as a question."""
 
 
@@ -37,13 +37,13 @@ class Window(NamedTuple):
 
 def open_windows(rows: int) -> Iterator[Window]:
     """All rows, window by window."""
-    low, high = 0, FIRST_GROUND
+    low, high = 0, FIRST_WINDOW
     while low < rows:
         yield Window(low, min(high, rows), low)
         low, high = high, 2 * high
 
 
-def ground_places(window: Window, *, passed: Array, turns: Array, most: int = GROUND_ROWS) -> Array:
+def sample_before(window: Window, *, passed: Array, turns: Array, most: int = SAMPLE_ROWS) -> Array:
     """The rows that the ground of a window is learned from: each turn once."""
     places = np.arange(0, window.known, max(1, window.known // most))
     places = places[passed[places]]
@@ -52,24 +52,24 @@ def ground_places(window: Window, *, passed: Array, turns: Array, most: int = GR
     return chosen
 
 
-def learn_instructions(corpus: Columns, places: Array) -> Array:
+def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
     """The keys of lines that ask nothing, sorted, without the bit for asking."""
     lines = read_rows(corpus, "lines", places)
     if not len(lines.values):
         return np.zeros(0, dtype=np.uint64)
-    asking = distinct(lines.values[(lines.values & ASKS) == ASKS] & ~ASKS)
+    asking = distinct(lines.values[(lines.values & IS_QUESTION) == IS_QUESTION] & ~IS_QUESTION)
     # A line that stands twice in a turn counts once.
-    order = np.argsort(lines.values & ~ASKS, kind="stable")
-    keys, owners = (lines.values & ~ASKS)[order], lines.owners()[order]
+    order = np.argsort(lines.values & ~IS_QUESTION, kind="stable")
+    keys, owners = (lines.values & ~IS_QUESTION)[order], lines.owners()[order]
     once = np.ones(len(keys), dtype=bool)
     once[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
     found, counts = np.unique(keys[once], return_counts=True)
-    share = np.where(np.isin(found, asking), ASKING_SHARE, INSTRUCTION_SHARE)
-    instructions: Array = found[(counts >= INSTRUCTION_COUNT) & (counts >= share * len(places))]
+    share = np.where(np.isin(found, asking), QUESTION_SHARE, BOILERPLATE_SHARE)
+    instructions: Array = found[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(places))]
     return instructions
 
 
-def learn_weights(sets: Ragged, keys: Array) -> Weights:
+def learn_weights(sets: Ragged, keys: Array) -> RunWeights:
     """What the values of these sets weigh, each distinct set (by its key) counted once."""
     if not len(keys):
         return NO_WEIGHTS
@@ -80,7 +80,7 @@ def learn_weights(sets: Ragged, keys: Array) -> Weights:
 LINES_AT_ONCE = 4_000_000
 
 
-def find_instructions(corpus: Columns, *, passed: Array, turns: Array) -> Array:
+def mark_boilerplate(corpus: CorpusColumns, *, passed: Array, turns: Array) -> Array:
     """One mark a line, in the order of the column `lines`."""
     sizes = [(first, len(flat)) for first, flat, _ in corpus.ragged("lines")]
     total = sum(size for _, size in sizes)
@@ -94,7 +94,7 @@ def find_instructions(corpus: Columns, *, passed: Array, turns: Array) -> Array:
     return marks
 
 
-def _read_part(corpus: Columns, part: int, parts: int) -> tuple[Array, Array, Array]:
+def _read_part(corpus: CorpusColumns, part: int, parts: int) -> tuple[Array, Array, Array]:
     """Lines whose keys fall into one part of all keys, by number, with their rows; in their order."""
     found = list(_choose_part(corpus, part, parts))
     return (
@@ -104,10 +104,10 @@ def _read_part(corpus: Columns, part: int, parts: int) -> tuple[Array, Array, Ar
     )
 
 
-def _choose_part(corpus: Columns, part: int, parts: int) -> Iterator[tuple[Array, Array, Array]]:
+def _choose_part(corpus: CorpusColumns, part: int, parts: int) -> Iterator[tuple[Array, Array, Array]]:
     number = 0
     for first, flat, offsets in corpus.ragged("lines"):
-        mine = ((flat & ASKS) == 0) & ((flat >> np.uint64(1)) % np.uint64(parts) == part)
+        mine = ((flat & IS_QUESTION) == 0) & ((flat >> np.uint64(1)) % np.uint64(parts) == part)
         rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets)) + first
         yield np.flatnonzero(mine) + number, flat[mine], rows[mine]
         number += len(flat)
@@ -125,5 +125,5 @@ def _repeat_enough(keys: Array, places: Array, *, counted: Array, before: Array)
     times = seen[:-1] - seen[start]
     since = before[places] - before[places[start]]
     enough = np.zeros(len(keys), dtype=bool)
-    enough[order] = (times >= INSTRUCTION_COUNT) & (times >= INSTRUCTION_SHARE * since)
+    enough[order] = (times >= BOILERPLATE_COUNT) & (times >= BOILERPLATE_SHARE * since)
     return enough

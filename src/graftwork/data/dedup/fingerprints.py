@@ -53,7 +53,7 @@ model stands behind its reply.
 """
 
 
-class Prints(NamedTuple):
+class Fingerprints(NamedTuple):
     """Columns with one value a row, and columns with any number of values a row (values, offsets).
 
     A value of 0 stands for nothing: no session, no words, or a row that was not looked at.
@@ -63,9 +63,9 @@ class Prints(NamedTuple):
     ragged: dict[str, tuple[Array, Array]]
 
 
-def take_prints(rows: Sequence[Interaction | None], *, settings: DataSettings) -> Prints:
+def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSettings) -> Fingerprints:
     """The prints of each row; None stands for a row that is not looked at."""
-    read = [None if row is None else _read(row, settings=settings) for row in rows]
+    read = [None if row is None else _split_words(row, settings=settings) for row in rows]
     fixed: dict[str, Array] = {
         name: np.array([0 if row is None else row.keys[at] for row in read], dtype=np.uint64)
         for at, name in enumerate(KEYS)
@@ -76,15 +76,15 @@ def take_prints(rows: Sequence[Interaction | None], *, settings: DataSettings) -
     said = whole.words
     if any(row is not None and row.said < len(row.words) for row in read):
         said = whole.take_spans([(0, 0) if row is None else (0, row.said) for row in read])
-    fixed |= _bands(run_words(said, size=3), NEAR, size=NEAR_ROWS)
+    fixed |= _minhash_bands(run_words(said, size=3), NEAR, size=NEAR_ROWS)
     # A turn of one short line is its own asking line: comparing it again would only be coarser.
     long = np.array([row is not None and not row.is_one_line for row in read], dtype=bool)
     turn_runs = run_words(_only(turns, long), size=3)
-    fixed |= _bands(turn_runs, TURN, size=TURN_ROWS)
-    ragged = _print_lines([() if row is None else row.lines for row in read])
+    fixed |= _minhash_bands(turn_runs, TURN, size=TURN_ROWS)
+    ragged = _fingerprint_lines([() if row is None else row.lines for row in read])
     ragged["turn_runs"] = _as_pair(as_sets(turn_runs, lowest=TURN_RUNS))
     ragged["grams"] = _as_pair(_choose_grams(turns))
-    return Prints(fixed, ragged)
+    return Fingerprints(fixed, ragged)
 
 
 def _as_pair(items: Ragged) -> tuple[Array, Array]:
@@ -99,7 +99,7 @@ class _Line(NamedTuple):
     context: list[str]
 
 
-class _Read(NamedTuple):
+class _RowWords(NamedTuple):
     """A row as words: all but the system prompt, up to `said`, and where among them the user's turns stand.
 
     The turns of a longer conversation stand apart from each other: they are repeated behind `said`.
@@ -114,15 +114,15 @@ class _Read(NamedTuple):
     is_one_line: bool
 
 
-def _read(row: Interaction, *, settings: DataSettings) -> _Read:
+def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     prompt: list[str] = []
     whole: list[str] = []
-    asked: list[_Turn] = []
+    asked: list[_UserTurn] = []
     for message in row.messages:
         if message.role == "user":
             lines = [(words(line), line) for line in message.content.splitlines()]
             found = [word for line, _ in lines for word in line]
-            asked.append(_Turn(lines, found, begins=len(whole)))
+            asked.append(_UserTurn(lines, found, begins=len(whole)))
         else:
             found = words(message.content)
         prompt += [message.role, fold(message.content)]
@@ -138,7 +138,7 @@ def _read(row: Interaction, *, settings: DataSettings) -> _Read:
         begins = asked[0].begins if asked else 0
         span, repeated = (begins, begins + len(opening)), []
     spoken = _list_lines(asked, later)
-    return _Read(
+    return _RowWords(
         keys=(
             # To the letter, but for case and spacing: rows are dropped by these two.
             number_text("\x1f".join(prompt)),
@@ -159,7 +159,7 @@ def _read(row: Interaction, *, settings: DataSettings) -> _Read:
     )
 
 
-class _Turn(NamedTuple):
+class _UserTurn(NamedTuple):
     """A turn of the user: its lines as words and as they stand, and where its words begin."""
 
     lines: list[tuple[list[str], str]]
@@ -167,7 +167,7 @@ class _Turn(NamedTuple):
     begins: int
 
 
-def _list_lines(asked: Sequence[_Turn], later: list[str]) -> tuple[_Line, ...]:
+def _list_lines(asked: Sequence[_UserTurn], later: list[str]) -> tuple[_Line, ...]:
     """The lines of which one asks, in the order in which they are considered: the last of a turn first.
 
     A conversation asks what its first turn asks, in the light of what the user says later. Its later turns
@@ -210,7 +210,7 @@ def _find_together(row: Interaction, split_by: str) -> int:
     return 0 if value is None else number_text(f"{split_by}\x1f{value}")
 
 
-class _Flat(NamedTuple):
+class _FlatWords(NamedTuple):
     words: Ragged
 
     def take_spans(self, spans: Sequence[tuple[int, int]]) -> Ragged:
@@ -222,9 +222,9 @@ class _Flat(NamedTuple):
         return Ragged(self.words.values[at], offsets)
 
 
-def _flatten(texts: Sequence[Sequence[str]]) -> _Flat:
+def _flatten(texts: Sequence[Sequence[str]]) -> _FlatWords:
     values = number_words([word for text in texts for word in text])
-    return _Flat(Ragged(values, _offsets(len(text) for text in texts)))
+    return _FlatWords(Ragged(values, _offsets(len(text) for text in texts)))
 
 
 def _only(items: Ragged, which: Array) -> Ragged:
@@ -237,7 +237,7 @@ def _offsets(lengths: Iterable[int]) -> Array:
     return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(np.fromiter(lengths, dtype=np.int64))))
 
 
-def _bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str, Array]:
+def _minhash_bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str, Array]:
     """MinHash, and one number for every `size` of its numbers; 0 for an item without runs."""
     if not len(runs.values):
         return {name: np.zeros(len(runs.offsets) - 1, dtype=np.uint64) for name in names}
@@ -257,7 +257,7 @@ def _bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str, Array]
     return bands
 
 
-def _print_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Array, Array]]:
+def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Array, Array]]:
     """Each line's key (its lowest bit says whether it ends as a question) and its runs of 1 and 2 words.
 
     The key is of the line alone, so that instructions are known by it; the runs are those of its context

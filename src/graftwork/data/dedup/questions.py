@@ -14,23 +14,23 @@ from typing import NamedTuple
 import numpy as np
 
 from graftwork.data.dedup.boilerplate import (
-    ASKS,
+    IS_QUESTION,
     Window,
-    find_instructions,
-    ground_places,
-    learn_instructions,
+    learn_boilerplate,
     learn_weights,
+    mark_boilerplate,
     open_windows,
+    sample_before,
 )
 from graftwork.data.dedup.lsh import (
-    BEFORE,
+    CANDIDATES_PER_ROW,
     NO_PAIRS,
-    Columns,
-    Entries,
-    Few,
-    Spill,
-    are_few,
+    CorpusColumns,
+    ExternalSort,
+    SortedEntries,
+    ValueLookup,
     find_first,
+    is_worth_looking_up,
     join_ragged,
     merge_pairs,
     only_fresh,
@@ -42,7 +42,7 @@ from graftwork.text.similarity import (
     TOLERANCE,
     Array,
     Ragged,
-    Weights,
+    RunWeights,
     distinct,
     measure_pairs,
     spread,
@@ -61,11 +61,11 @@ _ENTRIES_AT_ONCE = 1_000_000
 _HALF = np.uint64(32)
 
 
-def propose_all(
+def propose_all_pairs(
     sets: Ragged, places: Array, *, weighed: Array, threshold: float, is_probe: Array
 ) -> Iterator[Array]:
     """Probes with rows before them, portion by portion."""
-    with Spill(len(sets.values)) as spill:
+    with ExternalSort(len(sets.values)) as spill:
         for start in range(0, len(places), _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, len(places))
             part = sets.take(np.arange(start, stop))
@@ -74,7 +74,7 @@ def propose_all(
             spill.add(part.values.astype(np.uint64), places[start:stop][part.owners()], marks)
         for entries in spill.portions():
             parts, ranks = [], entries.ranks()
-            for step in range(1, BEFORE + 1):
+            for step in range(1, CANDIDATES_PER_ROW + 1):
                 later, earlier = entries.pair(step)
                 rare = entries.marks[later] | (entries.marks[earlier] & _RAREST)
                 proposed = (rare > 0) & is_probe[entries.places[later]] & (ranks[later] < _RARE_ROWS)
@@ -82,7 +82,7 @@ def propose_all(
             yield merge_pairs(parts)
 
 
-class Marked(NamedTuple):
+class MarkedRuns(NamedTuple):
     """The lines of some rows, and for each of their runs whether it is among the rarest."""
 
     places: Array
@@ -90,7 +90,7 @@ class Marked(NamedTuple):
     marks: Array
 
     @classmethod
-    def of(cls, sets: Ragged, places: Array, *, weighed: Array, threshold: float) -> "Marked":
+    def of(cls, sets: Ragged, places: Array, *, weighed: Array, threshold: float) -> "MarkedRuns":
         keys = sets.owners().astype(np.uint64) << _HALF | sets.values.astype(np.uint64)
         return cls(places, keys, _mark_rare(sets, weighed, threshold=threshold))
 
@@ -101,23 +101,23 @@ class Marked(NamedTuple):
         return found
 
 
-class Sharing(NamedTuple):
+class SharedRuns(NamedTuple):
     """Pairs of rows that share a run which is rare up to the later one, and that run."""
 
     value: Array
     later: Array
     earlier: Array
 
-    def only(self, which: Array) -> "Sharing":
-        return Sharing(self.value[which], self.later[which], self.earlier[which])
+    def only(self, which: Array) -> "SharedRuns":
+        return SharedRuns(self.value[which], self.later[which], self.earlier[which])
 
     def rows(self) -> Array:
         return distinct(np.concatenate((self.later, self.earlier)))
 
 
-def find_sharing(
+def find_shared_runs(
     lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array, is_probe: Array
-) -> Sharing:
+) -> SharedRuns:
     """Probes with rows before them, one of the two fresh. `runs` are those of all fresh lines.
 
     `lines` are the lines of all rows, some at a time, in order.
@@ -125,21 +125,21 @@ def find_sharing(
     runs = distinct(runs)
     entries = _find_entries(lines, runs, fresh=fresh)
     ranks, found = entries.ranks(), []
-    for later, earlier in map(entries.pair, range(1, BEFORE + 1)):
-        pairs = Sharing(runs[entries.values[later]], entries.places[later], entries.places[earlier])
+    for later, earlier in map(entries.pair, range(1, CANDIDATES_PER_ROW + 1)):
+        pairs = SharedRuns(runs[entries.values[later]], entries.places[later], entries.places[earlier])
         pairs = pairs.only(ranks[later] < _RARE_ROWS)
         found.append(pairs.only(is_probe[pairs.later] & (fresh[pairs.later] | fresh[pairs.earlier])))
-    return Sharing(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+    return SharedRuns(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
-def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array) -> Entries:
+def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array) -> SortedEntries:
     """Where the runs stand that are still rare when the first fresh row with them comes."""
     seen, concerned = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=bool)
     number, place = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
     waiting: list[tuple[Array, Array]] = []
     for some, sets in lines:
         open_runs = np.flatnonzero(seen < _RARE_ROWS).astype(np.int32)
-        there, which = Few(runs[open_runs]).find(sets.values)
+        there, which = ValueLookup(runs[open_runs]).find(sets.values)
         numbers, places = open_runs[which], some[sets.owners()[there]]
         seen += np.bincount(numbers, minlength=len(runs))
         concerned[numbers[fresh[places]]] = True
@@ -150,7 +150,7 @@ def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: 
             waiting = []
     number, place = _gather(number, place, waiting, useful=concerned)
     order = np.argsort(number, kind="stable")
-    return Entries(number[order], place[order].astype(np.int64), np.zeros(len(order), dtype=np.uint8))
+    return SortedEntries(number[order], place[order].astype(np.int64), np.zeros(len(order), dtype=np.uint8))
 
 
 def _gather(
@@ -162,7 +162,7 @@ def _gather(
     return number[kept], place[kept]
 
 
-def leave_out_hopeless(sharing: Sharing, lines: Marked) -> Sharing:
+def drop_common_runs(sharing: SharedRuns, lines: MarkedRuns) -> SharedRuns:
     """Without runs of two words that are not among the rarest of the later line, where that is known."""
     known = np.isin(sharing.later, lines.places)
     hopeless = known & ((sharing.value & np.uint32(1)) == 1)
@@ -170,7 +170,7 @@ def leave_out_hopeless(sharing: Sharing, lines: Marked) -> Sharing:
     return sharing.only(~hopeless)
 
 
-def propose_sharing(sharing: Sharing, lines: Marked) -> Array:
+def propose_pairs(sharing: SharedRuns, lines: MarkedRuns) -> Array:
     """Those that share a run which is among the rarest of one of the two. `lines` are those of all."""
     rare = lines.marks_of(sharing.later, sharing.value)
     rare |= lines.marks_of(sharing.earlier, sharing.value) & _RAREST
@@ -205,12 +205,12 @@ def _share_before(weighed: Array, sets: Ragged, owners: Array) -> Array:
 # A line that stands in another asks the same, unless it has only this part of the other's words.
 CONTAINED_PART = 0.4
 
-Wanted = Callable[[Array, Array], Array]
+PairFilter = Callable[[Array, Array], Array]
 """Which of the pairs (later rows, earlier rows) need to be judged at all."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Questions:
     """The asking lines of all rows before `window.high`, as seen on the ground of that window.
 
     `key` is 0 where a row asks nothing; `first` is the first row with the same line; `instructions`
@@ -220,10 +220,10 @@ class Asked:
     window: Window
     key: Array
     first: Array
-    weights: Weights
+    weights: RunWeights
     instructions: Array
     number: Array
-    _corpus: Columns
+    _corpus: CorpusColumns
     _passed: Array
 
     def runs_of(self, places: Array) -> Ragged:
@@ -242,7 +242,7 @@ class Asked:
         return np.flatnonzero(inside & (find_first(self.key, among=inside) == rows))
 
     def pair_alike(
-        self, *, threshold: float, wanted: Wanted | None = None, fresh: Array | None = None
+        self, *, threshold: float, wanted: PairFilter | None = None, fresh: Array | None = None
     ) -> Array:
         """Rows of the window with rows before them that ask the same in nearly the same words.
 
@@ -254,12 +254,12 @@ class Asked:
         places = np.union1d(probes, self.firsts())
         if not len(probes) or (fresh is not None and not fresh[places].any()):
             return NO_PAIRS
-        if fresh is not None and are_few(fresh):
+        if fresh is not None and is_worth_looking_up(fresh):
             return self._look_up(places, is_probe, threshold=threshold, wanted=wanted, fresh=fresh)
         sets = self.runs_of(places)
         weighed = self.weights.of(sets.values)
         found = []
-        for pairs in propose_all(sets, places, weighed=weighed, threshold=threshold, is_probe=is_probe):
+        for pairs in propose_all_pairs(sets, places, weighed=weighed, threshold=threshold, is_probe=is_probe):
             proposed = only_fresh(pairs, fresh)
             if wanted is not None:
                 proposed = proposed[wanted(*unpack(proposed))]
@@ -267,25 +267,27 @@ class Asked:
         return merge_pairs(found)
 
     def _look_up(
-        self, places: Array, is_probe: Array, *, threshold: float, wanted: Wanted | None, fresh: Array
+        self, places: Array, is_probe: Array, *, threshold: float, wanted: PairFilter | None, fresh: Array
     ) -> Array:
         own = places[fresh[places]]
         runs = self.runs_of(own)
         lines = _stream_runs(self._corpus, places, self.number)
-        sharing = find_sharing(lines, runs.values, fresh=fresh, is_probe=is_probe)
+        sharing = find_shared_runs(lines, runs.values, fresh=fresh, is_probe=is_probe)
         if wanted is not None:
             sharing = sharing.only(wanted(sharing.later, sharing.earlier))
-        marked = Marked.of(runs, own, weighed=self.weights.of(runs.values), threshold=threshold)
-        sharing = leave_out_hopeless(sharing, marked)
+        marked = MarkedRuns.of(runs, own, weighed=self.weights.of(runs.values), threshold=threshold)
+        sharing = drop_common_runs(sharing, marked)
         places = sharing.rows()
         sets = self.runs_of(places)
         weighed = self.weights.of(sets.values)
-        marked = Marked.of(sets, places, weighed=weighed, threshold=threshold)
-        pairs = propose_sharing(sharing, marked)
+        marked = MarkedRuns.of(sets, places, weighed=weighed, threshold=threshold)
+        pairs = propose_pairs(sharing, marked)
         return pairs[_are_alike(pairs, places, sets, weighed=weighed, threshold=threshold)]
 
 
-def find_asked(corpus: Columns, *, passed: Array, turns: Array, since: int = 0) -> Iterator[Asked]:
+def find_questions(
+    corpus: CorpusColumns, *, passed: Array, turns: Array, since: int = 0
+) -> Iterator[Questions]:
     """The asking lines, window by window, each on its own ground. `turns` are the keys of the turns.
 
     Windows with no row from `since` on are left out.
@@ -295,15 +297,15 @@ def find_asked(corpus: Columns, *, passed: Array, turns: Array, since: int = 0) 
         if window.high <= since:
             continue
         if shown is None:
-            shown = find_instructions(corpus, passed=passed, turns=turns)
-        ground = ground_places(window, passed=passed, turns=turns)
-        instructions = learn_instructions(corpus, ground)
+            shown = mark_boilerplate(corpus, passed=passed, turns=turns)
+        ground = sample_before(window, passed=passed, turns=turns)
+        instructions = learn_boilerplate(corpus, ground)
         key, numbers = _choose_lines(corpus, window.high, instructions, shown)
         weights = NO_WEIGHTS
         if len(ground):
             weights = learn_weights(_read_runs(corpus, ground, numbers), key[ground])
         inside = passed[: window.high]
-        yield Asked(
+        yield Questions(
             window=window,
             key=key,
             first=find_first(key, among=inside),
@@ -330,7 +332,7 @@ def _count_words(sets: Ragged, items: Array) -> Array:
     return np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(items))
 
 
-def _choose_lines(corpus: Columns, rows: int, instructions: Array, shown: Array) -> tuple[Array, Array]:
+def _choose_lines(corpus: CorpusColumns, rows: int, instructions: Array, shown: Array) -> tuple[Array, Array]:
     """For each row the key of its asking line, and which of its last lines that is.
 
     The last line that is no instruction asks; where all are, the last. `shown` marks the lines that
@@ -342,7 +344,7 @@ def _choose_lines(corpus: Columns, rows: int, instructions: Array, shown: Array)
     for first, flat, offsets in corpus.ragged("lines"):
         if first >= rows:
             break
-        keys = flat & ~ASKS
+        keys = flat & ~IS_QUESTION
         at = np.arange(len(keys))
         asks = ~np.isin(keys, instructions) & ~shown[behind : behind + len(keys)]
         behind += len(keys)
@@ -358,11 +360,11 @@ def _choose_lines(corpus: Columns, rows: int, instructions: Array, shown: Array)
         numbers[places] = (chosen - starts)[inside]
     # The same line asks something else in another conversation.
     later = corpus.column("later")[:rows]
-    chosen_keys = np.where(later == 0, chosen_keys, spread(spread(chosen_keys) ^ later) & ~ASKS)
+    chosen_keys = np.where(later == 0, chosen_keys, spread(spread(chosen_keys) ^ later) & ~IS_QUESTION)
     return chosen_keys, numbers
 
 
-def _read_runs(corpus: Columns, places: Array, numbers: Array) -> Ragged:
+def _read_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Ragged:
     """The runs of one line of each of these rows."""
     parts = [sets for _, sets in _stream_runs(corpus, places, numbers)]
     if not parts:
@@ -370,7 +372,7 @@ def _read_runs(corpus: Columns, places: Array, numbers: Array) -> Ragged:
     return join_ragged(parts)
 
 
-def _stream_runs(corpus: Columns, places: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
+def _stream_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
     """The same, some rows at a time, with their places."""
     sizes_of, runs_of = corpus.ragged("line_sizes"), corpus.ragged("line_runs")
     for (first, sizes, line_offsets), (_, runs, _) in zip(sizes_of, runs_of, strict=True):

@@ -10,18 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.boilerplate import Window, ground_places
+from graftwork.data.dedup.boilerplate import Window, sample_before
 from graftwork.data.dedup.fingerprints import NEAR
 from graftwork.data.dedup.lsh import (
     NO_PAIRS,
-    Columns,
+    CorpusColumns,
     find_first,
     join_ragged,
     merge_pairs,
     pair_neighbours,
     unpack,
 )
-from graftwork.data.dedup.questions import Asked, find_asked
+from graftwork.data.dedup.questions import Questions, find_questions
 from graftwork.data.settings import DataSettings
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import (
@@ -30,7 +30,7 @@ from graftwork.text.similarity import (
     Array,
     Clusters,
     Ragged,
-    Weights,
+    RunWeights,
     as_sets,
     measure_pairs,
     number_words,
@@ -41,7 +41,7 @@ from graftwork.text.similarity import (
 )
 
 # Whole texts are large: their ground is learned from fewer rows than that of lines.
-GROUND_ROWS = 4096
+TEXT_SAMPLE_ROWS = 4096
 _ROWS_AT_ONCE = 2000
 # Characters of both sides of the pairs that are judged at once; their runs take about as many bytes.
 _CHARACTERS_AT_ONCE = 40_000_000
@@ -59,10 +59,10 @@ class _Sets(NamedTuple):
     reply: Ragged
 
 
-class TextJudge:
+class TextComparer:
     """Judges pairs window by window; windows must come in order."""
 
-    def __init__(self, corpus: Columns, *, passed: Array, turns: Array) -> None:
+    def __init__(self, corpus: CorpusColumns, *, passed: Array, turns: Array) -> None:
         self._corpus = corpus
         self._passed = passed
         self._turns = turns
@@ -80,7 +80,7 @@ class TextJudge:
             chosen.append(part[self._are_alike(part, weights=weights, threshold=threshold)])
         return np.concatenate(chosen)
 
-    def _are_alike(self, pairs: Array, *, weights: Weights, threshold: float) -> Array:
+    def _are_alike(self, pairs: Array, *, weights: RunWeights, threshold: float) -> Array:
         later, earlier = unpack(pairs)
         places = np.unique(np.concatenate((later, earlier)))
         sets = _join([part for _, part in _read_sets(self._corpus, places)])
@@ -91,8 +91,8 @@ class TextJudge:
             alike &= measure_pairs(part, one, other, weighed=weights.of(part.values)).likeness >= least
         return alike
 
-    def _learn(self, window: Window) -> Weights:
-        places = ground_places(window, passed=self._passed, turns=self._turns, most=GROUND_ROWS)
+    def _learn(self, window: Window) -> RunWeights:
+        places = sample_before(window, passed=self._passed, turns=self._turns, most=TEXT_SAMPLE_ROWS)
         if not len(places):
             return NO_WEIGHTS
         wanted = set(places.tolist())
@@ -106,7 +106,7 @@ class TextJudge:
         return weigh(Ragged(np.concatenate(held), offsets))
 
 
-def _read_sets(corpus: Columns, places: Array) -> Iterator[tuple[Array, _Sets]]:
+def _read_sets(corpus: CorpusColumns, places: Array) -> Iterator[tuple[Array, _Sets]]:
     for start in range(0, len(places), _ROWS_AT_ONCE):
         some = places[start : start + _ROWS_AT_ONCE]
         wholes, replies = [], []
@@ -142,7 +142,7 @@ class Repeats(NamedTuple):
     step: Array
 
 
-def find_repeats(corpus: Columns, *, settings: DataSettings) -> Repeats:
+def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     """Conflicts, then exact duplicates, then near ones."""
     passed = corpus.column("passed").astype(bool)
     repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8))
@@ -174,7 +174,7 @@ def find_repeats(corpus: Columns, *, settings: DataSettings) -> Repeats:
 
 
 def find_near_pairs(
-    corpus: Columns, *, first: Array, passed: Array, standing: Array, settings: DataSettings
+    corpus: CorpusColumns, *, first: Array, passed: Array, standing: Array, settings: DataSettings
 ) -> Array:
     """Rows that are alike as a whole, in the line that asks and in the reply.
 
@@ -191,9 +191,9 @@ def find_near_pairs(
     if not len(pairs):
         return pairs
     turns = corpus.column("turn")
-    judge = TextJudge(corpus, passed=passed, turns=turns)
+    judge = TextComparer(corpus, passed=passed, turns=turns)
     found = []
-    for asked in find_asked(corpus, passed=passed, turns=turns):
+    for asked in find_questions(corpus, passed=passed, turns=turns):
         here = pairs[slice(*np.searchsorted(unpack(pairs).later, asked.window[:2]))]
         here = here[_ask_alike(asked, here, threshold=settings.near_duplicate)]
         if len(here):
@@ -201,7 +201,7 @@ def find_near_pairs(
     return merge_pairs(found)
 
 
-def _ask_alike(asked: Asked, pairs: Array, *, threshold: float) -> Array:
+def _ask_alike(asked: Questions, pairs: Array, *, threshold: float) -> Array:
     later, earlier = unpack(pairs)
     if not len(pairs):
         return np.zeros(0, dtype=bool)
@@ -239,7 +239,7 @@ def _drop_conflicts(
     repeats.step[order[gone]] = CONFLICT
 
 
-def _rank(corpus: Columns, rule: str) -> Array:
+def _rank(corpus: CorpusColumns, rule: str) -> Array:
     """The row with the smallest number stays."""
     places = np.arange(corpus.rows, dtype=np.int64)
     if rule == "first":

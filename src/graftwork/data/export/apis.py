@@ -27,8 +27,8 @@ from graftwork.data.export.sink import (
     plain,
     prompt_and_completion,
     prompt_and_pair,
-    take_calls_apart,
-    take_tools_apart,
+    split_calls,
+    split_tools,
     write_json,
 )
 from graftwork.files.whole import write_whole
@@ -40,7 +40,7 @@ FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 FEWEST_EXAMPLES = 10
 
 
-class Unanswered(ValueError):
+class UnansweredCall(ValueError):
     """Calls and answers of tools do not match."""
 
 
@@ -52,7 +52,7 @@ class OpenAI:
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
         try:
-            conversation = take_tools_apart(row.messages)
+            conversation = split_tools(row.messages)
             before = _to_messages(conversation.messages)
             names = _CallNames(before)
             reply = _to_assistant(row.reply, names)
@@ -64,7 +64,7 @@ class OpenAI:
                 request = {"messages": before, **_list_tools(conversation, [*before, *pair])}
                 line = {"input": request, "preferred_output": pair[:1], "non_preferred_output": pair[1:]}
                 sink.add_line(f"{split}.preference.jsonl", line)
-        except Unanswered as error:
+        except UnansweredCall as error:
             sink.leave_out(row, why=str(error))
 
     def finish(self, sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, ...]:
@@ -92,22 +92,22 @@ def _to_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         if message.role == "tool":
             if not open_calls:
-                raise Unanswered("a tool answers that nobody called")
+                raise UnansweredCall("a tool answers that nobody called")
             made.append({**plain(message), "tool_call_id": open_calls.pop(0)})
             continue
         if open_calls:
-            raise Unanswered("a tool was called and did not answer")
+            raise UnansweredCall("a tool was called and did not answer")
         is_assistant = message.role == "assistant"
         turn: dict[str, Any] = _to_assistant(message.content, names) if is_assistant else {**plain(message)}
         open_calls = [call["id"] for call in turn.get("tool_calls", ())]
         made.append(turn)
     if open_calls:
-        raise Unanswered("a tool was called and did not answer")
+        raise UnansweredCall("a tool was called and did not answer")
     return made
 
 
 def _to_assistant(content: str, names: _CallNames) -> dict[str, Any]:
-    turn = take_calls_apart(content)
+    turn = split_calls(content)
     if not turn.calls or not all(FUNCTION_NAME.fullmatch(call.name) for call in turn.calls):
         return {"role": "assistant", "content": content}
     made: dict[str, Any] = {"role": "assistant"}

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from graftwork.data.export.apis import OpenAI, SageMaker
 from graftwork.data.export.hubs import HuggingFace, Kaggle
-from graftwork.data.export.sink import EXPORT_FILE, Export, ExportedFile, ExportOptions, Sink
+from graftwork.data.export.sink import EXPORT_FILE, ExportedFile, ExportOptions, ExportRecord, Sink
 from graftwork.data.export.trainers import Axolotl, LlamaFactory
 from graftwork.files.dataset_folder import iterate_rows, read_manifest
 from graftwork.files.digest import file_digest
@@ -26,7 +26,7 @@ from graftwork.records.dataset import SPLITS, Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
 
-def require_place(out: Path, *, force: bool) -> None:
+def require_empty_or_own(out: Path, *, force: bool) -> None:
     """Refuse a folder that holds what an export would destroy."""
     if not out.exists() or force:
         if out.exists() and not out.is_dir():
@@ -45,7 +45,7 @@ def require_place(out: Path, *, force: bool) -> None:
 
 
 @contextmanager
-def put_in_place(out: Path) -> Iterator[Path]:
+def staged_folder(out: Path) -> Iterator[Path]:
     """Give a folder to fill; it stands at `out` when the block succeeds."""
     staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.new")
     try:
@@ -92,7 +92,7 @@ def _files(folder: Path) -> set[str]:
 def _own_files(folder: Path) -> set[str]:
     """The files that an export of ours says it wrote; none where there is no such export."""
     try:
-        export = Export.from_json((folder / EXPORT_FILE).read_bytes())
+        export = ExportRecord.from_json((folder / EXPORT_FILE).read_bytes())
     except (OSError, ValidationError):
         return set()
     return {EXPORT_FILE, *(file.file for file in export.files)}
@@ -145,15 +145,15 @@ def export_dataset(
     splits: Sequence[Split] = SPLITS,
     options: ExportOptions | None = None,
     force: bool = False,
-) -> Export:
+) -> ExportRecord:
     """Write the dataset in `source` to the folder `out`."""
     options = options or ExportOptions()
     form = load_exporter(format_name)
     form.check_options(options)
     dataset = read_manifest(source)
     _require_rows(dataset, splits)
-    require_place(out, force=force)
-    with put_in_place(out.absolute()) as folder:
+    require_empty_or_own(out, force=force)
+    with staged_folder(out.absolute()) as folder:
         with Sink(folder) as sink:
             counts, pairs = _add_rows(form, sink, source, splits)
             notes = (*form.finish(sink, dataset, options), *_note_weights(sink, format_name))
@@ -166,7 +166,7 @@ def export_dataset(
             for path in sorted(folder.rglob("*"))
             if path.is_file()
         )
-        export = Export(
+        export = ExportRecord(
             format=format_name,
             dataset=dataset.content_hash,
             base=dataset.base,

@@ -209,7 +209,7 @@ class ExportedFile(Record):
     sha256: str
 
 
-class Export(Record):
+class ExportRecord(Record):
     """Which dataset it is, which files it became, what the format could not hold."""
 
     format: str
@@ -232,7 +232,7 @@ class ToolCall(NamedTuple):
     arguments: dict[str, Any]
 
 
-class Turn(NamedTuple):
+class AssistantTurn(NamedTuple):
     """What an assistant says, and the tools that it calls after it."""
 
     text: str
@@ -246,20 +246,20 @@ class Conversation(NamedTuple):
     functions: tuple[dict[str, Any], ...] = ()
 
 
-def take_calls_apart(content: str) -> Turn:
+def split_calls(content: str) -> AssistantTurn:
     """Calls count only where they end the turn: a list of calls beside the text has no other place."""
     text, calls = content.rstrip(), list[ToolCall]()
     while text.endswith(CLOSES):
         before, opened, block = text.removesuffix(CLOSES).rpartition(OPENS)
         call = _read_call(block) if opened else None
         if call is None:
-            return Turn(content)
+            return AssistantTurn(content)
         calls.insert(0, call)
         text = before.rstrip()
-    return Turn(text, tuple(calls)) if calls and OPENS not in text else Turn(content)
+    return AssistantTurn(text, tuple(calls)) if calls and OPENS not in text else AssistantTurn(content)
 
 
-def take_tools_apart(messages: Sequence[Message]) -> Conversation:
+def split_tools(messages: Sequence[Message]) -> Conversation:
     """Only a block that would be written again to the letter is taken out of the system prompt."""
     if not messages or messages[0].role != "system" or "<tools>" not in messages[0].content:
         return Conversation(tuple(messages))

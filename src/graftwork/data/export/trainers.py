@@ -22,8 +22,8 @@ from graftwork.data.export.sink import (
     Sink,
     assistant,
     plain,
-    take_calls_apart,
-    take_tools_apart,
+    split_calls,
+    split_tools,
     write_json,
 )
 from graftwork.files.whole import write_whole
@@ -134,7 +134,7 @@ class LlamaFactory:
             )
 
     def add_row(self, sink: Sink, split: Split, row: Row) -> None:
-        conversation = take_tools_apart(row.messages)
+        conversation = split_tools(row.messages)
         system, turns = _to_turns(conversation.messages)
         functions = list(conversation.functions)
         about = {"system": system, "tools": write_json(functions) if functions else ""}
@@ -202,7 +202,7 @@ def _to_turns(messages: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
 
 
 def _to_reply(content: str) -> dict[str, str]:
-    turn = take_calls_apart(content)
+    turn = split_calls(content)
     if not turn.calls or turn.text:
         return {"from": "gpt", "value": content}
     calls = [{"name": call.name, "arguments": call.arguments} for call in turn.calls]

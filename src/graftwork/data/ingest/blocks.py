@@ -48,7 +48,7 @@ _LEAST_WEIGHT, _WEIGHT_OF_FLAW = 64, 512
 Kind = Literal["lines", "records"]
 
 
-class Block(NamedTuple):
+class LogBlock(NamedTuple):
     """JSON lines of one file. The same `key` means the same rows, whatever the file is called.
 
     `first_line` counts from 1. `offsets` holds the line of each record relative to it where records
@@ -79,7 +79,7 @@ def make_block(
     data: bytes,
     offsets: tuple[int, ...] | None = None,
     flaws: Iterable[Flaw] = (),
-) -> Block:
+) -> LogBlock:
     """A block with its key. Its index is the business of who counts the blocks."""
     digest = hashlib.sha256(f"graftwork block 1 {kind} {offsets}".encode())
     faults = []
@@ -89,10 +89,10 @@ def make_block(
         faults.append(ReadFault(origin=origin, code=flaw.code, message=flaw.message))
     digest.update(b"\n")
     digest.update(data)
-    return Block(file, 0, digest.hexdigest(), first_line, data, offsets, tuple(faults))
+    return LogBlock(file, 0, digest.hexdigest(), first_line, data, offsets, tuple(faults))
 
 
-def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> Iterator[Block]:
+def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> Iterator[LogBlock]:
     """Records into blocks; a block ends before the record that would take it beyond `size`."""
     # In one piece: a short row as an object of its own takes up to four kilobytes, since the JSON library
     # gives every one a large buffer and shrinks it.
@@ -116,7 +116,7 @@ def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> I
         yield _gather(file, bytes(data), lines, flaws)
 
 
-def _gather(file: str, data: bytes, lines: list[int], flaws: list[Flaw]) -> Block:
+def _gather(file: str, data: bytes, lines: list[int], flaws: list[Flaw]) -> LogBlock:
     first_line = min([*lines, *(flaw.line for flaw in flaws)])
     offsets = tuple(line - first_line for line in lines)
     return make_block(
@@ -147,12 +147,12 @@ class _Damage(Exception):
     """The packed stream cannot be unpacked any further."""
 
 
-class Unpacked(NamedTuple):
+class _UnpackedSlice(NamedTuple):
     data: bytes
     damage: str | None
 
 
-class Stream:
+class ByteStream:
     """Iterate to get the chunks. `head` is the beginning of the unpacked bytes, known at once."""
 
     def __init__(self, handle: IO[bytes], *, size: int | None) -> None:
@@ -265,11 +265,11 @@ def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
         raise _Damage("the gzip stream ends too early")
 
 
-def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> Unpacked:
+def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> _UnpackedSlice:
     """What comes out of one slice; before a damaged place, all that can be had."""
     before = unpacker.copy()
     try:
-        return Unpacked(unpacker.decompress(data, CHUNK), None)
+        return _UnpackedSlice(unpacker.decompress(data, CHUNK), None)
     except zlib.error:
         pass
     saved = bytearray()
@@ -278,7 +278,7 @@ def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> Unpacked:
             saved += before.decompress(data[place : place + 1])
     except zlib.error:
         pass
-    return Unpacked(bytes(saved), "the gzip stream is damaged")
+    return _UnpackedSlice(bytes(saved), "the gzip stream is damaged")
 
 
 def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -305,7 +305,7 @@ def _unpack_zstd(chunks: Iterator[bytes]) -> Iterator[bytes]:
 _FEW_LINES = 64
 
 
-def cut_lines(stream: Stream, *, file: str, size: int, longest: int) -> Iterator[Block]:
+def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iterator[LogBlock]:
     """Blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
 
     One of very short lines ends at the last line that it may have. So a block depends on nothing behind it.
@@ -396,6 +396,6 @@ def _skip_line(held: bytes, chunks: Iterator[bytes]) -> _Skipped:
     return _Skipped(size, b"")
 
 
-def _name_long_line(file: str, line: int, size: int, *, longest: int) -> Block:
+def _name_long_line(file: str, line: int, size: int, *, longest: int) -> LogBlock:
     flaw = too_long(line, size, longest=longest)
     return make_block(file, kind="lines", first_line=line, data=b"", flaws=[flaw])

@@ -22,10 +22,10 @@ from graftwork.data.ingest import parquet_child as child
 from graftwork.data.ingest.blocks import (
     ALWAYS_UNPACKED,
     MOST_GROWTH,
+    ByteStream,
     Entry,
     FaultCode,
     Flaw,
-    Stream,
     name_size,
     split_lines,
     too_long,
@@ -47,9 +47,9 @@ _DEEPEST = 1024
 """What the parser takes; whatever is nested deeper is no row."""
 
 
-def split_array(stream: Stream, *, longest: int, has_brackets: bool = True) -> Iterator[Entry | Flaw]:
+def split_array(stream: ByteStream, *, longest: int, has_brackets: bool = True) -> Iterator[Entry | Flaw]:
     """The elements; where the stream is damaged, those before the damage and then its flaw."""
-    held = _Held(iter(stream), longest=longest)
+    held = _Buffer(iter(stream), longest=longest)
     held.drop(held.data.index(b"[") + 1 if has_brackets else 0)
     line = held.line
     for record in _split(held, stream, is_closed=has_brackets):
@@ -59,7 +59,7 @@ def split_array(stream: Stream, *, longest: int, has_brackets: bool = True) -> I
         yield Flaw(max(line, held.line), "parse_error", f"{stream.damage}; the rows before are read")
 
 
-def _split(held: "_Held", stream: Stream, *, is_closed: bool) -> Iterator[Entry | Flaw]:
+def _split(held: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[Entry | Flaw]:
     longest = held.longest
     wasted = 0
     indent: bytes | None = None  # of the first element that begins a line, and so of all
@@ -98,7 +98,7 @@ def _split(held: "_Held", stream: Stream, *, is_closed: bool) -> Iterator[Entry 
 _UNCLOSED = "the array is not closed; the file may still be being written"
 
 
-class _Held:
+class _Buffer:
     """The part of the stream that is held. `start` is the place in it, `line` the line of that place."""
 
     def __init__(self, chunks: Iterator[bytes], *, longest: int) -> None:
@@ -218,7 +218,7 @@ class _Held:
                 return False
 
 
-def _rest_by_line(held: _Held) -> Iterator[Entry | Flaw]:
+def _rest_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
     """What looked like an array may have been the first line of a file of lines."""
     rest = chain((held.data[held.start :],), held.chunks)
     for record in split_lines(rest, line=held.line, longest=held.longest):
@@ -228,7 +228,7 @@ def _rest_by_line(held: _Held) -> Iterator[Entry | Flaw]:
             yield Entry(record.line, record.data.strip().removesuffix(b","))
 
 
-def _objects_by_line(held: _Held) -> Iterator[Entry | Flaw]:
+def _objects_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
     """In a file with too many broken places: the lines that are an object by themselves."""
     for record in _rest_by_line(held):
         if isinstance(record, Entry) and record.data.startswith(b"{") and record.data.endswith(b"}"):
@@ -249,7 +249,7 @@ def guess_delimiter(head: bytes) -> str | None:
     return None
 
 
-def split_table(stream: Stream, *, delimiter: str, longest: int) -> Iterator[Entry | Flaw]:
+def split_table(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[Entry | Flaw]:
     first_line = stream.head.partition(b"\n")[0]
     if delimiter == "," and b"," not in first_line and b";" in first_line:
         delimiter = ";"  # as spreadsheets write it where the comma is the decimal mark
@@ -282,7 +282,7 @@ def _explain_bad_header(names: list[str]) -> str | None:
     return None
 
 
-class _Row(NamedTuple):
+class _TableRow(NamedTuple):
     line: int
     cells: list[str]
 
@@ -358,7 +358,7 @@ class _Feed:
             raise _BeyondLimit(Flaw(self._first_line, "parse_error", text), is_held=True)
 
 
-def _read_rows(stream: Stream, *, delimiter: str, longest: int) -> Iterator[_Row | Flaw]:
+def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[_TableRow | Flaw]:
     csv.field_size_limit(longest)
     feed = _Feed(_whole_lines(stream, longest=longest), delimiter=delimiter, longest=longest)
     reader = csv.reader(feed, delimiter=delimiter, strict=True)
@@ -383,7 +383,7 @@ def _read_rows(stream: Stream, *, delimiter: str, longest: int) -> Iterator[_Row
                 yield Flaw(line, "encoding", "the row is not UTF-8")
             elif cells and len(cells) == (width or len(cells)):
                 width = len(cells)
-                yield _Row(line, cells)
+                yield _TableRow(line, cells)
             elif cells:
                 text = f"the row has {len(cells)} cells, and the header names {width} columns"
                 yield Flaw(line, "schema", text)
@@ -395,7 +395,7 @@ def _read_rows(stream: Stream, *, delimiter: str, longest: int) -> Iterator[_Row
         yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
 
 
-def _whole_lines(stream: Stream, *, longest: int) -> Iterator[Entry | Flaw]:
+def _whole_lines(stream: ByteStream, *, longest: int) -> Iterator[Entry | Flaw]:
     """Lines; where the stream broke, without the one it broke in."""
     for record in split_lines(stream, line=1, longest=longest):
         if isinstance(record, Entry) and stream.damage and not record.data.endswith(b"\n"):

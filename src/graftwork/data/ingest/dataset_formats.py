@@ -23,8 +23,8 @@ from graftwork.data.ingest.fields import (
 )
 from graftwork.data.ingest.turns import (
     ROLES,
-    Turn,
-    cut_behind_reply,
+    LogTurn,
+    cut_after_reply,
     require_user,
     take_message,
     take_turns,
@@ -55,17 +55,17 @@ def read_sharegpt(row: dict[str, Any], origin: Origin) -> Interaction:
     listed = open_json(first_of(row, "conversations", "conversation"))
     if not isinstance(listed, list) or not listed:
         raise BadRow(f"`conversations` must be a list of turns, and is {name_type(listed)}")
-    turns: list[Turn] = []
+    turns: list[LogTurn] = []
     for place, item in enumerate(listed):
         turns += _take_turn(item, f"conversations[{place}]")
     system = take_optional_text(first_of(row, "system", "system_prompt"), "system")
     if system and turns and turns[0].role != "system":
-        turns.insert(0, Turn("system", system))
+        turns.insert(0, LogTurn("system", system))
     exchange = to_exchange(turns, "conversations", tools=row.get("tools"))
     return Interaction(messages=exchange.messages, reply=exchange.reply, **take_facts(row, origin))
 
 
-def _take_turn(value: Any, key: str) -> list[Turn]:
+def _take_turn(value: Any, key: str) -> list[LogTurn]:
     turn = take_object(value, key)
     if "from" not in turn:
         return take_message(turn, key)  # some hold messages under this name
@@ -76,8 +76,8 @@ def _take_turn(value: Any, key: str) -> list[Turn]:
     if speaker.lower() == "function_call":
         call = open_json(said)
         calls = call if isinstance(call, list) else [call]
-        return [Turn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
-    return [Turn(ROLES[speaker.lower()], take_text(said, f"{key}.value"))]
+        return [LogTurn("assistant", "\n".join(_write_call(item, f"{key}.value") for item in calls))]
+    return [LogTurn(ROLES[speaker.lower()], take_text(said, f"{key}.value"))]
 
 
 def _write_call(value: Any, key: str) -> str:
@@ -111,13 +111,13 @@ def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
     reasoning = (
         take_optional_text(first_of(row, "reasoning_content", "reasoning", "thinking"), "reasoning") or ""
     )
-    answer = Turn("assistant", "" if reply is None else take_text(reply, said), reasoning)
+    answer = LogTurn("assistant", "" if reply is None else take_text(reply, said), reasoning)
     return Interaction(
         messages=to_messages(turns, tools=tools), reply=write_reply(answer), **take_facts(row, origin)
     )
 
 
-def take_prompt(value: Any, key: str, *, system: Any = None) -> list[Turn]:
+def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
     """What was asked: text, which may not be empty, or the turns so far; a system prompt before it."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         turns = take_turns(value, key)
@@ -125,9 +125,9 @@ def take_prompt(value: Any, key: str, *, system: Any = None) -> list[Turn]:
         text = take_text(value, key)
         if not text.strip():
             raise BadRow(f"`{key}` is empty")
-        turns = [Turn("user", text)]
+        turns = [LogTurn("user", text)]
     led = take_optional_text(system, "system")
-    return [Turn("system", led), *turns] if led and turns[0].role != "system" else turns
+    return [LogTurn("system", led), *turns] if led and turns[0].role != "system" else turns
 
 
 def fits_alpaca(row: dict[str, Any]) -> bool:
@@ -140,7 +140,7 @@ def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
         row["instruction"], "instruction", system=first_of(row, "system", "system_prompt")
     )
     added = take_optional_text(row.get("input"), "input")
-    question = Turn("user", f"{asked.content}\n\n{added}") if added else asked
+    question = LogTurn("user", f"{asked.content}\n\n{added}") if added else asked
     turns = [*system, *_take_history(row.get("history")), question]
     return Interaction(
         messages=to_messages(turns, tools=row.get("tools")),
@@ -149,14 +149,14 @@ def read_alpaca(row: dict[str, Any], origin: Origin) -> Interaction:
     )
 
 
-def _take_history(value: Any) -> list[Turn]:
-    turns: list[Turn] = []
+def _take_history(value: Any) -> list[LogTurn]:
+    turns: list[LogTurn] = []
     for place, pair in enumerate(take_list(open_json(value), "history")):
         key = f"history[{place}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise BadRow(f"`{key}` must be a pair of question and answer")
-        turns.append(Turn("user", take_text(pair[0], key)))
-        turns.append(Turn("assistant", take_text(pair[1], key)))
+        turns.append(LogTurn("user", take_text(pair[0], key)))
+        turns.append(LogTurn("assistant", take_text(pair[1], key)))
     return turns
 
 
@@ -187,7 +187,7 @@ def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
     return Interaction(messages=messages, reply=reply, rejected=lost, **take_facts(row, origin))
 
 
-def _take_side(value: Any, key: str) -> list[Turn]:
+def _take_side(value: Any, key: str) -> list[LogTurn]:
     """The conversation of one side; its last turn is the reply."""
     opened = open_json(value)
     if isinstance(opened, dict) and "role" in opened:
@@ -196,15 +196,15 @@ def _take_side(value: Any, key: str) -> list[Turn]:
         turns = take_turns(opened, key)
     else:
         turns = _split_transcript(take_text(value, key))
-    return cut_behind_reply(turns, key)
+    return cut_after_reply(turns, key)
 
 
-def _split_transcript(text: str) -> list[Turn]:
+def _split_transcript(text: str) -> list[LogTurn]:
     before, *rest = _SPEAKER.split(text)
     if before or len(rest) < 4:
-        return [Turn("assistant", text)]
+        return [LogTurn("assistant", text)]
     return [
-        Turn("user" if speaker == "Human" else "assistant", said)
+        LogTurn("user" if speaker == "Human" else "assistant", said)
         for speaker, said in zip(rest[::2], rest[1::2], strict=True)
     ]
 
@@ -257,7 +257,7 @@ def _walk(row: Any, path: str) -> Any:
     return value
 
 
-def _take_question(row: dict[str, Any], mapping: Mapping) -> list[Turn]:
+def _take_question(row: dict[str, Any], mapping: Mapping) -> list[LogTurn]:
     system = follow(row, mapping.system) if mapping.system else None
     if mapping.question:
         asked = follow(row, mapping.question)
@@ -271,7 +271,7 @@ def _take_question(row: dict[str, Any], mapping: Mapping) -> list[Turn]:
         turns = turns[: spoken[-1]]  # the reply may be one of the messages itself, with thanks behind it
     require_user(turns, path)
     led = take_optional_text(system, mapping.system or "")
-    return [Turn("system", led), *turns] if led and turns[0].role != "system" else turns
+    return [LogTurn("system", led), *turns] if led and turns[0].role != "system" else turns
 
 
 def _take_reply(row: dict[str, Any], path: str) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from graftwork.data.ingest.blocks import BLOCK_SIZE, MAX_LINE, Block, Stream, cut_lines, gather_blocks
+from graftwork.data.ingest.blocks import BLOCK_SIZE, MAX_LINE, ByteStream, LogBlock, cut_lines, gather_blocks
 from graftwork.data.ingest.containers import (
     MAGIC,
     guess_delimiter,
@@ -146,13 +146,15 @@ def _explain(error: OSError, path: Path) -> Exception:
     return explain_os_error(error, path)
 
 
-__all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "Block", "cut_blocks"]
+__all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "LogBlock", "cut_blocks"]
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def cut_blocks(name: str, *, root: Path, size: int = BLOCK_SIZE, longest: int = MAX_LINE) -> Iterator[Block]:
+def cut_blocks(
+    name: str, *, root: Path, size: int = BLOCK_SIZE, longest: int = MAX_LINE
+) -> Iterator[LogBlock]:
     """The blocks of one source. `longest` bounds one row; a longer one is a fault, and is never held."""
     path = root / name
     is_empty = True
@@ -171,14 +173,14 @@ def cut_blocks(name: str, *, root: Path, size: int = BLOCK_SIZE, longest: int = 
         )
 
 
-def _cut(name: str, path: Path, *, size: int, longest: int) -> Iterator[Block]:
+def _cut(name: str, path: Path, *, size: int, longest: int) -> Iterator[LogBlock]:
     if name == STANDARD_INPUT:
-        stream = Stream(sys.stdin.buffer, size=None)
+        stream = ByteStream(sys.stdin.buffer, size=None)
         delimiter = guess_delimiter(stream.head)
         yield from _cut_stream(stream, file="stdin", delimiter=delimiter, size=size, longest=longest)
         return
     with path.open("rb") as handle:
-        stream = Stream(handle, size=_size_now(handle))
+        stream = ByteStream(handle, size=_size_now(handle))
         if stream.head.startswith(MAGIC) and _is_plain(handle):
             yield from gather_blocks(split_parquet(path, longest=longest), file=name, size=size)
         else:
@@ -194,8 +196,8 @@ def inner_ending(name: str) -> str:
 
 
 def _cut_stream(
-    stream: Stream, *, file: str, delimiter: str | None, size: int, longest: int
-) -> Iterator[Block]:
+    stream: ByteStream, *, file: str, delimiter: str | None, size: int, longest: int
+) -> Iterator[LogBlock]:
     if stream.head.startswith(MAGIC):
         raise UserMistake(
             "Parquet must be read from a file",

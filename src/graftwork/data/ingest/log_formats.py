@@ -40,10 +40,10 @@ from graftwork.data.ingest.fields import (
     take_text,
 )
 from graftwork.data.ingest.turns import (
-    Turn,
+    LogTurn,
     require_user,
+    take_assistant_parts,
     take_message,
-    take_parts_of_assistant,
     take_turns,
     to_messages,
     write_call,
@@ -57,7 +57,7 @@ _FINISHED = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": 
 
 
 class _Answer(NamedTuple):
-    turn: Turn
+    turn: LogTurn
     finish_reason: str | None = None
 
 
@@ -78,7 +78,7 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
     turns = _take_question(request)
     require_user(turns, "request")
     failed = _find_error(row, outer, response)
-    answer = _Answer(Turn("assistant", "")) if failed else _take_answer(response)
+    answer = _Answer(LogTurn("assistant", "")) if failed else _take_answer(response)
     facts = take_facts(row, origin)
     facts["id"] = take_fact(first_of(row, "id", "custom_id") or response.get("id")) or str(origin)
     facts["model"] = take_fact(response.get("model")) or take_fact(request.get("model"))
@@ -107,7 +107,7 @@ def _find_error(row: dict[str, Any], outer: dict[str, Any], response: dict[str, 
     return bool(refused or failed or row.get("error") or response.get("error"))
 
 
-def _take_question(request: dict[str, Any]) -> list[Turn]:
+def _take_question(request: dict[str, Any]) -> list[LogTurn]:
     system = first_of(request, "instructions", "system")
     if request.get("messages") is not None:
         turns = take_turns(request["messages"], "request.messages")
@@ -119,19 +119,19 @@ def _take_question(request: dict[str, Any]) -> list[Turn]:
     else:
         return take_prompt(request.get("prompt"), "request.prompt", system=system)
     led = None if system is None else take_text(system, "request.system")
-    return [Turn("system", led), *turns] if led and turns and turns[0].role != "system" else turns
+    return [LogTurn("system", led), *turns] if led and turns and turns[0].role != "system" else turns
 
 
-def _take_items(items: list[Any], key: str) -> list[Turn]:
+def _take_items(items: list[Any], key: str) -> list[LogTurn]:
     """The input of the Responses API: messages, calls of tools and their results."""
-    turns: list[Turn] = []
+    turns: list[LogTurn] = []
     for place, item in enumerate(items):
         name = f"{key}[{place}]"
         kind = take_object(item, name).get("type", "message")
         if kind == "function_call":
-            turns.append(Turn("assistant", write_call(item.get("name"), item.get("arguments"), name)))
+            turns.append(LogTurn("assistant", write_call(item.get("name"), item.get("arguments"), name)))
         elif kind == "function_call_output":
-            turns.append(Turn("tool", write_result(item.get("output"), f"{name}.output")))
+            turns.append(LogTurn("tool", write_result(item.get("output"), f"{name}.output")))
         elif kind != "reasoning":
             turns += take_message(item, name)
     return turns
@@ -145,7 +145,7 @@ def _take_answer(response: dict[str, Any]) -> _Answer:
     content = response.get("content")
     if isinstance(content, list):
         reason = take_fact(response.get("stop_reason"))
-        turn = take_parts_of_assistant(content, "response.content")
+        turn = take_assistant_parts(content, "response.content")
         return _Answer(turn, _FINISHED.get(reason or "", reason))
     raise BadRow("`response` holds neither choices nor output nor content")
 
@@ -157,7 +157,9 @@ def _take_choice(value: Any) -> _Answer:
     choice = take_object(choices[0], "response.choices[0]")
     reason = take_fact(choice.get("finish_reason"))
     if "message" not in choice:
-        return _Answer(Turn("assistant", take_text(choice.get("text"), "response.choices[0].text")), reason)
+        return _Answer(
+            LogTurn("assistant", take_text(choice.get("text"), "response.choices[0].text")), reason
+        )
     message = take_object(choice["message"], "response.choices[0].message")
     [turn] = take_message({**message, "role": "assistant"}, "response.choices[0].message")
     return _Answer(turn, reason)
@@ -179,7 +181,7 @@ def _take_output(response: dict[str, Any]) -> _Answer:
             parts.append(item)
         else:
             raise BadRow(f"`{name}` is neither a message, reasoning nor a call of a function")
-    turn = take_parts_of_assistant(parts, "response.output")
+    turn = take_assistant_parts(parts, "response.output")
     details = response.get("incomplete_details")
     reason = take_fact(details.get("reason")) if isinstance(details, dict) else None
     finished = "stop" if response.get("status") == "completed" else None
@@ -274,17 +276,17 @@ def _take_execution_output(output: Any) -> str:
         # A failed call has no output; the status says so, and the empty reply is seen by its rule.
         return ""
     if isinstance(output, list):
-        return write_reply(take_parts_of_assistant(output, "execution.output"))
+        return write_reply(take_assistant_parts(output, "execution.output"))
     return take_text(output, "execution.output")
 
 
-def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> list[Turn]:
+def _take_prompt(row: dict[str, Any], execution: dict[str, Any]) -> list[LogTurn]:
     if execution.get("input_messages"):
         turns = take_turns(execution["input_messages"], "execution.input_messages")
         require_user(turns, "execution.input_messages")
         return turns
     task = take_object(row.get("task"), "task")
-    return [Turn("user", take_text(task.get("description"), "task.description"))]
+    return [LogTurn("user", take_text(task.get("description"), "task.description"))]
 
 
 _EXCHANGES = ("exchanges", "interactions", "episodes")
@@ -395,7 +397,7 @@ def _read_decision(item: dict[str, Any], origin: Origin, key: str) -> Interactio
     asked = take_text(first_of(item, *_SITUATION), f"{key}.situation")
     decided = take_text(first_of(item, *_DECISION), f"{key}.decision")
     reasoning = take_optional_text(first_of(item, "reasoning", "rationale"), f"{key}.reasoning") or ""
-    return _make(origin, asked, write_reply(Turn("assistant", decided, reasoning)), kind="decision")
+    return _make(origin, asked, write_reply(LogTurn("assistant", decided, reasoning)), kind="decision")
 
 
 def _read_pattern(item: dict[str, Any], origin: Origin, key: str) -> Interaction:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import ValidationError
 
-from graftwork.data.ingest.blocks import Block, FaultCode, ReadFault
+from graftwork.data.ingest.blocks import FaultCode, LogBlock, ReadFault
 from graftwork.data.ingest.fields import BadRow, name_type
 from graftwork.data.ingest.files import cut_blocks, find_sources
 from graftwork.data.ingest.formats import find_format, to_interactions
@@ -105,7 +105,7 @@ def hash_line(line: bytes) -> str:
     return hashlib.sha256(line.strip()).hexdigest()[:HASH_LENGTH]
 
 
-def read_block(block: Block, *, settings: DataSettings) -> Iterator[ReadRow]:
+def read_block(block: LogBlock, *, settings: DataSettings) -> Iterator[ReadRow]:
     """The rows of one block and the faults of its container, in the order of lines."""
     faults = sorted(block.faults, key=lambda fault: fault.origin.line, reverse=True)
     lines = block.data.split(b"\n")

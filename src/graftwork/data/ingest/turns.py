@@ -54,31 +54,31 @@ _TOOLS_BEHIND = (
 )
 
 
-class Turn(NamedTuple):
+class LogTurn(NamedTuple):
     role: Role
     content: str
     reasoning: str = ""
 
 
-class Exchange(NamedTuple):
+class PromptAndReply(NamedTuple):
     """A conversation up to the reply, and the reply."""
 
     messages: tuple[Message, ...]
     reply: str
 
 
-def take_turns(value: Any, key: str) -> list[Turn]:
+def take_turns(value: Any, key: str) -> list[LogTurn]:
     """The turns of a list of messages with `role` and `content`."""
     value = open_json(value)
     if not isinstance(value, list) or not value:
         raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
-    turns: list[Turn] = []
+    turns: list[LogTurn] = []
     for place, item in enumerate(value):
         turns += take_message(item, f"{key}[{place}]")
     return turns
 
 
-def take_message(value: Any, key: str) -> list[Turn]:
+def take_message(value: Any, key: str) -> list[LogTurn]:
     """One message; results of tools that stand in a user's message become turns of their own."""
     if not isinstance(value, dict):
         raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
@@ -88,23 +88,23 @@ def take_message(value: Any, key: str) -> list[Turn]:
     known = ROLES[role.lower()]
     content = value.get("content")
     if type(content) is str and len(value) == 2 and "\0" not in content:
-        return [Turn(known, content)]  # as nearly all are: spares the search for calls and reasoning
+        return [LogTurn(known, content)]  # as nearly all are: spares the search for calls and reasoning
     if known == "assistant":
         return [_take_assistant(value, key)]
     if known == "tool":
-        return [Turn(known, write_result(content, f"{key}.content"))]
+        return [LogTurn(known, write_result(content, f"{key}.content"))]
     results, rest = _split_results(content, key)
-    return [*results, Turn(known, take_text(rest, f"{key}.content"))] if rest or not results else results
+    return [*results, LogTurn(known, take_text(rest, f"{key}.content"))] if rest or not results else results
 
 
-def require_user(messages: Iterable[Message | Turn], key: str) -> None:
+def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
     if not any(message.role == "user" for message in messages):
         raise BadRow(f"`{key}` holds no turn of the user")
 
 
-def to_messages(turns: Iterable[Turn], *, tools: Any = None) -> tuple[Message, ...]:
+def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message, ...]:
     """Turns as the model is shown them: without reasoning, with the tools that it may call."""
-    messages = [Message(role=turn.role, content=_forget(turn)) for turn in turns]
+    messages = [Message(role=turn.role, content=_without_thoughts(turn)) for turn in turns]
     block = write_tools(tools)
     if block:
         is_led = bool(messages) and messages[0].role == "system"
@@ -115,14 +115,14 @@ def to_messages(turns: Iterable[Turn], *, tools: Any = None) -> tuple[Message, .
     return tuple(messages)
 
 
-def to_exchange(turns: list[Turn], key: str, *, tools: Any = None) -> Exchange:
+def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
     """The last turn of the assistant is the reply; what was said behind it, such as thanks, is left out."""
-    *before, last = cut_behind_reply(turns, key)
+    *before, last = cut_after_reply(turns, key)
     require_user(before, key)
-    return Exchange(to_messages(before, tools=tools), write_reply(last))
+    return PromptAndReply(to_messages(before, tools=tools), write_reply(last))
 
 
-def cut_behind_reply(turns: list[Turn], key: str) -> list[Turn]:
+def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
     """The turns up to the last one of the assistant."""
     end = len(turns)
     while end and turns[end - 1].role != "assistant":
@@ -132,7 +132,7 @@ def cut_behind_reply(turns: list[Turn], key: str) -> list[Turn]:
     return turns[:end]
 
 
-def write_reply(turn: Turn) -> str:
+def write_reply(turn: LogTurn) -> str:
     """A reply with its reasoning before it."""
     if not turn.reasoning or turn.content.lstrip().startswith("<think>"):
         return turn.content
@@ -178,7 +178,7 @@ def write_tools(tools: Any) -> str:
     return _TOOLS_BEFORE + "\n".join(lines) + _TOOLS_BEHIND
 
 
-def take_parts_of_assistant(content: Any, key: str) -> Turn:
+def take_assistant_parts(content: Any, key: str) -> LogTurn:
     """Content parts of an assistant: text, reasoning and calls of tools in their order."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -192,7 +192,7 @@ def take_parts_of_assistant(content: Any, key: str) -> Turn:
             calls.append(write_call(part.get("name"), part.get("input"), name))
         else:
             texts.append(_take_text_part(part, name))
-    return Turn("assistant", _join("".join(texts), calls), "\n".join(filter(None, thoughts)))
+    return LogTurn("assistant", _join("".join(texts), calls), "\n".join(filter(None, thoughts)))
 
 
 def _take_text_part(part: Any, key: str) -> str:
@@ -203,17 +203,17 @@ def _take_text_part(part: Any, key: str) -> str:
         raise BadRow(str(error).replace(f"{key}[0]", key)) from None
 
 
-def _take_assistant(value: dict[str, Any], key: str) -> Turn:
+def _take_assistant(value: dict[str, Any], key: str) -> LogTurn:
     content = value.get("content")
     calls = _take_calls(value, key)
     if isinstance(content, list):
-        turn = take_parts_of_assistant(content, f"{key}.content")
+        turn = take_assistant_parts(content, f"{key}.content")
     elif content is None and (calls or value.get("refusal")):
-        turn = Turn("assistant", take_optional_text(value.get("refusal"), f"{key}.refusal") or "")
+        turn = LogTurn("assistant", take_optional_text(value.get("refusal"), f"{key}.refusal") or "")
     else:
-        turn = Turn("assistant", take_text(content, f"{key}.content"))
+        turn = LogTurn("assistant", take_text(content, f"{key}.content"))
     reasoning = turn.reasoning or _take_reasoning(value, key)
-    return Turn("assistant", _join(turn.content, calls), reasoning.strip("\n"))
+    return LogTurn("assistant", _join(turn.content, calls), reasoning.strip("\n"))
 
 
 def _take_calls(value: dict[str, Any], key: str) -> list[str]:
@@ -245,19 +245,19 @@ def _take_reasoning(value: dict[str, Any], key: str) -> str:
     return ""
 
 
-def _split_results(content: Any, key: str) -> tuple[list[Turn], Any]:
+def _split_results(content: Any, key: str) -> tuple[list[LogTurn], Any]:
     if not isinstance(content, list):
         return [], content
     results = [part for part in content if isinstance(part, dict) and part.get("type") == "tool_result"]
     if not results:
         return [], content
     rest = [part for part in content if not (isinstance(part, dict) and part.get("type") == "tool_result")]
-    return [Turn("tool", write_result(part.get("content"), f"{key}.content")) for part in results], rest
+    return [LogTurn("tool", write_result(part.get("content"), f"{key}.content")) for part in results], rest
 
 
 def _join(text: str, calls: list[str]) -> str:
     return "\n".join([text, *calls] if text else calls)
 
 
-def _forget(turn: Turn) -> str:
+def _without_thoughts(turn: LogTurn) -> str:
     return drop_reasoning(turn.content) if turn.role == "assistant" else turn.content

@@ -51,7 +51,7 @@ def read_row_keys(folder: Path, dataset: Dataset) -> RowKeys:
     if not keys:
         nothing = np.zeros(0, dtype=np.uint64)
         return RowKeys(nothing, nothing.astype(np.uint8), nothing.astype(np.int64), nothing)
-    key = _tell_repeats_apart(np.concatenate(keys))
+    key = _number_repeated_keys(np.concatenate(keys))
     order = np.argsort(key, kind="stable")
     return RowKeys(
         key[order],
@@ -83,7 +83,7 @@ def _hash_tokens(batch: "pa.RecordBatch") -> "NDArray[np.uint64]":
     return np.frombuffer(bytes(digests), dtype=np.uint64)
 
 
-def _tell_repeats_apart(key: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
+def _number_repeated_keys(key: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     """Logs may use an id twice: the second row of an id gets a key of its own, and so on."""
     import numpy as np
 
@@ -109,7 +109,7 @@ def read_drop_keys(folder: Path, dataset: Dataset) -> "dict[str, NDArray[np.uint
             found.setdefault(step, []).append(f"{file}:{line}")
         for step, texts in found.items():
             keys.setdefault(step, []).append(_hash_texts(texts))
-    return {step: _tell_repeats_apart(np.concatenate(parts)) for step, parts in keys.items()}
+    return {step: _number_repeated_keys(np.concatenate(parts)) for step, parts in keys.items()}
 
 
 NAMED = 20
@@ -118,7 +118,7 @@ NOWHERE = 255
 """The code of no split."""
 
 
-class Change(Record):
+class ValueChange(Record):
     """A value that differs; None where it is missing."""
 
     key: str
@@ -176,8 +176,8 @@ class DatasetDiff(Record):
     before: str
     after: str
     same: bool
-    made_for: tuple[Change, ...]
-    settings: tuple[Change, ...]
+    made_for: tuple[ValueChange, ...]
+    settings: tuple[ValueChange, ...]
     inputs: InputChanges
     rows: RowChanges
     drops: dict[str, DropChanges]
@@ -217,9 +217,9 @@ def _flatten(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield f"{path}{key}", inner
 
 
-def _diff_values(before: dict[str, Any], after: dict[str, Any]) -> tuple[Change, ...]:
+def _diff_values(before: dict[str, Any], after: dict[str, Any]) -> tuple[ValueChange, ...]:
     return tuple(
-        Change(key=key, before=before.get(key), after=after.get(key))
+        ValueChange(key=key, before=before.get(key), after=after.get(key))
         for key in dict.fromkeys((*before, *after))
         if before.get(key) != after.get(key)
     )

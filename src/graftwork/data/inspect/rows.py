@@ -25,7 +25,7 @@ LONGEST_CHARACTER = 4
 """A character of UTF-8 has four bytes at most, so at most four tokens."""
 
 
-class Decoder(Protocol):
+class TokenDecoder(Protocol):
     """The base model's tokenizer, the way back."""
 
     @property
@@ -38,7 +38,7 @@ class Decoder(Protocol):
         ...
 
 
-class Piece(Record):
+class TextPiece(Record):
     """Consecutive tokens and their text."""
 
     text: str
@@ -57,13 +57,13 @@ class ShownRow(Record):
     group: str | None
     tokens: int
     trained_tokens: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TextPiece, ...]
 
 
 def show_rows(
     folder: Path,
     *,
-    decoder: Decoder,
+    decoder: TokenDecoder,
     split: Split = "train",
     rows: int = 3,
     row_id: str | None = None,
@@ -85,7 +85,9 @@ def show_rows(
     )
 
 
-def show_row(row: Row, *, split: Split, number: int, decoder: Decoder, by_token: bool = False) -> ShownRow:
+def show_row(
+    row: Row, *, split: Split, number: int, decoder: TokenDecoder, by_token: bool = False
+) -> ShownRow:
     pieces = cut_pieces(row.tokens, trained_from=row.trained_from, decoder=decoder)
     return ShownRow(
         split=split,
@@ -99,27 +101,29 @@ def show_row(row: Row, *, split: Split, number: int, decoder: Decoder, by_token:
     )
 
 
-def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: Decoder) -> tuple[Piece, ...]:
+def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: TokenDecoder) -> tuple[TextPiece, ...]:
     """One piece a token; tokens that share a character share a piece."""
     control = decoder.control_tokens
-    pieces: list[Piece] = []
+    pieces: list[TextPiece] = []
     waiting: list[int] = []
     for place, (token, text) in enumerate(zip(tokens, decoder.decode_pieces(tokens), strict=True)):
         waiting.append(token)
         if text or place in (trained_from - 1, len(tokens) - 1):
             trained = place >= trained_from
-            pieces.append(Piece(text=text, tokens=tuple(waiting), trained=trained, control=token in control))
+            pieces.append(
+                TextPiece(text=text, tokens=tuple(waiting), trained=trained, control=token in control)
+            )
             waiting = []
     return tuple(pieces)
 
 
-def join_pieces(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def join_pieces(pieces: Sequence[TextPiece]) -> tuple[TextPiece, ...]:
     """Neighbours of one kind as one piece."""
     joined = []
     for (trained, control), members in groupby(pieces, key=lambda piece: (piece.trained, piece.control)):
         run = list(members)
         joined.append(
-            Piece(
+            TextPiece(
                 text="".join(piece.text for piece in run),
                 tokens=tuple(token for piece in run for token in piece.tokens),
                 trained=trained,

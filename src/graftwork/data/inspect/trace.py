@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from graftwork.data.ingest.read import hash_line
-from graftwork.data.inspect.rows import Decoder, cut_pieces, find_row_id
+from graftwork.data.inspect.rows import TokenDecoder, cut_pieces, find_row_id
 from graftwork.files.dataset_folder import read_manifest
 from graftwork.files.dataset_scan import fetch_rows, scan_columns, scan_drops
 from graftwork.records.base import Record
@@ -86,7 +86,7 @@ class TracedToken(Record):
     trained: bool
 
 
-class Place(Record):
+class RowPlace(Record):
     """Where a row stands; `number` counts from 0."""
 
     split: Split
@@ -98,7 +98,7 @@ class Place(Record):
 class TracedRow(Record):
     """A row of the dataset and its log line. The tokens from `trained_from` on are trained."""
 
-    place: Place
+    place: RowPlace
     input_hash: str
     log: LogCheck
     group: str | None
@@ -116,7 +116,7 @@ class TracedDrop(Record):
 
     drop: Drop
     log: LogCheck
-    kept: tuple[Place, ...] = ()
+    kept: tuple[RowPlace, ...] = ()
 
 
 class Trace(Record):
@@ -126,7 +126,7 @@ class Trace(Record):
     drops: tuple[TracedDrop, ...]
 
 
-class _Asked(NamedTuple):
+class _RowAddress(NamedTuple):
     split: Split
     number: int
     token: int | None
@@ -137,10 +137,10 @@ class _Tracer:
     folder: Path
     dataset: Dataset
     root: Path
-    decoder: Decoder | None
+    decoder: TokenDecoder | None
 
 
-def trace(folder: Path, what: str, *, root: Path, decoder: Decoder | None = None) -> Trace:
+def trace(folder: Path, what: str, *, root: Path, decoder: TokenDecoder | None = None) -> Trace:
     """All that the dataset knows of `what`. Log files are looked for below `root`."""
     dataset = read_manifest(folder)
     tracer = _Tracer(folder, dataset, root, decoder)
@@ -167,13 +167,13 @@ def names_token(what: str) -> bool:
     return asked is not None and asked.token is not None
 
 
-def _parse_place(what: str) -> _Asked | None:
+def _parse_place(what: str) -> _RowAddress | None:
     """`train:17` or `train:17:203`."""
     match = re.fullmatch(r"(\w+):(\d+)(?::(\d+))?", what)
     if match is None or match[1] not in SPLIT_NAMES:
         return None
     split = next(name for name in get_args(Split) if name == match[1])
-    return _Asked(split, int(match[2]), int(match[3]) if match[3] else None)
+    return _RowAddress(split, int(match[2]), int(match[3]) if match[3] else None)
 
 
 def _parse_origin(what: str) -> Origin | None:
@@ -217,7 +217,7 @@ def _offsets_of(column: Any, values: Collection[int]) -> list[int]:
     return [int(offset) for offset in np.flatnonzero(np.isin(numbers, list(values)))]
 
 
-def _trace_place(tracer: _Tracer, asked: _Asked) -> TracedRow:
+def _trace_place(tracer: _Tracer, asked: _RowAddress) -> TracedRow:
     found = fetch_rows(tracer.folder, tracer.dataset, places={asked.split: [asked.number]})
     row = found.get((asked.split, asked.number))
     if row is None:
@@ -239,7 +239,7 @@ def _trace_row(
     tracer: _Tracer, row: Row, *, split: Split, number: int, token: int | None = None
 ) -> TracedRow:
     return TracedRow(
-        place=Place(split=split, number=number, id=row.id, origin=row.origin),
+        place=RowPlace(split=split, number=number, id=row.id, origin=row.origin),
         input_hash=row.input_hash,
         log=check_line(row.origin, expected=row.input_hash, root=tracer.root),
         group=row.group,
@@ -253,7 +253,7 @@ def _trace_row(
     )
 
 
-def _trace_token(row: Row, place: int, *, decoder: Decoder | None) -> TracedToken:
+def _trace_token(row: Row, place: int, *, decoder: TokenDecoder | None) -> TracedToken:
     if place >= len(row.tokens):
         raise UserMistake(
             f"the row {row.id} has no token {place}",
@@ -276,7 +276,7 @@ def _trace_drops(tracer: _Tracer, origins: Collection[Origin]) -> list[TracedDro
     named = {drop: _named_in(drop.reason, tracer.dataset) for drop in drops}
     places = _find_origins(tracer, {origin for origins in named.values() for origin in origins})
     rows = fetch_rows(tracer.folder, tracer.dataset, places=places)
-    kept = [Place(split=at, number=n, id=row.id, origin=row.origin) for (at, n), row in rows.items()]
+    kept = [RowPlace(split=at, number=n, id=row.id, origin=row.origin) for (at, n), row in rows.items()]
     return [
         TracedDrop(
             drop=drop,

@@ -23,17 +23,17 @@ from graftwork.data.corpus.store import Corpus, Segment
 from graftwork.data.dedup.repeats import Repeats
 from graftwork.data.render.rows import (
     RenderedBlock,
+    RenderedShard,
     Renderer,
     RenderTask,
-    ShardMade,
-    Share,
-    begin,
+    SubsetRows,
     find_rendered,
+    init_worker,
     render_block,
 )
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import Dealing
-from graftwork.data.split.model_subsets import Portion
+from graftwork.data.split.assignment import SplitAssignment
+from graftwork.data.split.model_subsets import ModelSubset
 from graftwork.files.dataset_folder import (
     DROPS,
     MANIFEST,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Packed(NamedTuple):
+class PackedRows(NamedTuple):
     """Sequence k holds the rows `order[boundaries[k] : boundaries[k + 1]]`, the longest first."""
 
     order: "NDArray[np.int64]"
@@ -76,7 +76,7 @@ class Packed(NamedTuple):
         return len(self.boundaries) - 1
 
 
-def pack(lengths: "Lengths", *, length: int) -> Packed:
+def pack_rows(lengths: "Lengths", *, length: int) -> PackedRows:
     """Every row once, in sequences of at most `length` tokens. The same lengths always pack alike."""
     import numpy as np
 
@@ -86,7 +86,7 @@ def pack(lengths: "Lengths", *, length: int) -> Packed:
     longest_first = np.argsort(-sizes, kind="stable")
     sequence_of = _fit(sizes[longest_first].tolist(), length=length)
     order = longest_first[np.argsort(sequence_of, kind="stable")]
-    return Packed(order=order, boundaries=boundaries(np.bincount(sequence_of)).astype(np.int64))
+    return PackedRows(order=order, boundaries=boundaries(np.bincount(sequence_of)).astype(np.int64))
 
 
 def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
@@ -136,19 +136,19 @@ def positions(lengths: "Lengths") -> "NDArray[np.int64]":
 PACKS = "packs.parquet"
 
 
-class Placed(NamedTuple):
+class PlacedShard(NamedTuple):
     """A shard, the folder that it was rendered into, and the question group of each of its rows."""
 
-    shard: ShardMade
+    shard: RenderedShard
     folder: Path
     groups: "np.ndarray[Any, np.dtype[np.int64]]"
 
 
 def assemble(
-    head: Dataset, placed: Sequence[Placed], *, drops: Path, scratch: Path, out: Path, pack_tokens: int
+    head: Dataset, placed: Sequence[PlacedShard], *, drops: Path, scratch: Path, out: Path, pack_tokens: int
 ) -> tuple[Dataset, Path]:
     """`head` is the manifest without what is known only now: the splits, the packing, its name."""
-    by_split: dict[Split, list[Placed]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[PlacedShard]] = {split: [] for split in SPLITS}
     for one in placed:
         by_split.setdefault(one.shard.split, []).append(one)
     names = {
@@ -208,7 +208,7 @@ def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[s
     return Shard(file=DROPS, rows=counts.total(), sha256=file_digest(path)), dict(counts)
 
 
-def _summarise(placed: Sequence[Placed], names: Mapping[Path, str]) -> SplitSummary:
+def _summarise(placed: Sequence[PlacedShard], names: Mapping[Path, str]) -> SplitSummary:
     lengths: Counter[int] = Counter()
     for one in placed:
         lengths.update(one.shard.lengths.tolist())
@@ -231,12 +231,12 @@ def _summarise(placed: Sequence[Placed], names: Mapping[Path, str]) -> SplitSumm
     )
 
 
-def _pack(shards: Sequence[ShardMade], *, length: int) -> tuple["pa.Table", Packing]:
+def _pack(shards: Sequence[RenderedShard], *, length: int) -> tuple["pa.Table", Packing]:
     """Which training rows, by their numbers in the split, share a sequence."""
     import pyarrow as pa
 
     lengths = np.concatenate([shard.lengths for shard in shards] or [np.zeros(0, dtype=np.int32)])
-    packed = pack(lengths, length=length)
+    packed = pack_rows(lengths, length=length)
     rows = pa.ListArray.from_arrays(
         pa.array(packed.boundaries, pa.int32()), pa.array(packed.order, pa.int32())
     )
@@ -271,18 +271,18 @@ UNFIT_REFERENCE = (
 )
 
 
-class Outcomes(NamedTuple):
+class RowOutcomes(NamedTuple):
     """What each step decided, by place."""
 
     repeats: Repeats
-    dealing: Dealing
+    dealing: SplitAssignment
     refused: Mapping[int, str]
     shortened: Mapping[int, str]
     unwanted: Collection[int]
     unfit_references: Collection[int] = ()
 
 
-def list_dropped(corpus: Corpus, decided: Outcomes) -> Iterator["pa.Table"]:
+def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
     """Rows that could not be read first, then the others in their order."""
     unread = [
         Drop(origin=fault.origin, step="read", reason=f"{fault.code}: {fault.message}", input_hash=line_hash)
@@ -293,7 +293,7 @@ def list_dropped(corpus: Corpus, decided: Outcomes) -> Iterator["pa.Table"]:
         yield drops_table(_of_segment(corpus, first, segment, decided))
 
 
-def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Outcomes) -> Iterator[Drop]:
+def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: RowOutcomes) -> Iterator[Drop]:
     columns = corpus.read_columns(segment, ["line", "input_hash", "passed", "fault", "reason"])
     for number in range(segment.stop - segment.start):
         place = first + number
@@ -305,7 +305,7 @@ def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: Outcomes)
 
 
 def _judge(
-    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: Outcomes
+    corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
 ) -> tuple[str, str] | None:
     repeats, dealing = decided.repeats, decided.dealing
     if place in corpus.withdrawn or not columns["passed"][number]:
@@ -316,7 +316,7 @@ def _judge(
         return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
     if place in dealing.aside or place in decided.unfit_references:
         pair = dealing.aside.get(place)
-        return "split", UNFIT_REFERENCE if pair is None else _say_aside(corpus, place, *pair)
+        return "split", UNFIT_REFERENCE if pair is None else _explain_exclusion(corpus, place, *pair)
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
     if place in decided.refused or place in decided.shortened:
@@ -326,7 +326,7 @@ def _judge(
     return None
 
 
-def _say_aside(corpus: Corpus, place: int, one: int, other: int) -> str:
+def _explain_exclusion(corpus: Corpus, place: int, one: int, other: int) -> str:
     if other == place:
         return f"set aside: it asks what {corpus.origin(one)} asks, and stood in another split before"
     return (
@@ -339,7 +339,7 @@ def count_kept(
     *,
     passed: "np.ndarray[Any, Any]",
     repeats: Repeats,
-    dealing: Dealing,
+    dealing: SplitAssignment,
     refused: int,
     unfit_references: Collection[int] = (),
 ) -> dict[str, int]:
@@ -359,13 +359,13 @@ def count_kept(
 SHARDS_FORM = 3
 """Counts up when shards change their form: older ones are then rendered anew."""
 
-RENDERED_BY = (
+RENDER_SETTINGS = (
     *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
 )
 """The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
 
 
-class Rendering(NamedTuple):
+class RenderedSegment(NamedTuple):
     """A rendered segment: where its shards lie, and from row numbers in the block to places."""
 
     block: RenderedBlock
@@ -380,10 +380,10 @@ class Rendering(NamedTuple):
     def shortened(self) -> dict[int, str]:
         return {number + self.offset: reason for number, reason in self.block.shortened.items()}
 
-    def placed(self, model: str, dealing: Dealing) -> Iterator[Placed]:
+    def placed(self, model: str, dealing: SplitAssignment) -> Iterator[PlacedShard]:
         for shard in self.block.shards:
             if shard.model == model:
-                yield Placed(shard, self.folder, dealing.group[shard.numbers + self.offset])
+                yield PlacedShard(shard, self.folder, dealing.group[shard.numbers + self.offset])
 
 
 class _Task(NamedTuple):
@@ -394,7 +394,7 @@ class _Task(NamedTuple):
 def render_corpus(
     corpus: Corpus,
     places: "np.ndarray[Any, np.dtype[np.int64]]",
-    portions: Sequence[Portion],
+    portions: Sequence[ModelSubset],
     *,
     staged: Collection[str],
     renderer: Renderer,
@@ -402,13 +402,13 @@ def render_corpus(
     folder: Path,
     report: Progress,
     processes: int | None,
-) -> list[Rendering]:
+) -> list[RenderedSegment]:
     """Every segment in order. `staged` names the models whose rows carry their stage."""
     ground = fingerprint(
         [
             renderer.template_fingerprint,
             renderer.tokenizer_fingerprint,
-            settings.model_dump(mode="json", include=set(RENDERED_BY)),
+            settings.model_dump(mode="json", include=set(RENDER_SETTINGS)),
             SHARDS_FORM,
         ]
     )
@@ -417,16 +417,16 @@ def render_corpus(
     done = sum(len(task.render.numbers) for task in tasks if known[task.render.out])
     new = [task.render for task in tasks if known[task.render.out] is None]
     blocks = work_in_order(
-        new, render_block, prepare=begin, with_arguments=(renderer, settings), processes=processes
+        new, render_block, prepare=init_worker, with_arguments=(renderer, settings), processes=processes
     )
     report("render", done, len(places))
     for render, rendered in zip(new, blocks, strict=True):
         known[render.out] = rendered
         done += len(render.numbers)
         report("render", done, len(places))
-    _forget_others(folder, keep=set(known))
+    _remove_stale_shards(folder, keep=set(known))
     return [
-        Rendering(block, task.render.out, task.offset)
+        RenderedSegment(block, task.render.out, task.offset)
         for task in tasks
         if (block := known[task.render.out]) is not None
     ]
@@ -435,7 +435,7 @@ def render_corpus(
 def _list_tasks(
     corpus: Corpus,
     places: "np.ndarray[Any, np.dtype[np.int64]]",
-    portions: Sequence[Portion],
+    portions: Sequence[ModelSubset],
     *,
     staged: Collection[str],
     ground: str,
@@ -448,7 +448,9 @@ def _list_tasks(
         offset = first - segment.start
         numbers = places[low:high] - offset
         shares = {
-            portion.name: Share(portion.split[low:high], portion.weight[low:high], portion.name in staged)
+            portion.name: SubsetRows(
+                portion.split[low:high], portion.weight[low:high], portion.name in staged
+            )
             for portion in portions
         }
         decided = [
@@ -467,7 +469,7 @@ def _list_tasks(
         yield _Task(task, offset)
 
 
-def _forget_others(folder: Path, *, keep: set[Path]) -> None:
+def _remove_stale_shards(folder: Path, *, keep: set[Path]) -> None:
     for path in folder.iterdir() if folder.exists() else ():
         if path not in keep:
             shutil.rmtree(path, ignore_errors=True)

@@ -28,7 +28,7 @@ from graftwork.text.redact import publish_text
 Count = Callable[[Sequence[Message], str], int]
 
 
-class Exchange(NamedTuple):
+class Answer(NamedTuple):
     """What is asked and what is to be learned as the answer."""
 
     messages: tuple[Message, ...]
@@ -38,13 +38,13 @@ class Exchange(NamedTuple):
 class Fitted(NamedTuple):
     """The rows made of one row. `reason` says what was left out; it is empty where nothing was."""
 
-    rows: list[Exchange]
+    rows: list[Answer]
     reason: str = ""
 
 
-def fit(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
+def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
     """The row as it is where it fits; otherwise what the rule `overlong` makes of it."""
-    whole = Exchange(tuple(messages), reply)
+    whole = Answer(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
     if tokens <= most:
         return Fitted([whole])
@@ -56,7 +56,7 @@ def fit(messages: Sequence[Message], reply: str, *, count: Count, settings: Data
     return _split_by_turn(whole, count=count, most=most, too_long=too_long)
 
 
-def _truncate(whole: Exchange, *, count: Count, most: int, too_long: str) -> Fitted:
+def _truncate(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
     kept = _leave_out_oldest(whole, count=count, most=most)
     if kept is None:
         return Fitted([], f"{too_long}, and its last question and reply alone do not fit")
@@ -64,20 +64,20 @@ def _truncate(whole: Exchange, *, count: Count, most: int, too_long: str) -> Fit
     return Fitted([kept], f"{too_long}: {left_out} of its turns left out, the oldest")
 
 
-def take_each_answer(messages: Sequence[Message], reply: str) -> list[Exchange]:
+def list_answers(messages: Sequence[Message], reply: str) -> list[Answer]:
     """A row of each assistant turn that answers somebody, with all that stood before it."""
     turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
     return [
-        Exchange(turns[:at], turn.content)
+        Answer(turns[:at], turn.content)
         for at, turn in enumerate(turns)
         if at > asked and turn.role == "assistant" and turn.content.strip()
     ]
 
 
-def _split_by_turn(whole: Exchange, *, count: Count, most: int, too_long: str) -> Fitted:
+def _split_by_turn(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
     """A row of each answer, with as much before it as fits."""
-    answers = take_each_answer(*whole)
+    answers = list_answers(*whole)
     fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
     rows = [row for row in fitting if row is not None]
     if not rows:
@@ -87,7 +87,7 @@ def _split_by_turn(whole: Exchange, *, count: Count, most: int, too_long: str) -
     return Fitted(rows, f"{too_long}: split into {len(rows)} of its {len(answers)} answers{lost}")
 
 
-def _leave_out_oldest(row: Exchange, *, count: Count, most: int) -> Exchange | None:
+def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
     """The longest end of the conversation that fits, behind the system turns; None if none does.
 
     An end is the whole, or begins with a turn of the user: so no reply stands without its question,
@@ -98,9 +98,9 @@ def _leave_out_oldest(row: Exchange, *, count: Count, most: int) -> Exchange | N
         return None
     begins = sorted({0, *questions})
 
-    def end(place: int) -> Exchange:
+    def end(place: int) -> Answer:
         kept = (m for at, m in enumerate(row.messages) if at >= begins[place] or m.role == "system")
-        return Exchange(tuple(kept), row.reply)
+        return Answer(tuple(kept), row.reply)
 
     def does_fit(place: int) -> bool:
         return count(*end(place)) <= most
@@ -133,7 +133,7 @@ def _without_secrets(prompt: str) -> str:
     return publish_text(prompt)
 
 
-def give_system_prompt(
+def apply_system_prompt(
     messages: Sequence[Message], *, role: str | None, settings: DataSettings
 ) -> tuple[Message, ...]:
     """The turns with the prompt of their role, else with the one for all, else as they were logged.
@@ -160,11 +160,11 @@ def give_system_prompt(
 
 
 SUMMARY = "summary.json"
-PORTION_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
+SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
 """A portion's numbers for the splits are places in this list."""
 
 
-class Rendered(Protocol):
+class TokenizedRow(Protocol):
     """`tokens[trained_from:]` is the reply and the token that ends its turn."""
 
     @property
@@ -196,13 +196,13 @@ class Renderer(Protocol):
         """Whether the template knows reasoning in tags of its own."""
         ...
 
-    def render(self, messages: Sequence[Message], reply: str) -> Rendered:
+    def render(self, messages: Sequence[Message], reply: str) -> TokenizedRow:
         """One row, or a UserMistake that says why its mask cannot be proven."""
         ...
 
     def render_batch(
         self, conversations: Sequence[tuple[Sequence[Message], str]]
-    ) -> Sequence[Rendered | UserMistake]:
+    ) -> Sequence[TokenizedRow | UserMistake]:
         """The same for many rows at once; a row that is refused has its refusal in its place.
 
         The tokens support the buffer protocol as 32-bit integers where that is quicker than tuples.
@@ -214,7 +214,7 @@ class Renderer(Protocol):
         ...
 
 
-class Share(NamedTuple):
+class SubsetRows(NamedTuple):
     """What one model gets of a block: a split and a weight for each kept row."""
 
     split: "np.ndarray[Any, np.dtype[np.uint8]]"
@@ -227,11 +227,11 @@ class RenderTask(NamedTuple):
     numbers: "np.ndarray[Any, np.dtype[np.int64]]"
     file: str
     first_line: int
-    shares: Mapping[str, Share]
+    shares: Mapping[str, SubsetRows]
     out: Path
 
 
-class ShardMade(NamedTuple):
+class RenderedShard(NamedTuple):
     """A shard; the length of each of its rows and their numbers in the block, as arrays: they are many."""
 
     model: str
@@ -246,12 +246,12 @@ class ShardMade(NamedTuple):
 class RenderedBlock(NamedTuple):
     """The shards of a block, the rows that got no place in one, and those of which only a part did."""
 
-    shards: list[ShardMade]
+    shards: list[RenderedShard]
     refused: dict[int, str]
     shortened: dict[int, str]
 
 
-class _Ready(NamedTuple):
+class _RenderedPart(NamedTuple):
     """A rendered row; `position` is its place among the kept rows of the block."""
 
     position: int
@@ -259,13 +259,13 @@ class _Ready(NamedTuple):
     part: int
     messages: tuple[Message, ...]
     reply: str
-    rendered: Rendered
+    rendered: TokenizedRow
 
 
 _tools: tuple[Renderer, DataSettings] | None = None
 
 
-def begin(renderer: Renderer, settings: DataSettings) -> None:
+def init_worker(renderer: Renderer, settings: DataSettings) -> None:
     """What every process needs before its first block."""
     global _tools  # noqa: PLW0603  a worker process has one renderer for its whole life
     _tools = (renderer, settings)
@@ -284,7 +284,7 @@ def render_block(task: RenderTask) -> RenderedBlock:
     keys = _read_keys(task)
     shards = []
     for model, share in task.shares.items():
-        for number, split in enumerate(PORTION_SPLITS):
+        for number, split in enumerate(SUBSET_SPLITS):
             chosen = [one for one in ready if share.split[one.position] == number]
             if chosen:
                 shards.append(_write_shard(task, chosen, keys, model=model, split=split))
@@ -314,7 +314,7 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
     except (FileNotFoundError, Damaged, ValueError, KeyError, TypeError):
         return None
     shards = [
-        ShardMade(
+        RenderedShard(
             **{
                 **shard,
                 "lengths": np.array(shard["lengths"], dtype=np.int32),
@@ -329,7 +329,7 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
     return RenderedBlock(shards, refused, shortened)
 
 
-class _Asked(NamedTuple):
+class _RenderRequest(NamedTuple):
     """What is to be rendered of a kept row; `part` counts the answers of one row."""
 
     position: int
@@ -340,9 +340,9 @@ class _Asked(NamedTuple):
 
 def _render(
     rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
-) -> tuple[list[_Ready], dict[int, str]]:
-    asked = [one for place, row in enumerate(rows) for one in _ask(place, row, settings=settings)]
-    ready: list[_Ready] = []
+) -> tuple[list[_RenderedPart], dict[int, str]]:
+    asked = [one for place, row in enumerate(rows) for one in _list_requests(place, row, settings=settings)]
+    ready: list[_RenderedPart] = []
     refused: dict[int, str] = {}
     for one, rendered in zip(asked, renderer.render_batch([one[2:] for one in asked]), strict=True):
         row = rows[one.position]
@@ -351,7 +351,7 @@ def _render(
         elif rendered.trained_from >= len(rendered.tokens):
             refused[one.position] = "nothing to train on: the template leaves no token of the reply"
         elif len(rendered.tokens) <= settings.max_tokens:
-            ready.append(_Ready(one.position, row, one.part, one.messages, one.reply, rendered))
+            ready.append(_RenderedPart(one.position, row, one.part, one.messages, one.reply, rendered))
         else:
             may_shorten = settings.overlong != "drop"
             only_last = settings.train_on == "every" or row.capture is not None
@@ -360,7 +360,9 @@ def _render(
                 if may_shorten
                 else []
             )
-            ready += [_Ready(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)]
+            ready += [
+                _RenderedPart(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)
+            ]
             if not pieces:
                 length = len(rendered.tokens)
                 part = f"answer {one.part + 1}, " if one.part else ""
@@ -370,23 +372,23 @@ def _render(
     return ready, refused
 
 
-def _ask(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_Asked]:
-    messages = give_system_prompt(row.messages, role=row.group, settings=settings)
+def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
+    messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
     # The earlier replies of a captured conversation are captures of their own, with feedback of their own.
     if settings.train_on == "every" and row.capture is None:
-        answers = [*take_each_answer(messages, row.reply)] or answers
+        answers = [*list_answers(messages, row.reply)] or answers
     for part, (before, reply) in enumerate(answers):
-        yield _Asked(position, part, before, reply)
+        yield _RenderRequest(position, part, before, reply)
 
 
 def _shorten(
-    one: _Asked, *, renderer: Renderer, settings: DataSettings, only_last: bool
-) -> list[tuple[tuple[Message, ...], str, Rendered]]:
+    one: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
+) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
     def count(turns: Sequence[Message], said: str) -> int:
         return renderer.count_tokens(turns, said)
 
-    shorter = fit(one.messages, one.reply, count=count, settings=settings).rows
+    shorter = fit_row(one.messages, one.reply, count=count, settings=settings).rows
     if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
@@ -405,14 +407,19 @@ def _read_keys(task: RenderTask) -> dict[str, list[Any]]:
 
 
 def _write_shard(
-    task: RenderTask, chosen: Sequence[_Ready], keys: Mapping[str, list[Any]], *, model: str, split: Split
-) -> ShardMade:
+    task: RenderTask,
+    chosen: Sequence[_RenderedPart],
+    keys: Mapping[str, list[Any]],
+    *,
+    model: str,
+    split: Split,
+) -> RenderedShard:
     share = task.shares[model]
     lengths = np.array([len(one.rendered.tokens) for one in chosen], dtype=np.int32)
     trained = int(lengths.sum()) - sum(one.rendered.trained_from for one in chosen)
     path = task.out / f"{model}.{split}.parquet"
     write_table(path, _to_table(chosen, lengths, share, keys), durable=False)
-    return ShardMade(
+    return RenderedShard(
         model=model,
         split=split,
         file=path.name,
@@ -424,7 +431,10 @@ def _write_shard(
 
 
 def _to_table(
-    chosen: Sequence[_Ready], lengths: "np.ndarray[Any, Any]", share: Share, keys: Mapping[str, list[Any]]
+    chosen: Sequence[_RenderedPart],
+    lengths: "np.ndarray[Any, Any]",
+    share: SubsetRows,
+    keys: Mapping[str, list[Any]],
 ) -> "pa.Table":
     tokens = np.concatenate([np.asarray(one.rendered.tokens, dtype=np.int32) for one in chosen])
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -452,7 +462,7 @@ def _to_table(
     return pa.table({name: columns[name] for name in schema.names}, schema=schema)
 
 
-def _name(one: _Ready, keys: Mapping[str, list[Any]]) -> str:
+def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:
     """Logs repeat their own ids; the content is what makes a row the one it is."""
     mixed = (keys["prompt"][one.position] * 31 + keys["reply"][one.position]) % 2**64
     return f"{mixed:016x}" + (f".{one.part}" if one.part else "")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.lsh import Columns, find_first, merge_pairs, unpack
+from graftwork.data.dedup.lsh import CorpusColumns, find_first, merge_pairs, unpack
 from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
-from graftwork.data.dedup.questions import Asked, find_asked
+from graftwork.data.dedup.questions import Questions, find_questions
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
 from graftwork.records.dataset import SPLITS
@@ -31,10 +31,10 @@ def draw(keys: Array, *, seed: int) -> Array:
     return drawn
 
 
-class Shares:
+class SplitShares:
     """Deals founders, and keeps count of them by stratum."""
 
-    def __init__(self, corpus: Columns, *, settings: DataSettings) -> None:
+    def __init__(self, corpus: CorpusColumns, *, settings: DataSettings) -> None:
         together = corpus.column("together")
         self._drawn = draw(np.where(together != 0, together, corpus.column("turn")), seed=settings.seed)
         self._strata: Array | None = None
@@ -100,12 +100,12 @@ def _pick(drawn: float, shares: list[float]) -> int:
     return 0 if shares[0] > 0 else max(range(len(shares)), key=shares.__getitem__)
 
 
-NOT_DEALT = 255
+UNASSIGNED = 255
 TRAIN = SPLITS.index("train")
 _ROWS_AT_ONCE = 50_000
 
 
-class Dealing(NamedTuple):
+class SplitAssignment(NamedTuple):
     """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
 
     Captured rows that nobody confirmed may follow others into a held-out split: `find_unfit_references`
@@ -120,7 +120,7 @@ class Dealing(NamedTuple):
     founders: Array
 
 
-class Decided(NamedTuple):
+class KnownAssignment(NamedTuple):
     """The fields of a dealing, and which rows were kept when nothing leaked: `Decided(*dealing, kept)`."""
 
     split: Array
@@ -134,21 +134,21 @@ class Decided(NamedTuple):
         return len(self.split)
 
 
-def find_unfit_references(corpus: Columns, dealing: Dealing) -> Array:
+def find_unfit_references(corpus: CorpusColumns, dealing: SplitAssignment) -> Array:
     """The places of rows in held-out splits whose replies a model wrote and nobody confirmed."""
-    held_out = (dealing.split != NOT_DEALT) & (dealing.split != TRAIN)
+    held_out = (dealing.split != UNASSIGNED) & (dealing.split != TRAIN)
     found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
     return found
 
 
-def group_and_deal(
-    corpus: Columns,
+def assign_splits(
+    corpus: CorpusColumns,
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: Decided | None = None,
+    known: KnownAssignment | None = None,
     pinned: Array | None = None,
-) -> Dealing:
+) -> SplitAssignment:
     """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped.
 
     `pinned` is the split that each row had in an earlier corpus, 255 where it had none: there it goes
@@ -172,12 +172,12 @@ def group_and_deal(
         ]
     )
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
-    table = _Table(corpus, turns_first=turns.first, passed=passed, settings=settings)
+    table = _Assigner(corpus, turns_first=turns.first, passed=passed, settings=settings)
     if pinned is not None:
         table.pin(pinned)
     if known is not None:
         table.take_over(known)
-    for asked in find_asked(corpus, passed=passed, turns=turns.key, since=since):
+    for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
         start, stop = max(asked.window.low, since), asked.window.high
         table.open_window(asked, until=start)
         lines = asked.pair_alike(threshold=threshold, fresh=fresh)
@@ -186,12 +186,12 @@ def group_and_deal(
         questions = pair_rare_questions(corpus, asked, passed=passed, fresh=fresh)
         for low in range(start, stop, _ROWS_AT_ONCE):
             high = min(low + _ROWS_AT_ONCE, stop)
-            alike = _Alike(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
+            alike = _SimilarRows(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
             table.deal_rows(low, high, alike=alike)
     return table.result()
 
 
-class _Alike(NamedTuple):
+class _SimilarRows(NamedTuple):
     """The rows before each row with a line or turn that is alike, or with the same rare question."""
 
     lines: dict[int, list[int]]
@@ -199,18 +199,20 @@ class _Alike(NamedTuple):
     questions: dict[int, list[int]]
 
 
-class _Table:
+class _Assigner:
     """Who sits where: the first row of each split with each turn, line, conversation and key."""
 
-    def __init__(self, corpus: Columns, *, turns_first: Array, passed: Array, settings: DataSettings) -> None:
+    def __init__(
+        self, corpus: CorpusColumns, *, turns_first: Array, passed: Array, settings: DataSettings
+    ) -> None:
         rows = corpus.rows
         self._passed = passed
-        self._split = array("B", bytes([NOT_DEALT])) * rows
+        self._split = array("B", bytes([UNASSIGNED])) * rows
         self._clusters = Clusters(rows)
-        self._pinned = array("B", bytes([NOT_DEALT])) * rows
+        self._pinned = array("B", bytes([UNASSIGNED])) * rows
         self._aside: dict[int, tuple[int, int]] = {}
         self._unconfirmed = corpus.column("unconfirmed") != 0
-        self._shares = Shares(corpus, settings=settings)
+        self._shares = SplitShares(corpus, settings=settings)
         # By the first row of a class: the first row of it that was dealt. All that were are in one split.
         keys = (corpus.column(name) for name in ("opening", "together"))
         shared = (find_first(key, among=passed) for key in keys if key.any())
@@ -224,22 +226,22 @@ class _Table:
     def pin(self, pinned: Array) -> None:
         np.frombuffer(self._pinned, dtype=np.uint8)[:] = pinned
 
-    def take_over(self, known: Decided) -> None:
+    def take_over(self, known: KnownAssignment) -> None:
         """Seat the first rows where they sat before."""
         np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
         for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
             self._clusters.join(int(known.group[place]), place)
         self._aside = dict(known.aside)
         self._shares.take_over(known.founders, known.split)
-        dealt = np.flatnonzero(known.split != NOT_DEALT)
+        dealt = np.flatnonzero(known.split != UNASSIGNED)
         for first, homes in self._classes:
-            _seat_first(homes, first, dealt)
+            _place_first(homes, first, dealt)
         turns_first = self._classes[0][0]
         self._barred_turns = {
             place: pair for place, pair in known.aside.items() if turns_first[place] == place
         }
 
-    def open_window(self, asked: Asked, *, until: int) -> None:
+    def open_window(self, asked: Questions, *, until: int) -> None:
         """Seat the rows that were dealt before, up to `until`, by the lines they ask on this ground."""
         low, high = asked.window.low, asked.window.high
         self._line_first = asked.first
@@ -248,14 +250,14 @@ class _Table:
         self._line_homes = [_nowhere(high) for _ in SPLITS]
         splits = np.frombuffer(self._split, dtype=np.uint8)[:until]
         for split, homes in enumerate(self._line_homes):
-            _seat_first(homes, asked.first, np.flatnonzero(splits == split))
+            _place_first(homes, asked.first, np.flatnonzero(splits == split))
         self._barred_lines = {
             int(asked.first[place]): pair
             for place, pair in self._aside.items()
             if low <= place < until and self._is_probe[place]
         }
 
-    def deal_rows(self, low: int, high: int, *, alike: _Alike) -> None:
+    def deal_rows(self, low: int, high: int, *, alike: _SimilarRows) -> None:
         passed = self._passed[low:high].tolist()
         probes = self._is_probe[low:high].tolist()
         line_of = self._line_first[low:high].tolist()
@@ -278,7 +280,7 @@ class _Table:
             else:
                 self._seat(place, line, classes, neighbours)
 
-    def _neighbours(self, place: int, line: int, classes: list[int], alike: _Alike) -> list[int]:
+    def _neighbours(self, place: int, line: int, classes: list[int], alike: _SimilarRows) -> list[int]:
         """Dealt rows before this one that it must not be parted from."""
         found = [homes[line] for homes in self._line_homes]
         for other in alike.lines.get(place, ()):
@@ -287,7 +289,7 @@ class _Table:
         found += [homes[of] for of, (_, homes) in zip(classes, self._classes, strict=True)]
         first, homes = self._classes[0]
         found += [homes[int(first[other])] for other in alike.turns.get(place, ())]
-        found += [other for other in alike.questions.get(place, ()) if self._split[other] != NOT_DEALT]
+        found += [other for other in alike.questions.get(place, ()) if self._split[other] != UNASSIGNED]
         return [other for other in found if other >= 0]
 
     def _find_conflict(self, place: int, neighbours: list[int]) -> tuple[int, int] | None:
@@ -295,7 +297,7 @@ class _Table:
             if self._split[other] != self._split[neighbours[0]]:
                 low, high = sorted((neighbours[0], other))
                 return low, high
-        if neighbours and self._pinned[place] not in (NOT_DEALT, self._split[neighbours[0]]):
+        if neighbours and self._pinned[place] not in (UNASSIGNED, self._split[neighbours[0]]):
             # It was held apart from them before, and what is known now says that it should not be.
             return neighbours[0], place
         return None
@@ -303,7 +305,7 @@ class _Table:
     def _seat(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
         if neighbours:
             split = self._split[neighbours[0]]
-        elif self._pinned[place] != NOT_DEALT:
+        elif self._pinned[place] != UNASSIGNED:
             split = self._shares.count(place, self._pinned[place])
         elif self._unconfirmed[place]:
             # A reply that nobody confirmed can be held out from nothing. It takes no share from other rows.
@@ -319,18 +321,18 @@ class _Table:
             if homes[of] < 0:
                 homes[of] = place
 
-    def result(self) -> Dealing:
+    def result(self) -> SplitAssignment:
         split = np.array(self._split, dtype=np.uint8)
-        group = np.where(split == NOT_DEALT, -1, self._clusters.names())
+        group = np.where(split == UNASSIGNED, -1, self._clusters.names())
         founders = np.array(self._shares.founders, dtype=np.int64)
-        return Dealing(split, group, self._aside, founders)
+        return SplitAssignment(split, group, self._aside, founders)
 
 
 def _nowhere(size: int) -> "array[int]":
     return array("i", [-1]) * size
 
 
-def _seat_first(homes: "array[int]", class_of: Array, places: Array) -> None:
+def _place_first(homes: "array[int]", class_of: Array, places: Array) -> None:
     """Of each class the first of these rows, which ascend."""
     # From the last to the first, so that the first one stays.
     np.frombuffer(homes, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]

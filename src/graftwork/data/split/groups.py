@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.boilerplate import ASKS, ground_places, learn_weights, open_windows
+from graftwork.data.dedup.boilerplate import IS_QUESTION, learn_weights, open_windows, sample_before
 from graftwork.data.dedup.fingerprints import TURN, TURN_RUNS
 from graftwork.data.dedup.lsh import (
     NO_PAIRS,
-    Columns,
-    Few,
-    Spill,
-    are_few,
+    CorpusColumns,
+    ExternalSort,
+    ValueLookup,
     find_first,
+    is_worth_looking_up,
     merge_pairs,
     only_fresh,
     pack,
@@ -26,7 +26,7 @@ from graftwork.data.dedup.lsh import (
     stream_rows,
     unpack,
 )
-from graftwork.data.dedup.questions import Asked, Wanted
+from graftwork.data.dedup.questions import PairFilter, Questions
 from graftwork.text.similarity import TOLERANCE, Array, distinct, measure_pairs
 
 # A 13-gram or a question in more rows than this is boilerplate, a shared source or a habit.
@@ -40,7 +40,7 @@ _PAIRS_AT_ONCE = 100_000
 _GRAMS_LOOKED_UP = 8
 
 
-class Turns(NamedTuple):
+class UserTurns(NamedTuple):
     """The keys of the turns, the first row with each, and the rows that are the first with theirs."""
 
     key: Array
@@ -48,20 +48,20 @@ class Turns(NamedTuple):
     own: Array
 
 
-def read_turns(corpus: Columns, *, passed: Array) -> Turns:
+def read_turns(corpus: CorpusColumns, *, passed: Array) -> UserTurns:
     key = corpus.column("turn")
     first = find_first(key, among=passed)
     own = np.flatnonzero(passed & (key != 0) & (first == np.arange(len(key))))
-    return Turns(key, first, own)
+    return UserTurns(key, first, own)
 
 
 def pair_turns(
-    corpus: Columns,
-    turns: Turns,
+    corpus: CorpusColumns,
+    turns: UserTurns,
     *,
     passed: Array,
     threshold: float,
-    wanted: Wanted | None = None,
+    wanted: PairFilter | None = None,
     fresh: Array | None = None,
 ) -> Array:
     """Turns that are alike as a whole. MinHash proposes, the measure on the later row's ground decides.
@@ -81,7 +81,7 @@ def pair_turns(
         low, high = np.searchsorted(unpack(pairs).later, [window.low, window.high])
         if low == high:
             continue
-        ground = ground_places(window, passed=passed, turns=turns.key)
+        ground = sample_before(window, passed=passed, turns=turns.key)
         weights = learn_weights(read_rows(corpus, "turn_runs", ground), turns.key[ground])
         for start in range(low, high, _PAIRS_AT_ONCE):
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
@@ -99,24 +99,26 @@ def pair_turns(
     return merge_pairs(found)
 
 
-def pair_rare_questions(corpus: Columns, asked: Asked, *, passed: Array, fresh: Array | None = None) -> Array:
+def pair_rare_questions(
+    corpus: CorpusColumns, asked: Questions, *, passed: Array, fresh: Array | None = None
+) -> Array:
     """Rows of the window with rows before them that hold the same line that ends as a question.
 
     The line that asks is not always told rightly, least so among the first rows of a log. So every
     question near the end of a turn counts, if it is rare up to the later row.
     """
     low, high = asked.window.low, asked.window.high
-    few = _look_for(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
+    few = _fresh_values(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
     found = []
-    with Spill(high) as spill:
+    with ExternalSort(high) as spill:
         lines_of, sizes_of = corpus.ragged("lines"), corpus.ragged("line_sizes")
         for (first, lines, offsets), (_, sizes, _) in zip(lines_of, sizes_of, strict=True):
             if first >= high:
                 break
             places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
-            asks = (lines & ASKS == ASKS) & (sizes >= QUESTION_RUNS) & (places < high)
-            asks[asks] = passed[places[asks]] & ~np.isin(lines[asks] & ~ASKS, asked.instructions)
-            chosen = _find(few, lines, asks)
+            asks = (lines & IS_QUESTION == IS_QUESTION) & (sizes >= QUESTION_RUNS) & (places < high)
+            asks[asks] = passed[places[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.instructions)
+            chosen = _find_values(few, lines, asks)
             spill.add(lines[chosen], places[chosen])
         for entries in spill.portions():
             rare = (entries.ranks() < RARE_ROWS) & (entries.places >= low)
@@ -126,7 +128,7 @@ def pair_rare_questions(corpus: Columns, asked: Asked, *, passed: Array, fresh: 
 
 
 def pair_rare_grams(
-    corpus: Columns, turns: Turns, *, in_all: bool = False, fresh: Array | None = None
+    corpus: CorpusColumns, turns: UserTurns, *, in_all: bool = False, fresh: Array | None = None
 ) -> Array:
     """Turns that share many rare 13-grams.
 
@@ -136,13 +138,13 @@ def pair_rare_grams(
         return NO_PAIRS
     is_own = np.zeros(corpus.rows, dtype=bool)
     is_own[turns.own] = True
-    few = _look_for(corpus, "grams", turns.own, fresh)
+    few = _fresh_values(corpus, "grams", turns.own, fresh)
     shared: list[tuple[Array, Array]] = []
     expected = _GRAMS_LOOKED_UP * corpus.rows if few is not None else _count_all(corpus, "grams")
-    with Spill(expected) as spill:
+    with ExternalSort(expected) as spill:
         for first, flat, offsets in corpus.ragged("grams"):
             places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
-            inside = _find(few, flat, is_own[places])
+            inside = _find_values(few, flat, is_own[places])
             spill.add(flat[inside], places[inside])
         for entries in spill.portions():
             ranks = entries.ranks()
@@ -167,24 +169,24 @@ def pair_rare_grams(
     return enough
 
 
-def _count_all(corpus: Columns, name: str) -> int:
+def _count_all(corpus: CorpusColumns, name: str) -> int:
     return sum(int(offsets[-1]) for _, _, offsets in corpus.ragged(name))
 
 
-def _look_for(corpus: Columns, name: str, places: Array, fresh: Array | None) -> Few | None:
+def _fresh_values(corpus: CorpusColumns, name: str, places: Array, fresh: Array | None) -> ValueLookup | None:
     """The values of the fresh ones of these rows; None where those of all rows are needed."""
-    if fresh is None or not are_few(fresh):
+    if fresh is None or not is_worth_looking_up(fresh):
         return None
-    return Few(distinct(read_rows(corpus, name, places[fresh[places]]).values))
+    return ValueLookup(distinct(read_rows(corpus, name, places[fresh[places]]).values))
 
 
-def _find(few: Few | None, values: Array, inside: Array) -> Array:
+def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array:
     """Where the values stand that are looked for, of those inside."""
     chosen: Array = np.flatnonzero(inside)
     return chosen if few is None else chosen[few.find(values[chosen])[0]]
 
 
-def _count_grams(corpus: Columns, places: Array) -> Array:
+def _count_grams(corpus: CorpusColumns, places: Array) -> Array:
     """How many different 13-grams each of these rows has."""
     counts = [np.zeros(0, dtype=np.int64)]
     for rows in stream_rows(corpus, "grams", places):

@@ -10,11 +10,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from graftwork.data.dedup.lsh import Columns, find_first, unpack
+from graftwork.data.dedup.lsh import CorpusColumns, find_first, unpack
 from graftwork.data.dedup.paraphrases import MOST_ROWS, Embedder, Paraphrases
-from graftwork.data.dedup.questions import find_asked
+from graftwork.data.dedup.questions import find_questions
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import NOT_DEALT, Dealing, Decided
+from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
 from graftwork.data.split.groups import pair_rare_grams, pair_rare_questions, pair_turns, read_turns
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
@@ -55,13 +55,13 @@ class Leak(NamedTuple):
 
 
 def find_leaks(
-    corpus: Columns,
-    dealing: Dealing,
+    corpus: CorpusColumns,
+    dealing: SplitAssignment,
     kept: Array,
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: Decided | None = None,
+    known: KnownAssignment | None = None,
     most: int = 100,
 ) -> list[Leak]:
     """Rows on both sides that ask the same: of each kind some at most, in order.
@@ -96,7 +96,7 @@ def find_leaks(
     note("alike_turn", turn_sides.parted(alike))
     note("rare_words", turn_sides.parted(pair_rare_grams(corpus, turns, in_all=True, fresh=fresh)))
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
-    for asked in find_asked(corpus, passed=passed, turns=turns.key, since=since):
+    for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
         fresh = None if known is None else _spread_over(asked.first, moved)
         line_sides = sides.by_class(asked.first, until=asked.window.high)
         note("same_line", line_sides.in_both(since=asked.window.low))
@@ -111,7 +111,7 @@ def find_leaks(
     return leaks
 
 
-def _find_moved(dealing: Dealing, kept: Array, known: Decided | None) -> Array:
+def _find_moved(dealing: SplitAssignment, kept: Array, known: KnownAssignment | None) -> Array:
     """The rows that are new, were dealt elsewhere or were not kept when the others were checked."""
     moved = np.ones(len(kept), dtype=bool)
     if known is not None:
@@ -132,13 +132,13 @@ _SHARED_KEYS: tuple[tuple[Kind, str], ...] = (("same_conversation", "opening"), 
 
 
 def require_no_leak(
-    corpus: Columns,
-    dealing: Dealing,
+    corpus: CorpusColumns,
+    dealing: SplitAssignment,
     kept: Array,
     *,
     settings: DataSettings,
     embedder: Embedder | None = None,
-    known: Decided | None = None,
+    known: KnownAssignment | None = None,
 ) -> None:
     """Refuse a dataset with the same or nearly the same question on both sides of a split."""
     leaks = find_leaks(corpus, dealing, kept, settings=settings, embedder=embedder, known=known, most=1)
@@ -164,10 +164,10 @@ class _Sides(NamedTuple):
     dealt: Array
 
     @classmethod
-    def of(cls, dealing: Dealing, kept: Array) -> "_Sides":
+    def of(cls, dealing: SplitAssignment, kept: Array) -> "_Sides":
         # Questions for reinforcement learning are trained on as well; they come behind SPLITS.
         held_out = (dealing.split == SPLITS.index("validation")) | (dealing.split == SPLITS.index("test"))
-        dealt = dealing.split != NOT_DEALT
+        dealt = dealing.split != UNASSIGNED
         return cls(kept & dealt & ~held_out, kept & held_out, dealt)
 
     def by_class(self, first: Array, *, until: int | None = None) -> "_ClassSides":
@@ -178,11 +178,11 @@ class _Sides(NamedTuple):
             earliest, latest = np.full(rows, _NEVER), np.full(rows, -1)
             earliest[first[members[::-1]]] = members[::-1]
             latest[first[members]] = members
-            marked.append(_Marked(earliest, latest))
+            marked.append(_SideRange(earliest, latest))
         return _ClassSides(first, *marked)
 
 
-class _Marked(NamedTuple):
+class _SideRange(NamedTuple):
     """For each class of rows (named by its first) the earliest and the latest row that is marked."""
 
     earliest: Array
@@ -191,9 +191,9 @@ class _Marked(NamedTuple):
 
 class _ClassSides(NamedTuple):
     first: Array
-    trained: _Marked
-    held_out: _Marked
-    dealt: _Marked
+    trained: _SideRange
+    held_out: _SideRange
+    dealt: _SideRange
 
     def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
         """Classes with rows on both sides, the later of them not before `since`."""
@@ -216,7 +216,7 @@ class _ClassSides(NamedTuple):
         for at in np.flatnonzero(self._is_parted(later, earlier, self.held_out, self.trained)).tolist():
             yield int(self.trained.earliest[other[at]]), int(self.held_out.latest[one[at]])
 
-    def _is_parted(self, later: Array, earlier: Array, side: _Marked, other_side: _Marked) -> Array:
+    def _is_parted(self, later: Array, earlier: Array, side: _SideRange, other_side: _SideRange) -> Array:
         """Of the later row's class counts who came with it or after it; of the other class everybody, if
         the later row had anybody of it before it to go by."""
         one, other = self.first[later], self.first[earlier]

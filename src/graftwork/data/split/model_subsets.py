@@ -22,12 +22,12 @@ from graftwork.records.errors import UserMistake
 TRAIN, VALIDATION, TEST = 0, 1, 2
 """As in SPLITS."""
 RL = 3
-NOT_ITS_OWN = 255
+NOT_SELECTED = 255
 
 Mask = npt.NDArray[np.bool_]
 
 
-class Facts(NamedTuple):
+class KeptRows(NamedTuple):
     """What the division goes by: one value for each row that was dealt to a split.
 
     `role` and `domain` are places in their lists of names, -1 where the log states none, as for
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
     key: npt.NDArray[np.uint64]
 
 
-class Portion(NamedTuple):
+class ModelSubset(NamedTuple):
     """One model's part of the corpus.
 
     `split` is the place in SPLITS, RL, or NOT_ITS_OWN; `own` is False where a row is replayed, or not
@@ -58,7 +58,7 @@ class Portion(NamedTuple):
     weight: npt.NDArray[np.float64]
 
 
-class PortionSummary(Record):
+class SubsetSummary(Record):
     """Who gets what, as numbers of rows. `stages` counts training rows, replayed ones included."""
 
     model: str
@@ -73,47 +73,49 @@ class PortionSummary(Record):
     """Training rows, each as often as its weight says."""
 
 
-class Unmatched(NamedTuple):
+class UnmatchedValue(NamedTuple):
     """A value that `models:` names and no row has: perhaps a slip of the pen."""
 
     key: str
     value: str
 
 
-def divide(facts: Facts, models: dict[str, ModelSettings], *, seed: int) -> list[Portion]:
+def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: int) -> list[ModelSubset]:
     """The portion of each model, in the order of `models`."""
-    return [_portion(facts, name, settings, seed=seed) for name, settings in models.items()]
+    return [_select_subset(facts, name, settings, seed=seed) for name, settings in models.items()]
 
 
-def portion_table(portions: list[Portion], facts: Facts) -> list[PortionSummary]:
+def summarize_subsets(portions: list[ModelSubset], facts: KeptRows) -> list[SubsetSummary]:
     """A line for each model."""
     return [_summarise(portion, facts) for portion in portions]
 
 
-def find_unmatched(facts: Facts, models: dict[str, ModelSettings]) -> list[Unmatched]:
+def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[UnmatchedValue]:
     """Every single value under `models:` that no row has, beside others that some row has."""
     known = _values_that_occur(facts)
-    found: list[Unmatched] = []
+    found: list[UnmatchedValue] = []
     for name, settings in models.items():
         for key, wanted in settings.keep:
-            found += [Unmatched(f"models.{name}.keep.{key}", str(v)) for v in wanted if v not in known[key]]
+            found += [
+                UnmatchedValue(f"models.{name}.keep.{key}", str(v)) for v in wanted if v not in known[key]
+            ]
         strangers = [role for role in settings.weights if role not in known["role"]]
-        found += [Unmatched(f"models.{name}.weights", role) for role in strangers]
+        found += [UnmatchedValue(f"models.{name}.weights", role) for role in strangers]
     return found
 
 
-def _portion(facts: Facts, name: str, settings: ModelSettings, *, seed: int) -> Portion:
+def _select_subset(facts: KeptRows, name: str, settings: ModelSettings, *, seed: int) -> ModelSubset:
     own = _find_own(facts, name, settings.keep)
-    split = np.where(own, facts.split, np.uint8(NOT_ITS_OWN))
+    split = np.where(own, facts.split, np.uint8(NOT_SELECTED))
     learned = own & (facts.split == TRAIN)
     apart = learned & _falls_below(settings.rl, facts.group, seed=seed)
     split[apart] = RL
     replayed = _draw_replay(facts, settings.replay, own=own, apart=apart, seed=seed)
     split[replayed] = TRAIN
-    return Portion(name, split, own, _weigh(facts, settings.weights, split))
+    return ModelSubset(name, split, own, _weigh(facts, settings.weights, split))
 
 
-def _find_own(facts: Facts, name: str, keep: Keep) -> Mask:
+def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
     """The rows that a model is made of, of every split."""
     own = np.ones(len(facts.split), dtype=np.bool_)
     known = _values_that_occur(facts)
@@ -135,7 +137,7 @@ def _find_own(facts: Facts, name: str, keep: Keep) -> Mask:
     return own
 
 
-def _match(facts: Facts, key: str, wanted: tuple[str, ...] | tuple[int, ...]) -> Mask:
+def _match(facts: KeptRows, key: str, wanted: tuple[str, ...] | tuple[int, ...]) -> Mask:
     if key == "stage":
         # -1 stands for none: it cannot be asked for.
         return np.isin(facts.stage, [stage for stage in wanted if int(stage) >= 0])
@@ -143,7 +145,7 @@ def _match(facts: Facts, key: str, wanted: tuple[str, ...] | tuple[int, ...]) ->
     return np.isin(column, [place for place, name in enumerate(names) if name in wanted])
 
 
-def _values_that_occur(facts: Facts) -> dict[str, list[str] | list[int]]:
+def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
     """By key of `keep`, what the rows have."""
     roles, domains, stages = (
         np.unique(column).tolist() for column in (facts.role, facts.domain, facts.stage)
@@ -167,7 +169,7 @@ def _nothing_matches(
     )
 
 
-def _draw_replay(facts: Facts, share: float, *, own: Mask, apart: Mask, seed: int) -> Mask:
+def _draw_replay(facts: KeptRows, share: float, *, own: Mask, apart: Mask, seed: int) -> Mask:
     """The training rows of others that are to make up `share` of this model's, or all there are.
 
     Those with the smallest hashes are drawn: a row that is logged later takes the place of few. A
@@ -190,12 +192,14 @@ def _draw_replay(facts: Facts, share: float, *, own: Mask, apart: Mask, seed: in
     return drawn
 
 
-def _weigh(facts: Facts, weights: dict[str, float], split: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+def _weigh(
+    facts: KeptRows, weights: dict[str, float], split: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.float64]:
     # The last place is for rows without a role: -1 finds it.
     by_role = np.array([weights.get(name, 1.0) for name in facts.role_names] + [1.0])
     held_out = (split == VALIDATION) | (split == TEST)
     weight = np.where(held_out, 1.0, by_role[facts.role])
-    weight[split == NOT_ITS_OWN] = 0.0
+    weight[split == NOT_SELECTED] = 0.0
     return weight
 
 
@@ -214,7 +218,7 @@ def _mix(values: npt.NDArray[np.uint64], *, purpose: str, seed: int) -> npt.NDAr
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _summarise(portion: Portion, facts: Facts) -> PortionSummary:
+def _summarise(portion: ModelSubset, facts: KeptRows) -> SubsetSummary:
     trained = portion.split == TRAIN
     stages, counts = np.unique(facts.stage[trained], return_counts=True)
     by_stage = dict(zip(stages.tolist(), counts.tolist(), strict=True))
@@ -223,7 +227,7 @@ def _summarise(portion: Portion, facts: Facts) -> PortionSummary:
     def rows(mask: Mask) -> int:
         return int(np.count_nonzero(mask))
 
-    return PortionSummary(
+    return SubsetSummary(
         model=portion.name,
         own=rows(trained & portion.own),
         replayed=rows(trained & ~portion.own),
@@ -236,7 +240,7 @@ def _summarise(portion: Portion, facts: Facts) -> PortionSummary:
     )
 
 
-LOOKED_AT = 200
+SAMPLED_ROWS = 200
 
 
 def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, settings: DataSettings) -> list[str]:
@@ -256,7 +260,9 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
     return [f"data.split_by: {lacking:,} rows have no {settings.split_by!r}; they are split by question"]
 
 
-def find_doubts(facts: Facts, *, settings: DataSettings, models: Mapping[str, ModelSettings]) -> list[str]:
+def find_setting_warnings(
+    facts: KeptRows, *, settings: DataSettings, models: Mapping[str, ModelSettings]
+) -> list[str]:
     """What is named and not there, one sentence each."""
     doubts = [f"{key}: no kept row has {value!r}" for key, value in find_unmatched(facts, dict(models))]
     roles = {facts.role_names[place] for place in np.unique(facts.role).tolist() if place >= 0}
@@ -276,7 +282,7 @@ def find_doubts(facts: Facts, *, settings: DataSettings, models: Mapping[str, Mo
 
 def _name_keys(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> list[str]:
     """The keys that the first rows have."""
-    places = np.flatnonzero(passed)[:LOOKED_AT].tolist()
-    rows = [row for _, row in islice(corpus.rows_at(places), LOOKED_AT)]
+    places = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
+    rows = [row for _, row in islice(corpus.rows_at(places), SAMPLED_ROWS)]
     fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]
     return sorted({*fields, *(key for row in rows for key in row.extra)} - {"id"})[:20]

@@ -20,33 +20,33 @@ from graftwork.data.corpus import row_features
 from graftwork.data.corpus.build import Keys, find_places
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.settings import DataSettings
-from graftwork.data.split.assignment import NOT_DEALT, Dealing, Decided
+from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
 from graftwork.files.whole import write_whole
 from graftwork.records.base import fingerprint
 from graftwork.text.similarity import Array
 
-PINS_FORM = 1
-DEALT_BY = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")
+SPLITS_FORM = 1
+SPLIT_SETTINGS = ("seed", "validation", "test", "split_by", "stratify", "question_similarity", "paraphrases")
 
 
-class Pins(NamedTuple):
+class PreviousSplits(NamedTuple):
     keys: Keys
     split: Array
     conversations: bool = True
     """Whether conversations were grouped by all their turns when this was written."""
 
 
-def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
+def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
     """Keep these splits, and those of rows that are not there this time: they may come back."""
-    old = _read(path, settings=settings)
+    old = _read_splits(path, settings=settings)
     stood = find_places(keys, old.keys)
-    before = np.where(stood >= 0, np.append(old.split, NOT_DEALT)[stood], NOT_DEALT)
-    now = np.where(split == NOT_DEALT, before, split)
+    before = np.where(stood >= 0, np.append(old.split, UNASSIGNED)[stood], UNASSIGNED)
+    now = np.where(split == UNASSIGNED, before, split)
     away = find_places(old.keys, keys) < 0
     buffer = io.BytesIO()
     np.savez(
         buffer,
-        dealt_by=np.array(_describe_pins(settings)),
+        dealt_by=np.array(_fingerprint_split_settings(settings)),
         conversations=np.array(True),
         keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
         split=np.concatenate((now, old.split[away])).astype(np.uint8),
@@ -54,44 +54,46 @@ def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) 
     write_whole(path, buffer.getvalue())
 
 
-def read_pins(path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None) -> Array:
+def read_previous_splits(
+    path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None
+) -> Array:
     """The split of each of these rows the last time; 255 for a row that was in none.
 
     Once, `conversations` (rows of several turns) were grouped by their last turn alone: splits from that
     time are not held on to for them.
     """
-    known = _read(path, settings=settings)
+    known = _read_splits(path, settings=settings)
     places = find_places(keys, known.keys)
-    pinned: Array = np.where(places >= 0, np.append(known.split, NOT_DEALT)[places], NOT_DEALT)
+    pinned: Array = np.where(places >= 0, np.append(known.split, UNASSIGNED)[places], UNASSIGNED)
     if conversations is not None and not known.conversations:
-        pinned[conversations] = NOT_DEALT
+        pinned[conversations] = UNASSIGNED
     return pinned.astype(np.uint8)
 
 
-def _read(path: Path, *, settings: DataSettings) -> Pins:
+def _read_splits(path: Path, *, settings: DataSettings) -> PreviousSplits:
     """What was kept under the same settings; nothing where it is lost or damaged."""
-    none = Pins(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
+    none = PreviousSplits(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
     try:
         with np.load(path, allow_pickle=False) as file:
-            same = str(file["dealt_by"]) == _describe_pins(settings)
-            return Pins(file["keys"], file["split"], "conversations" in file) if same else none
+            same = str(file["dealt_by"]) == _fingerprint_split_settings(settings)
+            return PreviousSplits(file["keys"], file["split"], "conversations" in file) if same else none
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return none
 
 
-def _describe_pins(settings: DataSettings) -> str:
-    return fingerprint([PINS_FORM, settings.model_dump(mode="json", include=set(DEALT_BY))])
+def _fingerprint_split_settings(settings: DataSettings) -> str:
+    return fingerprint([SPLITS_FORM, settings.model_dump(mode="json", include=set(SPLIT_SETTINGS))])
 
 
-DECIDED_FORM = 1
+ASSIGNMENT_FORM = 1
 
 
 Identify = Callable[[int], str]
 """A digest of the first so many rows of the corpus at hand: of all that was read and sifted of them."""
 
 
-def write_decided(
-    path: Path, decided: Decided, *, settings: DataSettings, identify: Identify, embedded: bool
+def write_assignment(
+    path: Path, decided: KnownAssignment, *, settings: DataSettings, identify: Identify, embedded: bool
 ) -> None:
     """Keep what was decided. `embedded` says whether an embedder took part."""
     founded = np.zeros(decided.rows, dtype=bool)
@@ -100,7 +102,7 @@ def write_decided(
     buffer = io.BytesIO()
     np.savez(
         buffer,
-        made_by=np.array(_describe_decided(settings, embedded=embedded, rows=identify(decided.rows))),
+        made_by=np.array(_fingerprint_assignment(settings, embedded=embedded, rows=identify(decided.rows))),
         split=decided.split.astype(np.uint8),
         group=decided.group.astype(np.int32),
         aside=np.array(aside, dtype=np.int64).reshape(-1, 3),
@@ -111,18 +113,18 @@ def write_decided(
     write_whole(path, buffer.getvalue(), durable=False)
 
 
-def read_decided(
+def read_assignment(
     path: Path, *, rows: int, settings: DataSettings, identify: Identify, embedded: bool
-) -> Decided | None:
+) -> KnownAssignment | None:
     """What was decided for the first of these `rows`, if it still holds."""
     try:
         with np.load(path, allow_pickle=False) as file:
             known = len(file["split"])
-            if known > rows or str(file["made_by"]) != _describe_decided(
+            if known > rows or str(file["made_by"]) != _fingerprint_assignment(
                 settings, embedded=embedded, rows=identify(known)
             ):
                 return None
-            return Decided(
+            return KnownAssignment(
                 split=file["split"],
                 group=file["group"].astype(np.int64),
                 aside={place: (one, other) for place, one, other in file["aside"].tolist()},
@@ -133,38 +135,43 @@ def read_decided(
         return None
 
 
-def _describe_decided(settings: DataSettings, *, embedded: bool, rows: str) -> str:
+def _fingerprint_assignment(settings: DataSettings, *, embedded: bool, rows: str) -> str:
     # Files may come and go under `logs`: the rows themselves say what was in them.
     chosen = settings.model_dump(mode="json", exclude={"logs"})
-    return fingerprint([DECIDED_FORM, __version__, chosen, embedded, rows])
+    return fingerprint([ASSIGNMENT_FORM, __version__, chosen, embedded, rows])
 
 
-DECIDED, PINS = "decided.npz", "pins.npz"
+ASSIGNMENT_FILE, SPLITS_FILE = "decided.npz", "pins.npz"
 
 
-class Memory:
+class SplitState:
     """`pinned` is the split of each row the last time; `known` all that was decided of the first rows."""
 
     def __init__(self, folder: Path, corpus: Corpus, *, settings: DataSettings) -> None:
         self._folder, self._settings = folder, settings
         self._keys = corpus.column("line_key")
         self._passed = corpus.column("passed").astype(bool)
-        self.pinned: Array = read_pins(
-            folder / PINS, keys=self._keys, settings=settings, conversations=corpus.column("later") != 0
+        self.pinned: Array = read_previous_splits(
+            folder / SPLITS_FILE,
+            keys=self._keys,
+            settings=settings,
+            conversations=corpus.column("later") != 0,
         )
-        self.known: Decided | None = read_decided(
-            folder / DECIDED,
+        self.known: KnownAssignment | None = read_assignment(
+            folder / ASSIGNMENT_FILE,
             rows=corpus.rows,
             settings=settings,
             identify=self._identify,
             embedded=self._embedded,
         )
 
-    def keep(self, dealing: Dealing, kept: Array) -> None:
-        write_pins(self._folder / PINS, keys=self._keys, split=dealing.split, settings=self._settings)
-        write_decided(
-            self._folder / DECIDED,
-            Decided(*dealing, kept),
+    def keep(self, dealing: SplitAssignment, kept: Array) -> None:
+        write_previous_splits(
+            self._folder / SPLITS_FILE, keys=self._keys, split=dealing.split, settings=self._settings
+        )
+        write_assignment(
+            self._folder / ASSIGNMENT_FILE,
+            KnownAssignment(*dealing, kept),
             settings=self._settings,
             identify=self._identify,
             embedded=self._embedded,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from graftwork.data.split.model_subsets import PortionSummary
+from graftwork.data.split.model_subsets import SubsetSummary
 from graftwork.files.dataset_folder import MANIFEST, list_files
 from graftwork.pipeline.pace import tell_pace
 from graftwork.pipeline.sight import load_template, see
@@ -19,17 +19,17 @@ class Prepared(Record):
     folder: str
     dataset: Dataset
     folders: dict[str, str]
-    portions: tuple[PortionSummary, ...]
+    portions: tuple[SubsetSummary, ...]
 
 
 def _do(work: Workplace, _made: Made) -> Prepared:
-    from graftwork.data.prepare import Base, prepare
+    from graftwork.data.prepare import RenderTarget, prepare
 
     template = load_template(work)
     models = work.settings.all_models
     done = prepare(
         see(work, template=template),
-        base=Base(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+        base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
         work=work.project.data,
         out=work.project.datasets,
         root=work.project.root,

@@ -31,7 +31,7 @@ from graftwork.registry.folder import BESIDE, MANIFEST, MINISIGN, SIGSTORE
 from graftwork.registry.names import FILE
 from graftwork.registry.release import name_by_content
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 
 TOKEN, ENDPOINT = "HF_TOKEN", "HF_ENDPOINT"
 ANSWER_SECONDS = 300.0
@@ -257,7 +257,7 @@ class Hub:
         except Exception as error:
             # The token as it was when the client was made, whatever became of the environment since.
             known = {TOKEN: self._token or "", ENDPOINT: self._endpoint or os.environ.get(ENDPOINT, "")}
-            said = leave_secrets_unsaid(
+            said = redact_variables(
                 str(error) or type(error).__name__, environment=known, variables=tuple(known)
             )
             raise EnvironmentLacks(

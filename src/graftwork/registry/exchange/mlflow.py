@@ -20,7 +20,7 @@ from graftwork.records.release import Release
 from graftwork.registry.exchange.figures import RELEASE, facts_of, figures_of
 from graftwork.registry.folder import MINISIGN, SIGSTORE, files_of
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 
 ARTIFACTS = "release"
 WHERE = "MLFLOW_TRACKING_URI"
@@ -205,9 +205,7 @@ def _answering(name: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        said = leave_secrets_unsaid(
-            str(error) or type(error).__name__, environment=os.environ, variables=SECRETS
-        )
+        said = redact_variables(str(error) or type(error).__name__, environment=os.environ, variables=SECRETS)
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
             raise UserMistake(
                 f"MLflow does not take it: {said}",

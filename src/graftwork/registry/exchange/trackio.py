@@ -21,7 +21,7 @@ from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, User
 from graftwork.registry.exchange.figures import facts_of, figures_of
 from graftwork.registry.folder import files_of
 from graftwork.registry.store import ReleaseStore
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 
 SERVER, SPACE, TOKEN = "TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_WRITE_TOKEN"
 SECRETS = (SERVER, TOKEN, "HF_TOKEN")
@@ -113,9 +113,7 @@ def _answering(project: str) -> Iterator[None]:
     except GraftError:
         raise
     except Exception as error:
-        said = leave_secrets_unsaid(
-            str(error) or type(error).__name__, environment=os.environ, variables=SECRETS
-        )
+        said = redact_variables(str(error) or type(error).__name__, environment=os.environ, variables=SECRETS)
         if isinstance(error, ValueError):
             raise UserMistake(
                 f"trackio does not take it: {said}",

@@ -22,7 +22,7 @@ from graftwork.registry.exchange.archive import LARGEST_MANIFEST
 from graftwork.registry.folder import MANIFEST
 from graftwork.registry.names import NAME, require_name
 from graftwork.registry.release import name_by_content
-from graftwork.text.unsaid import leave_login_unsaid
+from graftwork.text.messages import redact_login
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
 """Places whose first name is a bucket that somebody has to make, and which need no folders."""
@@ -201,7 +201,7 @@ class Place:
             return ask()
         except Exception as error:
             raise EnvironmentLacks(
-                f"the store cannot be used: {leave_login_unsaid(error, self._url)}",
+                f"the store cannot be used: {redact_login(error, self._url)}",
                 why="it does not answer, or does not allow it",
                 fix="see whether the address and the credentials are right, and try again",
                 where=self.address,
@@ -232,13 +232,13 @@ def _open(url: str) -> tuple[Any, str]:
         files, root = url_to_fs(url)
     except ImportError as error:
         raise EnvironmentLacks(
-            f"a package for this kind of store is not installed: {leave_login_unsaid(error, url)}",
+            f"a package for this kind of store is not installed: {redact_login(error, url)}",
             fix=f"install it: {pip_install('s3')} for s3://, gcsfs for gs://",
             where=hide_login(url),
         ) from error
     except Exception as error:  # whatever a network library may raise
         raise UserMistake(
-            f"the address of the store cannot be used: {leave_login_unsaid(error, url)}",
+            f"the address of the store cannot be used: {redact_login(error, url)}",
             fix="write it like s3://bucket/folder or file:///mnt/releases",
             where="release.store",
         ) from error

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from graftwork.files.whole import write_whole
 from graftwork.process.apart import Apart
 from graftwork.records.run import Look, TrainStep
-from graftwork.text.unsaid import leave_secrets_unsaid
+from graftwork.text.messages import redact_variables
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.engine import Engine
 from graftwork.train.files import TRACKED
@@ -95,7 +95,7 @@ class Track(Attendant):
 
     def _give_up(self, name: str, error: Exception) -> None:
         first = next(iter(str(error).strip().splitlines()), "")
-        said = leave_secrets_unsaid(first, environment=os.environ, variables=SECRETS)
+        said = redact_variables(first, environment=os.environ, variables=SECRETS)
         self._on_word(
             f"the tracker {name} is left out from here on: {type(error).__name__}"
             + (f": {said}" if said else "")

@@ -18,7 +18,7 @@ _LOGIN = re.compile(r"(?<=://)[^\s/@]+(?::[^\s@]*)?@")
 _QUERY = re.compile(r"\?[^\s'\"]+")
 
 
-def leave_unsaid(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
+def redact_message(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
     """The message on one line without these. Cut to length last: the beginning of a secret is some of it."""
     # Whatever is no character to be printed could move the cursor of a terminal.
     joined = " ".join("".join(c if c.isprintable() else " " for c in hide(said, secrets)).split())
@@ -26,18 +26,18 @@ def leave_unsaid(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -
     return joined if len(joined) <= longest else f"{joined[:longest]}…"
 
 
-def leave_secrets_unsaid(said: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
+def redact_variables(said: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
     """The same for the secrets that these variables hold."""
     values = (environment.get(name, "") for name in variables)
-    return leave_unsaid(said, {secret for value in values for secret in _secrets_in(value)})
+    return redact_message(said, {secret for value in values for secret in _secrets_in(value)})
 
 
-def leave_login_unsaid(said: object, address: str) -> str:
+def redact_login(said: object, address: str) -> str:
     """What a library said of an address, without the login and the query that the address holds."""
     parts = [part for part in address.split("::") if "://" in part]
     found = {secret for part in parts for secret in _secrets_in(part)}
     # A shorter one is found in its address alone; elsewhere it would be a part of any word.
-    return leave_unsaid(str(said) or type(said).__name__, {one for one in found if len(one) >= SHORTEST})
+    return redact_message(str(said) or type(said).__name__, {one for one in found if len(one) >= SHORTEST})
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
