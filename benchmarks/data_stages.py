@@ -65,20 +65,20 @@ def measure(rows: int) -> None:
         log = folder / "log.jsonl"
         write_log(log, make_rows(rows, seed=3), mode="wb")
         settings = DataSettings(logs=("log.jsonl",))
-        sight = AuditContext(settings=settings)
+        context = AuditContext(settings=settings)
         blocks = list(cut_blocks("log.jsonl", root=folder))
         read = [row.result for block in blocks for row in read_block(block, settings=settings)]
         inside = [row for row in read if isinstance(row, Interaction)]
         redacted = [redact_row(row) for row in inside]
         corpus: CorpusColumns = build_corpus(
-            sight, folder=folder / "sifted", root=folder, on_progress=lambda *_said: None
+            context, folder=folder / "sifted", root=folder, on_progress=lambda *_said: None
         )
         taken = {
             "read": seconds(lambda: [list(read_block(block, settings=settings)) for block in blocks]),
             "redact": seconds(lambda: [redact_row(row) for row in inside]),
             "rules": seconds(
                 lambda: [
-                    check_row(row, clean, sight=sight) for row, clean in zip(inside, redacted, strict=True)
+                    check_row(row, clean, context=context) for row, clean in zip(inside, redacted, strict=True)
                 ]
             ),
             "prints": seconds(lambda: compute_fingerprints(inside, settings=settings)),
@@ -110,7 +110,7 @@ def _compare(rows: Sequence[Interaction], settings: DataSettings, *, ours: float
     except ImportError:
         print("de-duplication: datasketch is not installed, no comparison: pip install datasketch")
         return
-    print(f"{'de-duplicate (prints, find)':<28}{len(rows) / ours:>10,.0f} rows/s")
+    print(f"{'de-duplicate (fingerprints, find)':<28}{len(rows) / ours:>10,.0f} rows/s")
     print(f"{'de-duplicate, datasketch':<28}{len(rows) / theirs:>10,.0f} rows/s   ours {theirs / ours:.2f} x")
 
 

@@ -75,9 +75,9 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
     from graftwork.data.prepare import audit_logs
     from graftwork.pipeline.pace import tell_pace
 
-    sight = _see_files(files, project)
+    context = _see_files(files, project)
     with RichNarrator() as narrator, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(sight, folder=Path(folder), on_progress=tell_pace(narrator))
+        return audit_logs(context, folder=Path(folder), on_progress=tell_pace(narrator))
 
 
 def _see_files(files: tuple[str, ...], project: Path | None) -> "AuditContext":
@@ -95,8 +95,8 @@ def _see_files(files: tuple[str, ...], project: Path | None) -> "AuditContext":
         return AuditContext(settings=DataSettings(logs=files))
     opened = open_project(root)
     print_line(stderr, f"[dim]with the data settings of {quote(opened.file)}[/]", soft_wrap=True)
-    sight = see_what_is_there(opened)
-    return replace(sight, settings=sight.settings.model_copy(update={"logs": files}))
+    context = see_what_is_there(opened)
+    return replace(context, settings=context.settings.model_copy(update={"logs": files}))
 
 
 @contextmanager

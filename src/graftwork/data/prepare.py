@@ -77,7 +77,7 @@ class Preparation(NamedTuple):
     """A dataset for each model, the main one first; and what in the settings looks like a slip."""
 
     datasets: list[PreparedDataset]
-    doubts: list[str]
+    warnings: list[str]
 
 
 class _Kept(NamedTuple):
@@ -85,20 +85,20 @@ class _Kept(NamedTuple):
 
     places: "np.ndarray[Any, np.dtype[np.int64]]"
     facts: KeptRows
-    portions: list[ModelSubset]
+    subsets: list[ModelSubset]
 
 
 class _Decisions(NamedTuple):
     passed: "np.ndarray[Any, Any]"
     repeats: Repeats
-    dealing: SplitAssignment
+    assignment: SplitAssignment
     kept: _Kept
     unfit_references: set[int]
-    doubts: list[str]
+    warnings: list[str]
 
 
 def prepare(
-    sight: AuditContext,
+    context: AuditContext,
     *,
     base: RenderTarget,
     work: Path,
@@ -110,51 +110,56 @@ def prepare(
 ) -> Preparation:
     """Make the datasets of all models. Log files are named relative to `root`."""
     report = on_progress or _ignore_progress
-    corpus = build_corpus(sight, folder=work / FEATURES, root=root, on_progress=report, processes=processes)
-    decided = _decide(corpus, models=models, sight=sight, work=work, report=report)
+    corpus = build_corpus(context, folder=work / FEATURES, root=root, on_progress=report, processes=processes)
+    decided = _decide(corpus, models=models, context=context, work=work, report=report)
     rendering = render_corpus(
         corpus,
         decided.kept.places,
-        decided.kept.portions,
+        decided.kept.subsets,
         staged={name for name, model in models.items() if model.curriculum},
         renderer=base.renderer,
-        settings=sight.settings,
+        settings=context.settings,
         folder=work / SHARDS,
         report=report,
         processes=processes,
     )
     report("write", 0, 1)
-    made = _write(corpus, decided, rendering, base=base, models=models, sight=sight, work=work, out=out)
-    summaries = summarize_subsets(decided.kept.portions, decided.kept.facts)
+    made = _write(corpus, decided, rendering, base=base, models=models, context=context, work=work, out=out)
+    summaries = summarize_subsets(decided.kept.subsets, decided.kept.facts)
     datasets = [PreparedDataset(*one, summary) for one, summary in zip(made, summaries, strict=True)]
-    return Preparation(datasets, decided.doubts)
+    return Preparation(datasets, decided.warnings)
 
 
 def _decide(
-    corpus: Corpus, *, models: Mapping[str, ModelSettings], sight: AuditContext, work: Path, report: Progress
+    corpus: Corpus,
+    *,
+    models: Mapping[str, ModelSettings],
+    context: AuditContext,
+    work: Path,
+    report: Progress,
 ) -> _Decisions:
     """Which rows go on, into which split, to which model; proven to leak nothing."""
-    settings = sight.settings
+    settings = context.settings
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
     passed = corpus.column("passed")
-    doubts = require_split_key(corpus, passed, settings=settings)
+    warnings = require_split_key(corpus, passed, settings=settings)
     memory = SplitState(work, corpus, settings=settings)
     embedder = find_embedder(settings)
-    dealing = assign_splits(
-        corpus, settings=settings, embedder=embedder, known=memory.known, pinned=memory.pinned
+    assignment = assign_splits(
+        corpus, settings=settings, embedder=embedder, known=memory.known, previous=memory.previous
     )
-    unfit = find_unfit_references(corpus, dealing)
+    unfit = find_unfit_references(corpus, assignment)
     passed_on = passed & ~_to_mask(unfit, corpus.rows)
-    kept = _choose(corpus, repeats, dealing, passed_on, models=models, sight=sight)
+    kept = _choose(corpus, repeats, assignment, passed_on, models=models, context=context)
     report("leak check", 0, 1)
     marked = _to_mask(kept.places, corpus.rows)
-    require_no_leak(corpus, dealing, marked, settings=settings, embedder=embedder, known=memory.known)
-    memory.keep(dealing, marked)
-    doubts += find_setting_warnings(kept.facts, settings=settings, models=models)
+    require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=memory.known)
+    memory.keep(assignment, marked)
+    warnings += find_setting_warnings(kept.facts, settings=settings, models=models)
     corpus.forget()
-    return _Decisions(passed, repeats, dealing, kept, set(unfit.tolist()), doubts)
+    return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
 
 
 def _write(
@@ -164,19 +169,19 @@ def _write(
     *,
     base: RenderTarget,
     models: Mapping[str, ModelSettings],
-    sight: AuditContext,
+    context: AuditContext,
     work: Path,
     out: Path,
 ) -> list[tuple[Dataset, Path]]:
     """The folder of each model's dataset."""
-    passed, repeats, dealing, kept, unfit, _ = decided
+    passed, repeats, assignment, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
     unconfirmed = int((corpus.column("unconfirmed")[kept.places] != 0).sum())
     with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
-        each = RowOutcomes(repeats, dealing, refused, shortened, _find_unwanted(kept), unfit)
+        each = RowOutcomes(repeats, assignment, refused, shortened, _find_unwanted(kept), unfit)
         shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",
@@ -189,35 +194,35 @@ def _write(
             kept_after=count_kept(
                 passed=passed,
                 repeats=repeats,
-                dealing=dealing,
+                assignment=assignment,
                 refused=len(refused),
                 unfit_references=unfit,
             ),
             dropped=dropped,
             drops=shard,
             redactions=_count_redactions(corpus, passed),
-            settings=sight.settings.to_manifest(),
+            settings=context.settings.to_manifest(),
         )
         return [
             _assemble(
                 head,
-                portion,
+                subset,
                 rendering,
-                dealing,
+                assignment,
                 models=models,
                 drops=drops,
                 out=out,
                 unconfirmed=unconfirmed,
             )
-            for portion in kept.portions
+            for subset in kept.subsets
         ]
 
 
 def _assemble(
     head: Dataset,
-    portion: ModelSubset,
+    subset: ModelSubset,
     rendering: list[RenderedSegment],
-    dealing: SplitAssignment,
+    assignment: SplitAssignment,
     *,
     models: Mapping[str, ModelSettings],
     drops: Path,
@@ -226,13 +231,13 @@ def _assemble(
 ) -> tuple[Dataset, Path]:
     """The dataset of one model."""
     settings = DataSettings.model_validate(head.settings)
-    placed = [one for block in rendering for one in block.placed(portion.name, dealing)]
-    main = portion.name == next(iter(models))
+    placed = [one for block in rendering for one in block.placed(subset.name, assignment)]
+    main = subset.name == next(iter(models))
     _require_rows(
-        placed, settings, model=portion.name, after=head.kept_after, main=main, unconfirmed=unconfirmed
+        placed, settings, model=subset.name, after=head.kept_after, main=main, unconfirmed=unconfirmed
     )
-    model = publishable(models[portion.name])
-    own = head.model_copy(update={"model": portion.name, "settings": {**head.settings, "model": model}})
+    model = publishable(models[subset.name])
+    own = head.model_copy(update={"model": subset.name, "settings": {**head.settings, "model": model}})
     length = settings.pack_tokens or settings.max_tokens
     return assemble(own, placed, drops=drops, scratch=drops.parent, out=out, pack_tokens=length)
 
@@ -240,13 +245,13 @@ def _assemble(
 def _choose(
     corpus: Corpus,
     repeats: Repeats,
-    dealing: SplitAssignment,
+    assignment: SplitAssignment,
     passed: "np.ndarray[Any, Any]",
     *,
     models: Mapping[str, ModelSettings],
-    sight: AuditContext,
+    context: AuditContext,
 ) -> _Kept:
-    places = np.flatnonzero(passed & (repeats.instead < 0) & (dealing.split != 255))
+    places = np.flatnonzero(passed & (repeats.instead < 0) & (assignment.split != 255))
     roles, domains = corpus.labels("group"), corpus.labels("domain")
     facts = KeptRows(
         role=roles.numbers[places],
@@ -254,19 +259,19 @@ def _choose(
         domain=domains.numbers[places],
         domain_names=domains.names,
         stage=corpus.column("stage")[places],
-        split=dealing.split[places],
+        split=assignment.split[places],
         # By content: a founder's place is not the same everywhere, what it asks is.
-        group=corpus.column("turn")[dealing.group[places]].view(np.int64),
+        group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
-    return _Kept(places, facts, select_subsets(facts, dict(models), seed=sight.settings.seed))
+    return _Kept(places, facts, select_subsets(facts, dict(models), seed=context.settings.seed))
 
 
 def _find_unwanted(kept: _Kept) -> set[int]:
     """Rows that no model is made of."""
     wanted = np.zeros(len(kept.places), dtype=np.bool_)
-    for portion in kept.portions:
-        wanted |= portion.split != NOT_SELECTED
+    for subset in kept.subsets:
+        wanted |= subset.split != NOT_SELECTED
     return set(kept.places[~wanted].tolist())
 
 
@@ -337,19 +342,19 @@ def _ignore_progress(_step: str, _done: int, _total: int) -> None:
 
 
 def audit_logs(
-    sight: AuditContext, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
+    context: AuditContext, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
 ) -> Audit:
     """Sift the logs into `folder`, look at what is there, and answer."""
     started = time.perf_counter()
     report = on_progress or (lambda _phase, _done, _total: None)
-    corpus = build_corpus(sight, folder=folder, root=root, on_progress=report)
+    corpus = build_corpus(context, folder=folder, root=root, on_progress=report)
     report("find repeats", 0, 1)
-    repeated = find_repeats(corpus, settings=sight.settings)
+    repeated = find_repeats(corpus, settings=context.settings)
     report("group questions", 0, 1)
-    embedder = find_embedder(sight.settings)
-    dealing = assign_splits(corpus, settings=sight.settings, embedder=embedder)
+    embedder = find_embedder(context.settings)
+    assignment = assign_splits(corpus, settings=context.settings, embedder=embedder)
     report("look at all rows", 0, 1)
-    found = audit_corpus(corpus, repeated, dealing, sight=sight)
+    found = audit_corpus(corpus, repeated, assignment, context=context)
     return found.model_copy(update={"seconds": time.perf_counter() - started})
 
 

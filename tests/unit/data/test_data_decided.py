@@ -19,15 +19,15 @@ SETTINGS = DataSettings(validation=0.2, test=0.3)
 TRAIN, TEST = SPLITS.index("train"), SPLITS.index("test")
 
 
-def deal(rows, *, chosen, passed=None, known=None, block=7, embedder=None):
+def assign_group(rows, *, chosen, passed=None, known=None, block=7, embedder=None):
     columns = ColumnsInMemory(rows, settings=chosen, passed=passed, block=block)
     return columns, assign_splits(columns, settings=chosen, known=known, embedder=embedder)
 
 
 def decide(rows, *, chosen, passed=None, kept=None):
-    _, dealing = deal(rows, chosen=chosen, passed=passed)
+    _, assignment = assign_group(rows, chosen=chosen, passed=passed)
     return KnownAssignment(
-        *dealing, np.ones(len(rows), dtype=bool) if kept is None else np.array(kept, dtype=bool)
+        *assignment, np.ones(len(rows), dtype=bool) if kept is None else np.array(kept, dtype=bool)
     )
 
 
@@ -35,7 +35,7 @@ def assert_same(one, other):
     assert one.split.tolist() == other.split.tolist()
     assert one.group.tolist() == other.group.tolist()
     assert one.founders.tolist() == other.founders.tolist()
-    assert one.aside == other.aside
+    assert one.excluded == other.excluded
 
 
 def make_long_log(chance, *, least=80, most=150):
@@ -59,8 +59,8 @@ def test_going_on_from_what_was_decided_gives_what_deciding_anew_gives(rows, cho
     cut = data.draw(st.integers(0, len(rows)))
     passed = data.draw(st.lists(st.integers(0, 5).map(bool), min_size=len(rows), max_size=len(rows)))
     known = decide(rows[:cut], chosen=chosen, passed=passed[:cut])
-    _, went_on = deal(rows, chosen=chosen, passed=passed, known=known, block=5)
-    assert_same(went_on, deal(rows, chosen=chosen, passed=passed)[1])
+    _, went_on = assign_group(rows, chosen=chosen, passed=passed, known=known, block=5)
+    assert_same(went_on, assign_group(rows, chosen=chosen, passed=passed)[1])
 
 
 @pytest.mark.parametrize(("looked_up", "at_once"), [(25_000, 1_000_000), (25_000, 20), (3, 20)])
@@ -74,10 +74,10 @@ def test_long_logs_go_on_in_several_steps(looked_up, at_once, seed, chosen):
         patch.setattr(lsh, "MOST_LOOKED_UP", looked_up)
         patch.setattr(questions, "_ENTRIES_AT_ONCE", at_once)
         for cut in sorted(chance.sample(range(len(rows)), 3)):
-            _, dealing = deal(rows[:cut], chosen=chosen, known=known, block=40)
-            known = KnownAssignment(*dealing, np.ones(cut, dtype=bool))
-        _, went_on = deal(rows, chosen=chosen, known=known, block=40)
-    assert_same(went_on, deal(rows, chosen=chosen, block=40)[1])
+            _, assignment = assign_group(rows[:cut], chosen=chosen, known=known, block=40)
+            known = KnownAssignment(*assignment, np.ones(cut, dtype=bool))
+        _, went_on = assign_group(rows, chosen=chosen, known=known, block=40)
+    assert_same(went_on, assign_group(rows, chosen=chosen, block=40)[1])
 
 
 @given(st.integers(0, 2**32))
@@ -86,16 +86,16 @@ def test_a_wrong_assignment_of_a_new_or_changed_row_is_found_as_by_the_whole_che
     chance = random.Random(seed)
     rows = make_long_log(chance, least=40, most=90)
     cut = chance.randint(0, len(rows) - 1)
-    columns, dealing = deal(rows, chosen=SETTINGS, block=40)
+    columns, assignment = assign_group(rows, chosen=SETTINGS, block=40)
     kept = np.array([chance.random() < 0.8 for _ in rows])
     known = KnownAssignment(*decide(rows[:cut], chosen=SETTINGS)[:4], kept[:cut].copy())
-    assert find_leaks(columns, dealing, kept, settings=SETTINGS, known=known) == []
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known) == []
     for place in chance.sample(range(len(rows)), 3):
-        if dealing.split[place] != UNASSIGNED:
-            dealing.split[place] = TEST if dealing.split[place] == TRAIN else TRAIN
+        if assignment.split[place] != UNASSIGNED:
+            assignment.split[place] = TEST if assignment.split[place] == TRAIN else TRAIN
     kept |= np.array([chance.random() < 0.1 for _ in rows])
-    whole = find_leaks(columns, dealing, kept, settings=SETTINGS, most=10_000)
-    assert find_leaks(columns, dealing, kept, settings=SETTINGS, known=known, most=10_000) == whole
+    whole = find_leaks(columns, assignment, kept, settings=SETTINGS, most=10_000)
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, known=known, most=10_000) == whole
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9), max_size=20), st.lists(st.integers(0, 9)))
@@ -116,9 +116,9 @@ def test_rows_that_were_decided_and_checked_are_not_looked_at_again():
     rows = [make_row(f"{thing} {thing}ing {thing}ed the {n}th?") for n, thing in enumerate(THINGS * 2)]
     known = decide(rows, chosen=SETTINGS)
     columns = Unread(rows, settings=SETTINGS)
-    dealing = assign_splits(columns, settings=SETTINGS, known=known)
-    assert_same(dealing, known)
-    assert find_leaks(columns, dealing, known.kept, settings=SETTINGS, known=known) == []
+    assignment = assign_splits(columns, settings=SETTINGS, known=known)
+    assert_same(assignment, known)
+    assert find_leaks(columns, assignment, known.kept, settings=SETTINGS, known=known) == []
 
 
 ROWS = [make_row(f"{thing} {thing}ing {thing}ed?") for thing in THINGS]

@@ -43,8 +43,8 @@ def marks_of(questions):
 def test_a_log_that_is_read_behind_another_is_not_taken_for_one_question():
     other = [f"Tell me of {subject}." for subject in subjects(300)]
     late = [f"Explain {subject}.\nGive your answer as one JSON object." for subject in subjects(40, start=7)]
-    dealing = assign_splits(columns_of([*other, *late]), settings=SETTINGS)
-    assert len(set(dealing.group[300:].tolist())) > 20
+    assignment = assign_splits(columns_of([*other, *late]), settings=SETTINGS)
+    assert len(set(assignment.group[300:].tolist())) > 20
 
 
 def test_a_line_is_an_instruction_from_the_seventh_row_on_that_has_it():

@@ -30,7 +30,7 @@ class BySubject:
         return vectors
 
 
-def deal(*questions, embedder):
+def assign_group(*questions, embedder):
     rows = [*OTHERS, *(make_row(question) for question in questions)]
     columns = ColumnsInMemory(rows, settings=SETTINGS)
     return columns, assign_splits(columns, settings=SETTINGS, embedder=embedder)
@@ -42,24 +42,24 @@ def test_questions_that_mean_the_same_share_a_group_and_cannot_leak():
         "How dear is this bagpipe?",
         "Who made the kazoo?",
     )
-    columns, plain = deal(*asked, embedder=None)
+    columns, plain = assign_group(*asked, embedder=None)
     assert len(set(plain.group.tolist()[-3:])) == 3
     embedder = BySubject()
-    columns, dealing = deal(*asked, embedder=embedder)
-    groups = dealing.group.tolist()
+    columns, assignment = assign_group(*asked, embedder=embedder)
+    groups = assignment.group.tolist()
     assert groups[-3] == groups[-2] != groups[-1]
     assert len(embedder.asked) == len(set(embedder.asked))
     kept = np.ones(columns.rows, dtype=bool)
-    assert find_leaks(columns, dealing, kept, settings=SETTINGS, embedder=BySubject()) == []
-    dealing.split[-3:-1] = (SPLITS.index("train"), SPLITS.index("test"))
-    found = find_leaks(columns, dealing, kept, settings=SETTINGS, embedder=BySubject())
+    assert find_leaks(columns, assignment, kept, settings=SETTINGS, embedder=BySubject()) == []
+    assignment.split[-3:-1] = (SPLITS.index("train"), SPLITS.index("test"))
+    found = find_leaks(columns, assignment, kept, settings=SETTINGS, embedder=BySubject())
     assert [leak.kind for leak in found] == ["paraphrase"]
 
 
 def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
-    _, all_of_them = deal(*asked, embedder=BySubject())
-    _, some = deal(*asked[:20], embedder=BySubject())
+    _, all_of_them = assign_group(*asked, embedder=BySubject())
+    _, some = assign_group(*asked[:20], embedder=BySubject())
     assert some.split.tolist() == all_of_them.split.tolist()[: len(some.split)]
 
 
@@ -69,8 +69,8 @@ def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeyp
     for module in ("paraphrase", "dealing", "leak"):
         monkeypatch.setattr(f"graftwork.data.{module}.MOST_ROWS", most)
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
-    columns, anew = deal(*asked, embedder=BySubject())
-    _, before = deal(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
+    columns, anew = assign_group(*asked, embedder=BySubject())
+    _, before = assign_group(*asked[: max(0, cut - len(OTHERS))], embedder=BySubject())
     known = KnownAssignment(*before, np.ones(len(before.split), dtype=bool))
     went_on = assign_splits(columns, settings=SETTINGS, embedder=BySubject(), known=known)
     assert went_on.split.tolist() == anew.split.tolist()

@@ -490,7 +490,7 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
         models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
         processes=1,
     )
-    assert done.doubts == [
+    assert done.warnings == [
         "data.split_by: 40 rows have no 'team'; they are split by question",
         "models.main.weights: no kept row has 'tester'",
         "data.system_prompts: no kept row has the role 'codr'",

@@ -17,7 +17,7 @@ from graftwork.text.shape import KNOWN_CONTROL_TOKENS
 
 def notes_of(row, **known):
     changes = known.pop("changes", {})
-    return check_row(row, redact_row(row), sight=AuditContext(settings=DataSettings(**changes), **known))
+    return check_row(row, redact_row(row), context=AuditContext(settings=DataSettings(**changes), **known))
 
 
 def codes_of(row, **known):
@@ -118,16 +118,16 @@ def test_a_tally_counts_every_row_once_and_remembers_few():
     notes = [
         (place, Note("secret", kind, "x")) for place in range(3 * MOST_ROWS) for kind in ("token", "password")
     ]
-    tallied = NoteCounts(notes)["secret"]
-    assert tallied.count == 3 * MOST_ROWS
-    assert tallied.places == list(range(MOST_ROWS))
-    assert len(tallied.shown) == MOST_EXAMPLES
-    assert tallied.sort_reasons() == {"password": 3 * MOST_ROWS, "token": 3 * MOST_ROWS}
+    noted = NoteCounts(notes)["secret"]
+    assert noted.count == 3 * MOST_ROWS
+    assert noted.places == list(range(MOST_ROWS))
+    assert len(noted.shown) == MOST_EXAMPLES
+    assert noted.sort_reasons() == {"password": 3 * MOST_ROWS, "token": 3 * MOST_ROWS}
 
 
 def test_reasons_that_differ_in_every_row_are_not_listed():
-    tallied = NoteCounts((n, Note("too_long", f"would lose {n}", "")) for n in range(10_000))["too_long"]
-    assert (tallied.count, tallied.sort_reasons()) == (10_000, {})
+    noted = NoteCounts((n, Note("too_long", f"would lose {n}", "")) for n in range(10_000))["too_long"]
+    assert (noted.count, noted.sort_reasons()) == (10_000, {})
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def blocks_of(files: dict[str, list[str]]) -> list[OrderedBlock]:
             file=name,
             block=number,
             first_line=1 + start,
-            sifted=f"{name}{number}",
+            features=f"{name}{number}",
             keys=np.array([key_of(row) for row in rows[start : start + BLOCK_ROWS]], dtype=np.uint64),
         )
         for name, rows in sorted(files.items())

@@ -105,7 +105,7 @@ def _find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
     if len(usable) < ENOUGH_ROWS:
         return
     _, number, counts = np.unique(
-        facts.prints(REPLY_FINGERPRINT)[usable], return_inverse=True, return_counts=True
+        facts.fingerprints(REPLY_FINGERPRINT)[usable], return_inverse=True, return_counts=True
     )
     most = int(counts.argmax())
     if counts[most] > SAME_REPLY_SHARE * len(usable):
@@ -164,7 +164,7 @@ def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[
     """
     import numpy as np
 
-    prompts = facts.prints(PROMPT_FINGERPRINT)
+    prompts = facts.fingerprints(PROMPT_FINGERPRINT)
     # Most prompts stand once: what follows is only about the others.
     ordered = np.sort(prompts[among])
     several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
@@ -172,7 +172,7 @@ def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[
         return np.zeros(0, dtype=np.int64)
     at = np.minimum(np.searchsorted(several, prompts), len(several) - 1)
     places = np.flatnonzero(among & (several[at] == prompts))
-    prompts, replies = prompts[places], facts.prints(REPLY_FINGERPRINT)[places]
+    prompts, replies = prompts[places], facts.fingerprints(REPLY_FINGERPRINT)[places]
     _, first, number = np.unique(prompts, return_index=True, return_inverse=True)
     order = np.lexsort((replies, number))
     new = (number[order][1:] == number[order][:-1]) & (replies[order][1:] != replies[order][:-1])
@@ -184,7 +184,7 @@ def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[
 
 def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
     places = find_conflicting(facts, facts.passed)
-    logged = find_conflicting(facts, facts.prints(PROMPT_FINGERPRINT) != 0)
+    logged = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
     if not len(logged):
         return
     title = count_rows(len(places), "share a prompt with a row that has another reply")
@@ -265,9 +265,9 @@ def _find_repeated(facts: AuditFacts, kind: ClusterKind, step: int) -> Iterator[
 def _cluster_conflicts(facts: AuditFacts) -> Iterator[_FoundCluster]:
     import numpy as np
 
-    conflicting = find_conflicting(facts, facts.prints(PROMPT_FINGERPRINT) != 0)
-    replies = facts.prints(REPLY_FINGERPRINT)
-    for members in _largest_runs(conflicting, facts.prints(PROMPT_FINGERPRINT)[conflicting]):
+    conflicting = find_conflicting(facts, facts.fingerprints(PROMPT_FINGERPRINT) != 0)
+    replies = facts.fingerprints(REPLY_FINGERPRINT)
+    for members in _largest_runs(conflicting, facts.fingerprints(PROMPT_FINGERPRINT)[conflicting]):
         _, first = np.unique(replies[members], return_index=True)
         shown = [int(members[at]) for at in sorted(first)[:MOST_SHOWN]]
         places = [int(place) for place in members[:MOST_CLUSTER_ROWS]]
@@ -366,8 +366,11 @@ def _find_leaked(facts: AuditFacts, sides: Sides) -> Iterator[Finding]:
     import numpy as np
 
     twin = np.full(facts.corpus.rows, -1, dtype=np.int64)
-    groups, prints = facts.dealing.group, facts.prints(PROMPT_FINGERPRINT)
-    keys: tuple[tuple[NDArray[Any], NDArray[np.bool_]], ...] = ((groups, groups >= 0), (prints, prints != 0))
+    groups, fingerprints = facts.assignment.group, facts.fingerprints(PROMPT_FINGERPRINT)
+    keys: tuple[tuple[NDArray[Any], NDArray[np.bool_]], ...] = (
+        (groups, groups >= 0),
+        (fingerprints, fingerprints != 0),
+    )
     for key, known in keys:
         trained = np.flatnonzero(sides.trained & known)
         values, first = np.unique(key[trained], return_index=True)
@@ -400,7 +403,7 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     settings = facts.settings
-    groups = np.where(facts.passed, facts.dealing.group, -1)
+    groups = np.where(facts.passed, facts.assignment.group, -1)
     # A group goes by the place of its founder: sizes[place] counts its members.
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     twins = np.flatnonzero((groups >= 0) & (sizes[groups] > 1))
@@ -413,8 +416,8 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
         count_rows(len(places), say_like_another(settings.split_by, "another row"))
         + f": a random split would put about {expected:,.0f} of them into the test beside a trained twin"
     )
-    prints = facts.prints(PROMPT_FINGERPRINT)
-    _, logged = np.unique(prints[prints != 0], return_counts=True)
+    fingerprints = facts.fingerprints(PROMPT_FINGERPRINT)
+    _, logged = np.unique(fingerprints[fingerprints != 0], return_counts=True)
     before = expect_leaks(logged[logged > 1], held_out=settings.test)
     if before > expected + 1:
         title += f" (about {before:,.0f} from the log as it is, before unfit rows are dropped)"
@@ -463,13 +466,13 @@ def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
 
     settings = facts.settings
     shares = {"validation": settings.validation, "test": settings.test}
-    splits = facts.dealing.split[facts.usable]
+    splits = facts.assignment.split[facts.usable]
     empty = [
         split
         for number, split in enumerate(SPLITS)
         if shares.get(split, 1.0) > 0 and not (splits == number).any()
     ]
-    groups = np.where(facts.usable, facts.dealing.group, -1)
+    groups = np.where(facts.usable, facts.assignment.group, -1)
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     largest = int(sizes.argmax())
     if not empty or sizes[largest] < LARGE_GROUP:

@@ -81,10 +81,10 @@ class NoteCounts:
     def __init__(self, notes: Iterable[tuple[int, Note]] = ()) -> None:
         self._by_code: dict[str, NoteCount] = {}
         for place, note in notes:
-            tallied = self._by_code.get(note.code)
-            if tallied is None:
-                tallied = self._by_code[note.code] = NoteCount()
-            tallied.add(place, note)
+            noted = self._by_code.get(note.code)
+            if noted is None:
+                noted = self._by_code[note.code] = NoteCount()
+            noted.add(place, note)
 
     def __getitem__(self, code: str) -> NoteCount:
         return self._by_code.get(code, NoteCount())
@@ -119,14 +119,14 @@ def merge_faults(facts: "AuditFacts", code: str, *, noted: str | None = None) ->
             if len(examples) < MOST_EXAMPLES:
                 examples.append(Example(origin=fault.origin, excerpt=fault.message))
     if noted is not None:
-        tallied = facts.tally[noted]
-        count += tallied.count
-        rows += facts.origins(tallied.places[: MOST_ROWS - len(rows)])
+        found = facts.notes[noted]
+        count += found.count
+        rows += facts.origins(found.places[: MOST_ROWS - len(rows)])
         examples += [
             Example(origin=facts.corpus.origin(place), excerpt=text)
-            for place, text in tallied.shown[: MOST_EXAMPLES - len(examples)]
+            for place, text in found.shown[: MOST_EXAMPLES - len(examples)]
         ]
-        reasons.update(tallied.sort_reasons())
+        reasons.update(found.sort_reasons())
     ordered = dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))
     if others:
         ordered[OTHER_REASONS] = others
@@ -194,13 +194,13 @@ class SplitColumns(Protocol):
 class AuditFacts:
     corpus: AuditedCorpus
     repeats: RepeatColumns
-    dealing: SplitColumns
-    tally: NoteCounts
-    sight: AuditContext
+    assignment: SplitColumns
+    notes: NoteCounts
+    context: AuditContext
 
     @property
     def settings(self) -> DataSettings:
-        return self.sight.settings
+        return self.context.settings
 
     @cached_property
     def passed(self) -> "NDArray[np.bool_]":
@@ -218,7 +218,7 @@ class AuditFacts:
         numbers, names = self.corpus.labels(name)
         return numbers, [redact(one).text for one in names]
 
-    def prints(self, name: str) -> "NDArray[np.uint64]":
+    def fingerprints(self, name: str) -> "NDArray[np.uint64]":
         """A column of prints; 0 where a row has none."""
         return self.corpus.column(name).astype("uint64", copy=False)
 
@@ -270,14 +270,14 @@ def finding_from_notes(
     reasons: dict[str, int] | None = None,
 ) -> Finding:
     """A finding from the notes that the rows got under `noted`, or under its own code."""
-    tallied = facts.tally[noted or code]
+    found = facts.notes[noted or code]
     return make_finding(
         code,
         severity,
-        count=tallied.count,
-        rows=facts.origins(tallied.places),
-        examples=[Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in tallied.shown],
-        reasons=tallied.sort_reasons() if reasons is None else reasons,
+        count=found.count,
+        rows=facts.origins(found.places),
+        examples=[Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown],
+        reasons=found.sort_reasons() if reasons is None else reasons,
         title=title,
         effect=effect,
         fix=fix,

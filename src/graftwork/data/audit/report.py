@@ -111,9 +111,11 @@ def choose_examples(facts: AuditFacts) -> tuple[ReadableRow, ...]:
     import numpy as np
 
     usable = np.flatnonzero(facts.usable)
-    prints = facts.prints(PROMPT_FINGERPRINT)[usable] ^ facts.prints(REPLY_FINGERPRINT)[usable]
+    fingerprints = (
+        facts.fingerprints(PROMPT_FINGERPRINT)[usable] ^ facts.fingerprints(REPLY_FINGERPRINT)[usable]
+    )
     # An odd factor spreads prints that begin alike.
-    mixed = prints.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = fingerprints.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     chosen = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
     rows = facts.read(chosen)
     return tuple(show_row(rows[place]) for place in sorted(rows))
@@ -142,7 +144,7 @@ def _list_not_looked_for(facts: AuditFacts) -> Iterator[NotLookedFor]:
         yield NotLookedFor(code="imbalance", why=why)
     if not _has(facts, "model"):
         yield NotLookedFor(code="foreign_model", why=f"{NO_MODEL}; only reasoning in tags was seen")
-    elif facts.sight.base is None:
+    elif facts.context.base is None:
         yield NotLookedFor(code="foreign_model", why=NO_BASE)
     sides = find_sides(facts)
     if sides.trained.any() != sides.held_out.any():
@@ -172,10 +174,10 @@ _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 
 
 def audit_corpus(
-    corpus: AuditedCorpus, repeated: RepeatColumns, dealing: SplitColumns, *, sight: AuditContext
+    corpus: AuditedCorpus, repeated: RepeatColumns, assignment: SplitColumns, *, context: AuditContext
 ) -> Audit:
     """Ask every rule, and answer. The gravest findings come first."""
-    facts = AuditFacts(corpus, repeated, dealing, NoteCounts(corpus.notes()), sight)
+    facts = AuditFacts(corpus, repeated, assignment, NoteCounts(corpus.notes()), context)
     noise = estimate_noise(facts)
     findings = sorted(
         (*(finding for rule in RULES for finding in rule(facts)), *find_wrong_labels(noise)),

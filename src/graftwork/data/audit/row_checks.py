@@ -332,8 +332,8 @@ def is_dropped(code: str, settings: DataSettings) -> bool:
 _BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
 
 
-def check_reply(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
-    fault = find_fault(raw, sight.settings)
+def check_reply(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
+    fault = find_fault(raw, context.settings)
     if fault is None:
         return
     row = redacted.row
@@ -348,14 +348,14 @@ def check_reply(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext)
     yield Note(fault.code, fault.reason, excerpt)
 
 
-def check_prompt(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+def check_prompt(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     if has_placeholder(raw.question) and not find_placeholder(raw.reply):
         yield Note(
             "placeholder_prompt", "made-up content in the prompt", show_around(redacted.row.question, "[")
         )
 
 
-def check_private_data(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+def check_private_data(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     for kind in redacted.counts:
         code = "secret" if kind in SECRET_KINDS else "personal_data"
         yield Note(code, kind, _show_placeholder(redacted.row, kind))
@@ -373,7 +373,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _DAMAGE = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-ÿ€-™]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-def check_encoding(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+def check_encoding(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     row = redacted.row
     seen: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
@@ -393,12 +393,12 @@ _EXPECTED_TAGS = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
 _HTML = {"<s>", "</s>"}
 
 
-def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     """The base's own tokens; where no base is known, those of the known families."""
     row = redacted.row
     seen: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
-        found = find_control_tokens(text, sight.control_tokens or KNOWN_CONTROL_TOKENS)
+        found = find_control_tokens(text, context.control_tokens or KNOWN_CONTROL_TOKENS)
         is_html = set(found) >= _HTML
         for token in found:
             if token not in seen and not _EXPECTED_TAGS.fullmatch(token) and not (is_html and token in _HTML):
@@ -410,12 +410,12 @@ TOO_LONG = "too_long"
 CHARACTERS_PER_TOKEN = 3.6
 
 
-def check_length(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+def check_length(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     prompt, reply = (
-        _count_tokens([message.content for message in raw.messages], sight),
-        _count_tokens([raw.reply], sight),
+        _count_tokens([message.content for message in raw.messages], context),
+        _count_tokens([raw.reply], context),
     )
-    most = sight.settings.max_tokens
+    most = context.settings.max_tokens
     total = round(prompt + reply)
     if total > most:
         what = "the whole reply" if prompt >= most else "the end of the reply"
@@ -423,9 +423,9 @@ def check_length(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext
         yield Note(TOO_LONG, reason, show_end(redacted.row.reply))
 
 
-def _count_tokens(texts: list[str], sight: AuditContext) -> float:
-    if sight.count_tokens is not None:
-        return sum(map(sight.count_tokens, texts))
+def _count_tokens(texts: list[str], context: AuditContext) -> float:
+    if context.count_tokens is not None:
+        return sum(map(context.count_tokens, texts))
     return sum(map(len, texts)) / CHARACTERS_PER_TOKEN
 
 
@@ -433,7 +433,7 @@ REASONING = "reasoning"
 _THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
 
 
-def check_reasoning(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> Iterator[Note]:
+def check_reasoning(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
     """Only reasoning is noted: the model's name stands in a column of its own."""
     match = _THINK.search(raw.reply)
     if match:
@@ -451,9 +451,9 @@ ROW_CHECKS = (
 )
 
 
-def check_row(raw: Interaction, redacted: RedactedRow, *, sight: AuditContext) -> list[Note]:
+def check_row(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> list[Note]:
     """What is judged is the raw row; what is quoted comes from the redacted one."""
-    return [note for check in ROW_CHECKS for note in check(raw, redacted, sight=sight)]
+    return [note for check in ROW_CHECKS for note in check(raw, redacted, context=context)]
 
 
 def find_verdict(notes: Sequence[Note]) -> Note | None:

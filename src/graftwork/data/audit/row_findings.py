@@ -47,7 +47,7 @@ class _Wording(NamedTuple):
 
 def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
     for code, wording in _WORDINGS.items():
-        count = facts.tally[code].count
+        count = facts.notes[code].count
         if count:
             yield finding_from_notes(
                 facts,
@@ -63,7 +63,7 @@ def _name_statuses(facts: AuditFacts, code: str) -> str:
     """Which statuses the log states: a value that nobody foresaw looks like a failure otherwise."""
     if code != "failed_status":
         return ""
-    said = facts.tally[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
+    said = facts.notes[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
     return f": {said}" if said else ""
 
 
@@ -126,7 +126,7 @@ _WORDINGS = {
 
 
 def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
-    count = facts.tally["placeholder_prompt"].count
+    count = facts.notes["placeholder_prompt"].count
     if count:
         yield finding_from_notes(
             facts,
@@ -140,19 +140,19 @@ def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
 
 def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
     fix = say_fix("redact", on=facts.settings.redact, done="puts placeholders in their place")
-    secrets = facts.tally["secret"].count
+    secrets = facts.notes["secret"].count
     if secrets:
         yield finding_from_notes(
             facts,
             "secret",
             "blocker",
-            title=f"{count_rows(secrets, 'hold a secret')} ({facts.tally['secret'].say_reasons()})",
+            title=f"{count_rows(secrets, 'hold a secret')} ({facts.notes['secret'].say_reasons()})",
             effect="a model repeats the secrets that it was trained on to whoever asks",
             fix=f"{fix}; revoke them: they are in a log file",
         )
-    personal = facts.tally["personal_data"].count
+    personal = facts.notes["personal_data"].count
     if personal:
-        kinds = facts.tally["personal_data"].say_reasons()
+        kinds = facts.notes["personal_data"].say_reasons()
         yield finding_from_notes(
             facts,
             "personal_data",
@@ -164,15 +164,15 @@ def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
-    tallied = facts.tally[CONTROL_TOKENS]
-    if tallied.count:
-        whose = facts.sight.base if facts.sight.control_tokens else None
+    noted = facts.notes[CONTROL_TOKENS]
+    if noted.count:
+        whose = facts.context.base if facts.context.control_tokens else None
         yield finding_from_notes(
             facts,
             CONTROL_TOKENS,
             "warning",
-            title=count_rows(tallied.count, f"hold control tokens of {whose or 'chat models'} as text")
-            + f" ({tallied.say_reasons(4)})",
+            title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
+            + f" ({noted.say_reasons(4)})",
             effect="read as control tokens they forge turns: a quoted document speaks as the system",
             fix="`graft data prepare` neutralises them: they are tokenised as plain text, and the mask of "
             "every row is proven",
@@ -246,11 +246,11 @@ BUT_FOR_LENGTH = "of the rows that are usable after cleaning"
 
 
 def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
-    count = facts.tally[TOO_LONG].count
+    count = facts.notes[TOO_LONG].count
     if not count:
         return
     settings = facts.settings
-    counted = "" if facts.sight.count_tokens else ", estimated from their characters"
+    counted = "" if facts.context.count_tokens else ", estimated from their characters"
     longest, lost, cuts = _sum_up(facts)
     yield finding_from_notes(
         facts,
@@ -285,10 +285,10 @@ def _sum_up(facts: AuditFacts) -> tuple[int, int, dict[str, int]]:
 
 def _count_usable(facts: AuditFacts, beyond: "NDArray[np.bool_]") -> int:
     """Of the rows that were noted where all of them are known, else by what the columns estimate."""
-    tallied = facts.tally[TOO_LONG]
-    if len(tallied.places) == tallied.count:
-        return int(facts.usable[tallied.places].sum())
-    return min(int((beyond & facts.usable).sum()), tallied.count)
+    noted = facts.notes[TOO_LONG]
+    if len(noted.places) == noted.count:
+        return int(facts.usable[noted.places].sum())
+    return min(int((beyond & facts.usable).sum()), noted.count)
 
 
 FOREIGN_MODEL = "foreign_model"
@@ -312,7 +312,7 @@ def _find_models(facts: AuditFacts) -> Iterator[Finding]:
     import numpy as np
 
     numbers, names = facts.labels("model")
-    base = facts.sight.base
+    base = facts.context.base
     foreign = [number for number, name in enumerate(names) if base is None or not is_same_model(name, base)]
     places = np.flatnonzero(np.isin(numbers, foreign))
     # Without a base no name is foreign; but several models in one log never agree.
@@ -338,13 +338,13 @@ def _find_models(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def _find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
-    count, rows = facts.tally[REASONING].count, facts.corpus.rows
-    sight = facts.sight
-    if not count or (sight.base_reasons is not False and count == rows):
+    count, rows = facts.notes[REASONING].count, facts.corpus.rows
+    context = facts.context
+    if not count or (context.base_reasons is not False and count == rows):
         return
-    if sight.base_reasons is False:
+    if context.base_reasons is False:
         title = count_rows(
-            count, f"reason in tags before the answer, and {sight.base or 'the base'} does not"
+            count, f"reason in tags before the answer, and {context.base or 'the base'} does not"
         )
         effect = "the model learns to think aloud in a format that its template and its users do not expect"
     else:

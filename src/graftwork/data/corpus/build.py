@@ -51,7 +51,7 @@ class OrderedBlock(NamedTuple):
     file: str
     block: int
     first_line: int
-    sifted: str
+    features: str
     keys: Keys
 
 
@@ -126,7 +126,7 @@ def _name(block: OrderedBlock, start: int, stop: int) -> Segment:
         file=block.file,
         block=block.block,
         first_line=block.first_line,
-        sifted=block.sifted,
+        features=block.features,
         start=start,
         stop=stop,
     )
@@ -146,11 +146,11 @@ class _FoundBlock(NamedTuple):
     file: str
     block: int
     first_line: int
-    sifted: str
+    features: str
 
 
 def build_corpus(
-    sight: AuditContext,
+    context: AuditContext,
     *,
     folder: Path,
     root: Path = Path(),
@@ -158,28 +158,28 @@ def build_corpus(
     processes: int | None = None,
 ) -> Corpus:
     """Sift what is new and put all rows into their order of sight."""
-    names = find_sources(sight.settings.logs, root=root)
+    names = find_sources(context.settings.logs, root=root)
     make_folder(folder)
-    reading = _LogReader(names, root=root, folder=folder, sight=sight, report=on_progress)
+    reading = _LogReader(names, root=root, folder=folder, context=context, report=on_progress)
     for size in work_in_order(reading.new_tasks(), extract_features, processes=processes):
         reading.done(size)
     records: Counter[str] = Counter()
     for found in reading.found:
         # One by one: a head holds every line of its block that could not be read.
-        records[found.file] += read_head(folder / found.sifted).records
+        records[found.file] += read_head(folder / found.features).records
     blocks = [
         OrderedBlock(
             file=found.file,
             block=found.block,
             first_line=found.first_line,
-            sifted=found.sifted,
-            keys=_read_keys(folder / found.sifted),
+            features=found.features,
+            keys=_read_keys(folder / found.features),
         )
         for found in reading.found
     ]
     seen = order_rows(blocks, _read_order(folder / ROW_ORDER_FILE))
     write_whole(folder / ROW_ORDER_FILE, seen.keys.tobytes())
-    _remove_stale(folder, keep={block.sifted for block in blocks})
+    _remove_stale(folder, keep={block.features for block in blocks})
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()
     ]
@@ -205,12 +205,12 @@ class _LogReader:
     """Walks through the files once: hashes them, and hands out the blocks that were not sifted yet."""
 
     def __init__(
-        self, names: tuple[str, ...], *, root: Path, folder: Path, sight: AuditContext, report: Progress
+        self, names: tuple[str, ...], *, root: Path, folder: Path, context: AuditContext, report: Progress
     ) -> None:
         self.found: list[_FoundBlock] = []
         self.hashes: dict[str, str] = {}
         self._names = _leave_out_empty(names, root=root)
-        self._root, self._folder, self._sight = root, folder, sight
+        self._root, self._folder, self._sight = root, folder, context
         self._report = report
         self._total = sum(_size_of(root / name) for name in names)
         self._done = 0
@@ -220,13 +220,13 @@ class _LogReader:
             keys = hashlib.sha256()
             for block in cut_blocks(name, root=self._root, size=BLOCK_BYTES):
                 keys.update(block.key.encode())
-                sifted = name_features(block, sight=self._sight)
-                self.found.append(_FoundBlock(block.file, block.index, block.first_line, sifted))
-                out = self._folder / sifted
+                features = name_features(block, context=self._sight)
+                self.found.append(_FoundBlock(block.file, block.index, block.first_line, features))
+                out = self._folder / features
                 if has_features(out):
                     self.done(len(block.data))
                 else:
-                    yield FeatureTask(block=block, out=out, sight=self._sight)
+                    yield FeatureTask(block=block, out=out, context=self._sight)
             # Standard input can be read only once: it goes by the hash of its blocks, and by their name.
             path = self._root / name
             known_as = self.found[-1].file if self.found else name

@@ -61,7 +61,7 @@ LATER_SETTINGS = frozenset(
 class FeatureTask(NamedTuple):
     block: LogBlock
     out: Path
-    sight: AuditContext
+    context: AuditContext
 
 
 class RowFeatures(NamedTuple):
@@ -74,30 +74,30 @@ class RowFeatures(NamedTuple):
     redactions: bytes | None
 
 
-def name_features(block: LogBlock, *, sight: AuditContext) -> str:
+def name_features(block: LogBlock, *, context: AuditContext) -> str:
     """The name of the file that this block sifts to."""
-    settings = sight.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
-    known = [sight.base, sight.control_tokens, sight.base_reasons]
+    settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
+    known = [context.base, context.control_tokens, context.base_reasons]
     seen = fingerprint([block.key, settings, known, __version__, FEATURES_FORM])
     return f"{seen[:40]}.arrow"
 
 
-def digest_file(sifted: Path) -> Path:
+def digest_file(features: Path) -> Path:
     """Where the hash of a sifted block stands, written behind it."""
-    return sifted.with_suffix(".sha256")
+    return features.with_suffix(".sha256")
 
 
-def has_features(sifted: Path) -> bool:
+def has_features(features: Path) -> bool:
     """Whether the block was sifted before, and its file is still what was written."""
     try:
-        return file_digest(sifted) == digest_file(sifted).read_text()
+        return file_digest(features) == digest_file(features).read_text()
     except FileNotFoundError:
         return False
 
 
 def extract_features(task: FeatureTask) -> int:
     """Write the sifted block; the number of its bytes comes back, for the progress."""
-    settings = task.sight.settings
+    settings = task.context.settings
     rows: list[RowFeatures] = []
     faults: list[tuple[int, str, str, str]] = []
     for read in read_block(task.block, settings=settings):
@@ -105,10 +105,10 @@ def extract_features(task: FeatureTask) -> int:
             place = read.line - task.block.first_line
             faults.append((place, read.input_hash, read.result.code, read.result.message))
         else:
-            rows.append(_extract_row(read, read.result, sight=task.sight))
+            rows.append(_extract_row(read, read.result, context=task.context))
     # Of rows that are filtered out too: the audit says what they would have done.
-    prints = compute_fingerprints([row.kept for row in rows], settings=settings)
-    table = _to_table(rows, prints, first_line=task.block.first_line)
+    fingerprints = compute_fingerprints([row.kept for row in rows], settings=settings)
+    table = _to_table(rows, fingerprints, first_line=task.block.first_line)
     # A line may give several rows, and an array all of its records on one line.
     records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
     encoded = _encode(table, faults, records=records)
@@ -117,10 +117,10 @@ def extract_features(task: FeatureTask) -> int:
     return len(task.block.data)
 
 
-def _extract_row(read: ReadRow, raw: Interaction, *, sight: AuditContext) -> RowFeatures:
-    settings = sight.settings
+def _extract_row(read: ReadRow, raw: Interaction, *, context: AuditContext) -> RowFeatures:
+    settings = context.settings
     redacted = redact_row(raw)
-    notes = check_row(raw, redacted, sight=sight)
+    notes = check_row(raw, redacted, context=context)
     fault = find_verdict(notes)
     return RowFeatures(
         read=read,
@@ -137,7 +137,7 @@ def _count(redacted: RedactedRow, settings: DataSettings) -> bytes | None:
     return orjson.dumps(redacted.counts) if redacted.counts and settings.redact else None
 
 
-def _to_table(rows: list[RowFeatures], prints: Fingerprints, *, first_line: int) -> "pa.Table":
+def _to_table(rows: list[RowFeatures], fingerprints: Fingerprints, *, first_line: int) -> "pa.Table":
     kept = [row.kept for row in rows]
     columns: dict[str, Any] = {
         "line": pa.array([row.read.line - first_line for row in rows], pa.int64()),
@@ -156,8 +156,8 @@ def _to_table(rows: list[RowFeatures], prints: Fingerprints, *, first_line: int)
     }
     for name in ("group", "domain", "model", "status", "split"):
         columns[name] = pa.array([getattr(row, name) for row in kept], pa.string())
-    columns |= {name: pa.array(values) for name, values in prints.fixed.items()}
-    for name, (values, offsets) in prints.ragged.items():
+    columns |= {name: pa.array(values) for name, values in fingerprints.fixed.items()}
+    for name, (values, offsets) in fingerprints.ragged.items():
         columns[name] = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), pa.array(values))
     return pa.table(columns)
 

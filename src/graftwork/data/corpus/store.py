@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     file: str
     block: int
     first_line: int
-    sifted: str
+    features: str
     start: int
     stop: int
 
@@ -136,7 +136,7 @@ class Corpus:
                 until += 1
             if until > at:
                 rows = read_interactions(
-                    self._folder / segment.sifted,
+                    self._folder / segment.features,
                     [segment.start + int(place) - first for place in places[at:until]],
                     file=segment.file,
                     first_line=segment.first_line,
@@ -157,27 +157,27 @@ class Corpus:
         return zip(self._firsts, self.segments, strict=False)
 
     def path_of(self, segment: Segment) -> Path:
-        return self._folder / segment.sifted
+        return self._folder / segment.features
 
     def read_columns(self, segment: Segment, names: Sequence[str]) -> dict[str, list[Any]]:
         """Several columns of one segment as plain lists."""
-        table = read_table(self._folder / segment.sifted, names)
+        table = read_table(self._folder / segment.features, names)
         values: dict[str, list[Any]] = table.slice(segment.start, segment.stop - segment.start).to_pydict()
         return values
 
     def _read(self, segment: Segment, name: str) -> "pa.Array":
         # All blocks have the same columns: where one stands is looked up once.
         if name not in self._fields:
-            with _opened(self._folder / segment.sifted) as reader:
+            with _opened(self._folder / segment.features) as reader:
                 self._fields = {field: number for number, field in enumerate(reader.schema.names)}
-        with _opened(self._folder / segment.sifted, [self._fields[name]]) as reader:
+        with _opened(self._folder / segment.features, [self._fields[name]]) as reader:
             column = reader.read_all().column(name).combine_chunks()
         if isinstance(column, pa.ChunkedArray):
             column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         return column.slice(segment.start, segment.stop - segment.start)
 
     def _read_faults(self, segment: Segment) -> list[list[Any]]:
-        faults: list[list[Any]] = read_head(self._folder / segment.sifted).faults
+        faults: list[list[Any]] = read_head(self._folder / segment.features).faults
         return faults
 
     def _file_labels(self) -> LabelColumn:

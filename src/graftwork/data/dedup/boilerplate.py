@@ -65,8 +65,8 @@ def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
     once[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
     found, counts = np.unique(keys[once], return_counts=True)
     share = np.where(np.isin(found, asking), QUESTION_SHARE, BOILERPLATE_SHARE)
-    instructions: Array = found[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(places))]
-    return instructions
+    boilerplate: Array = found[(counts >= BOILERPLATE_COUNT) & (counts >= share * len(places))]
+    return boilerplate
 
 
 def learn_weights(sets: Ragged, keys: Array) -> RunWeights:

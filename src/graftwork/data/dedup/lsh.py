@@ -26,8 +26,8 @@ MOST_LOOKED_UP = 25_000
 _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
 # So many entries are sorted at once, and so many bytes of a portion stay in memory before it is a file.
-_PORTION_ENTRIES = 500_000
-_PORTION_BYTES = 1 << 20
+_PARTITION_ENTRIES = 500_000
+_PARTITION_BYTES = 1 << 20
 
 
 class LabelNumbers(Protocol):
@@ -167,8 +167,8 @@ class ExternalSort:
 
     def __init__(self, expected: int) -> None:
         self._files: list[Any] = [
-            SpooledTemporaryFile(max_size=_PORTION_BYTES)  # noqa: SIM115
-            for _ in range(min(64, expected // _PORTION_ENTRIES + 1))
+            SpooledTemporaryFile(max_size=_PARTITION_BYTES)  # noqa: SIM115
+            for _ in range(min(64, expected // _PARTITION_ENTRIES + 1))
         ]
 
     def __enter__(self) -> Self:
@@ -187,13 +187,13 @@ class ExternalSort:
         if marks is not None:
             entries["mark"] = marks
         # The lowest bit may carry a meaning of its own.
-        portion = (values >> np.uint64(1)) % np.uint64(len(self._files))
-        order = np.argsort(portion, kind="stable")
-        bounds = np.searchsorted(portion[order], np.arange(len(self._files) + 1))
+        partition = (values >> np.uint64(1)) % np.uint64(len(self._files))
+        order = np.argsort(partition, kind="stable")
+        bounds = np.searchsorted(partition[order], np.arange(len(self._files) + 1))
         for file, (start, stop) in zip(self._files, pairwise(bounds.tolist()), strict=True):
             file.write(entries[order[start:stop]].tobytes())
 
-    def portions(self) -> Iterator[SortedEntries]:
+    def partitions(self) -> Iterator[SortedEntries]:
         for file in self._files:
             file.seek(0)
             entries = np.frombuffer(file.read(), dtype=self._ENTRY)

@@ -72,7 +72,7 @@ def propose_all_pairs(
             weights = weighed[sets.offsets[start] : sets.offsets[stop]]
             marks = _mark_rare(part, weights, threshold=threshold)
             spill.add(part.values.astype(np.uint64), places[start:stop][part.owners()], marks)
-        for entries in spill.portions():
+        for entries in spill.partitions():
             parts, ranks = [], entries.ranks()
             for step in range(1, CANDIDATES_PER_ROW + 1):
                 later, earlier = entries.pair(step)
@@ -221,7 +221,7 @@ class Questions:
     key: Array
     first: Array
     weights: RunWeights
-    instructions: Array
+    boilerplate: Array
     number: Array
     _corpus: CorpusColumns
     _passed: Array
@@ -292,25 +292,25 @@ def find_questions(
 
     Windows with no row from `since` on are left out.
     """
-    shown: Array | None = None
+    marked: Array | None = None
     for window in open_windows(corpus.rows):
         if window.high <= since:
             continue
-        if shown is None:
-            shown = mark_boilerplate(corpus, passed=passed, turns=turns)
-        ground = sample_before(window, passed=passed, turns=turns)
-        instructions = learn_boilerplate(corpus, ground)
-        key, numbers = _choose_lines(corpus, window.high, instructions, shown)
+        if marked is None:
+            marked = mark_boilerplate(corpus, passed=passed, turns=turns)
+        sample = sample_before(window, passed=passed, turns=turns)
+        boilerplate = learn_boilerplate(corpus, sample)
+        key, numbers = _choose_lines(corpus, window.high, boilerplate, marked)
         weights = NO_WEIGHTS
-        if len(ground):
-            weights = learn_weights(_read_runs(corpus, ground, numbers), key[ground])
+        if len(sample):
+            weights = learn_weights(_read_runs(corpus, sample, numbers), key[sample])
         inside = passed[: window.high]
         yield Questions(
             window=window,
             key=key,
             first=find_first(key, among=inside),
             weights=weights,
-            instructions=instructions,
+            boilerplate=boilerplate,
             number=numbers,
             _corpus=corpus,
             _passed=inside,
@@ -332,7 +332,7 @@ def _count_words(sets: Ragged, items: Array) -> Array:
     return np.bincount(taken.owners(), (taken.values & np.uint32(1)) == 0, minlength=len(items))
 
 
-def _choose_lines(corpus: CorpusColumns, rows: int, instructions: Array, shown: Array) -> tuple[Array, Array]:
+def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: Array) -> tuple[Array, Array]:
     """For each row the key of its asking line, and which of its last lines that is.
 
     The last line that is no instruction asks; where all are, the last. `shown` marks the lines that
@@ -346,7 +346,7 @@ def _choose_lines(corpus: CorpusColumns, rows: int, instructions: Array, shown: 
             break
         keys = flat & ~IS_QUESTION
         at = np.arange(len(keys))
-        asks = ~np.isin(keys, instructions) & ~shown[behind : behind + len(keys)]
+        asks = ~np.isin(keys, boilerplate) & ~marked[behind : behind + len(keys)]
         behind += len(keys)
         full = np.flatnonzero(offsets[1:] > offsets[:-1])
         if not len(full):

@@ -275,7 +275,7 @@ class RowOutcomes(NamedTuple):
     """What each step decided, by place."""
 
     repeats: Repeats
-    dealing: SplitAssignment
+    assignment: SplitAssignment
     refused: Mapping[int, str]
     shortened: Mapping[int, str]
     unwanted: Collection[int]
@@ -307,15 +307,15 @@ def _of_segment(corpus: Corpus, first: int, segment: Segment, decided: RowOutcom
 def _judge(
     corpus: Corpus, place: int, number: int, columns: Mapping[str, list[Any]], decided: RowOutcomes
 ) -> tuple[str, str] | None:
-    repeats, dealing = decided.repeats, decided.dealing
+    repeats, assignment = decided.repeats, decided.assignment
     if place in corpus.withdrawn or not columns["passed"][number]:
         fault = f"{columns['fault'][number]}: {columns['reason'][number]}"
         return "filter", corpus.withdrawn.get(place, fault)
     if repeats.instead[place] >= 0:
         step = REPEAT_STEPS[repeats.step[place]]
         return step, f"{_WORDS[step]} {corpus.origin(int(repeats.instead[place]))}"
-    if place in dealing.aside or place in decided.unfit_references:
-        pair = dealing.aside.get(place)
+    if place in assignment.excluded or place in decided.unfit_references:
+        pair = assignment.excluded.get(place)
         return "split", UNFIT_REFERENCE if pair is None else _explain_exclusion(corpus, place, *pair)
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
@@ -339,7 +339,7 @@ def count_kept(
     *,
     passed: "np.ndarray[Any, Any]",
     repeats: Repeats,
-    dealing: SplitAssignment,
+    assignment: SplitAssignment,
     refused: int,
     unfit_references: Collection[int] = (),
 ) -> dict[str, int]:
@@ -350,7 +350,10 @@ def count_kept(
         left -= int(((repeats.step == number) & passed).sum())
         after[step] = left
     after["split"] = left - sum(
-        1 for places in (dealing.aside, unfit_references) for place in places if repeats.instead[place] < 0
+        1
+        for places in (assignment.excluded, unfit_references)
+        for place in places
+        if repeats.instead[place] < 0
     )
     after["render"] = after["split"] - refused
     return after
@@ -380,10 +383,10 @@ class RenderedSegment(NamedTuple):
     def shortened(self) -> dict[int, str]:
         return {number + self.offset: reason for number, reason in self.block.shortened.items()}
 
-    def placed(self, model: str, dealing: SplitAssignment) -> Iterator[PlacedShard]:
+    def placed(self, model: str, assignment: SplitAssignment) -> Iterator[PlacedShard]:
         for shard in self.block.shards:
             if shard.model == model:
-                yield PlacedShard(shard, self.folder, dealing.group[shard.numbers + self.offset])
+                yield PlacedShard(shard, self.folder, assignment.group[shard.numbers + self.offset])
 
 
 class _Task(NamedTuple):
@@ -394,7 +397,7 @@ class _Task(NamedTuple):
 def render_corpus(
     corpus: Corpus,
     places: "np.ndarray[Any, np.dtype[np.int64]]",
-    portions: Sequence[ModelSubset],
+    subsets: Sequence[ModelSubset],
     *,
     staged: Collection[str],
     renderer: Renderer,
@@ -404,7 +407,7 @@ def render_corpus(
     processes: int | None,
 ) -> list[RenderedSegment]:
     """Every segment in order. `staged` names the models whose rows carry their stage."""
-    ground = fingerprint(
+    render_key = fingerprint(
         [
             renderer.template_fingerprint,
             renderer.tokenizer_fingerprint,
@@ -412,7 +415,7 @@ def render_corpus(
             SHARDS_FORM,
         ]
     )
-    tasks = list(_list_tasks(corpus, places, portions, staged=staged, ground=ground, folder=folder))
+    tasks = list(_list_tasks(corpus, places, subsets, staged=staged, render_key=render_key, folder=folder))
     known = {task.render.out: find_rendered(task.render.out) for task in tasks}
     done = sum(len(task.render.numbers) for task in tasks if known[task.render.out])
     new = [task.render for task in tasks if known[task.render.out] is None]
@@ -435,10 +438,10 @@ def render_corpus(
 def _list_tasks(
     corpus: Corpus,
     places: "np.ndarray[Any, np.dtype[np.int64]]",
-    portions: Sequence[ModelSubset],
+    subsets: Sequence[ModelSubset],
     *,
     staged: Collection[str],
-    ground: str,
+    render_key: str,
     folder: Path,
 ) -> Iterator[_Task]:
     for first, segment in corpus.by_segment():
@@ -447,24 +450,22 @@ def _list_tasks(
             continue
         offset = first - segment.start
         numbers = places[low:high] - offset
-        shares = {
-            portion.name: SubsetRows(
-                portion.split[low:high], portion.weight[low:high], portion.name in staged
-            )
-            for portion in portions
+        rows = {
+            subset.name: SubsetRows(subset.split[low:high], subset.weight[low:high], subset.name in staged)
+            for subset in subsets
         }
         decided = [
-            [name, share.split.tobytes().hex(), share.weight.tobytes().hex(), share.staged]
-            for name, share in shares.items()
+            [name, subset.split.tobytes().hex(), subset.weight.tobytes().hex(), subset.staged]
+            for name, subset in rows.items()
         ]
-        place = [segment.sifted, segment.file, segment.first_line, numbers.tobytes().hex()]
+        place = [segment.features, segment.file, segment.first_line, numbers.tobytes().hex()]
         task = RenderTask(
-            sifted=corpus.path_of(segment),
+            features=corpus.path_of(segment),
             numbers=numbers,
             file=segment.file,
             first_line=segment.first_line,
-            shares=shares,
-            out=folder / fingerprint([ground, place, decided])[:40],
+            subsets=rows,
+            out=folder / fingerprint([render_key, place, decided])[:40],
         )
         yield _Task(task, offset)
 

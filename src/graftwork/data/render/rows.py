@@ -223,11 +223,11 @@ class SubsetRows(NamedTuple):
 
 
 class RenderTask(NamedTuple):
-    sifted: Path
+    features: Path
     numbers: "np.ndarray[Any, np.dtype[np.int64]]"
     file: str
     first_line: int
-    shares: Mapping[str, SubsetRows]
+    subsets: Mapping[str, SubsetRows]
     out: Path
 
 
@@ -277,15 +277,15 @@ def render_block(task: RenderTask) -> RenderedBlock:
         raise RuntimeError("`begin` has not been called in this process")
     renderer, settings = _tools
     rows = list(
-        read_interactions(task.sifted, task.numbers.tolist(), file=task.file, first_line=task.first_line)
+        read_interactions(task.features, task.numbers.tolist(), file=task.file, first_line=task.first_line)
     )
     ready, refused = _render(rows, renderer=renderer, settings=settings)
     placed = {one.position for one in ready}
     keys = _read_keys(task)
     shards = []
-    for model, share in task.shares.items():
+    for model, subset in task.subsets.items():
         for number, split in enumerate(SUBSET_SPLITS):
-            chosen = [one for one in ready if share.split[one.position] == number]
+            chosen = [one for one in ready if subset.split[one.position] == number]
             if chosen:
                 shards.append(_write_shard(task, chosen, keys, model=model, split=split))
     reasons = {place: (int(task.numbers[place]), reason) for place, reason in sorted(refused.items())}
@@ -401,7 +401,7 @@ def _shorten(
 
 
 def _read_keys(task: RenderTask) -> dict[str, list[Any]]:
-    table = read_table(task.sifted, ["prompt", "reply", "input_hash"])
+    table = read_table(task.features, ["prompt", "reply", "input_hash"])
     keys: dict[str, list[Any]] = table.take(pa.array(task.numbers, pa.int64())).to_pydict()
     return keys
 
@@ -414,11 +414,11 @@ def _write_shard(
     model: str,
     split: Split,
 ) -> RenderedShard:
-    share = task.shares[model]
+    subset = task.subsets[model]
     lengths = np.array([len(one.rendered.tokens) for one in chosen], dtype=np.int32)
     trained = int(lengths.sum()) - sum(one.rendered.trained_from for one in chosen)
     path = task.out / f"{model}.{split}.parquet"
-    write_table(path, _to_table(chosen, lengths, share, keys), durable=False)
+    write_table(path, _to_table(chosen, lengths, subset, keys), durable=False)
     return RenderedShard(
         model=model,
         split=split,
@@ -433,7 +433,7 @@ def _write_shard(
 def _to_table(
     chosen: Sequence[_RenderedPart],
     lengths: "np.ndarray[Any, Any]",
-    share: SubsetRows,
+    subset: SubsetRows,
     keys: Mapping[str, list[Any]],
 ) -> "pa.Table":
     tokens = np.concatenate([np.asarray(one.rendered.tokens, dtype=np.int32) for one in chosen])
@@ -450,8 +450,8 @@ def _to_table(
         "reply": [one.reply for one in chosen],
         "tokens": pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens)),
         "trained_from": [one.rendered.trained_from for one in chosen],
-        "stage": [one.row.stage if share.staged else None for one in chosen],
-        "weight": [float(share.weight[one.position]) for one in chosen],
+        "stage": [one.row.stage if subset.staged else None for one in chosen],
+        "weight": [float(subset.weight[one.position]) for one in chosen],
         "rejected": [one.row.rejected if one.reply == one.row.reply else None for one in chosen],
     }
     for name in ("group", "domain", "session", "duration_ms", "reward"):

@@ -45,7 +45,7 @@ class SplitShares:
         self._founded: dict[int, list[int]] = {}
         self.founders: list[int] = []
 
-    def take_over(self, founders: Array, split: Array) -> None:
+    def resume(self, founders: Array, split: Array) -> None:
         """Count founders that were dealt before."""
         self.founders += founders.tolist()
         if self._strata is None or not len(founders):
@@ -54,8 +54,8 @@ class SplitShares:
         for cell, count in zip(
             *(part.tolist() for part in np.unique(cells, return_counts=True)), strict=True
         ):
-            stratum, dealt = divmod(cell, len(SPLITS))
-            self._founded.setdefault(stratum, [0] * len(SPLITS))[dealt] += count
+            stratum, assigned = divmod(cell, len(SPLITS))
+            self._founded.setdefault(stratum, [0] * len(SPLITS))[assigned] += count
 
     def count(self, founder: int, split: int) -> int:
         """A founder whose split is settled."""
@@ -64,7 +64,7 @@ class SplitShares:
             self._founded.setdefault(int(self._strata[founder]), [0] * len(SPLITS))[split] += 1
         return split
 
-    def deal(self, founder: int) -> int:
+    def assign_group(self, founder: int) -> int:
         """The split of a new group, as an index into SPLITS."""
         self.founders.append(founder)
         drawn = float(self._drawn[founder])
@@ -116,7 +116,7 @@ class SplitAssignment(NamedTuple):
 
     split: Array
     group: Array
-    aside: dict[int, tuple[int, int]]
+    excluded: dict[int, tuple[int, int]]
     founders: Array
 
 
@@ -125,7 +125,7 @@ class KnownAssignment(NamedTuple):
 
     split: Array
     group: Array
-    aside: dict[int, tuple[int, int]]
+    excluded: dict[int, tuple[int, int]]
     founders: Array
     kept: Array
 
@@ -134,9 +134,9 @@ class KnownAssignment(NamedTuple):
         return len(self.split)
 
 
-def find_unfit_references(corpus: CorpusColumns, dealing: SplitAssignment) -> Array:
+def find_unfit_references(corpus: CorpusColumns, assignment: SplitAssignment) -> Array:
     """The places of rows in held-out splits whose replies a model wrote and nobody confirmed."""
-    held_out = (dealing.split != UNASSIGNED) & (dealing.split != TRAIN)
+    held_out = (assignment.split != UNASSIGNED) & (assignment.split != TRAIN)
     found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
     return found
 
@@ -147,7 +147,7 @@ def assign_splits(
     settings: DataSettings,
     embedder: Embedder | None = None,
     known: KnownAssignment | None = None,
-    pinned: Array | None = None,
+    previous: Array | None = None,
 ) -> SplitAssignment:
     """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped.
 
@@ -173,10 +173,10 @@ def assign_splits(
     )
     paraphrases = Paraphrases(corpus, embedder) if embedder is not None else None
     table = _Assigner(corpus, turns_first=turns.first, passed=passed, settings=settings)
-    if pinned is not None:
-        table.pin(pinned)
+    if previous is not None:
+        table.set_previous(previous)
     if known is not None:
-        table.take_over(known)
+        table.resume(known)
     for asked in find_questions(corpus, passed=passed, turns=turns.key, since=since):
         start, stop = max(asked.window.low, since), asked.window.high
         table.open_window(asked, until=start)
@@ -187,7 +187,7 @@ def assign_splits(
         for low in range(start, stop, _ROWS_AT_ONCE):
             high = min(low + _ROWS_AT_ONCE, stop)
             alike = _SimilarRows(*(_by_row(pairs, low, high) for pairs in (lines, turn_pairs, questions)))
-            table.deal_rows(low, high, alike=alike)
+            table.assign_rows(low, high, alike=alike)
     return table.result()
 
 
@@ -209,36 +209,36 @@ class _Assigner:
         self._passed = passed
         self._split = array("B", bytes([UNASSIGNED])) * rows
         self._clusters = Clusters(rows)
-        self._pinned = array("B", bytes([UNASSIGNED])) * rows
-        self._aside: dict[int, tuple[int, int]] = {}
+        self._previous = array("B", bytes([UNASSIGNED])) * rows
+        self._excluded: dict[int, tuple[int, int]] = {}
         self._unconfirmed = corpus.column("unconfirmed") != 0
         self._shares = SplitShares(corpus, settings=settings)
         # By the first row of a class: the first row of it that was dealt. All that were are in one split.
         keys = (corpus.column(name) for name in ("opening", "together"))
         shared = (find_first(key, among=passed) for key in keys if key.any())
-        self._classes = [(first, _nowhere(rows)) for first in (turns_first, *shared)]
-        self._barred_turns: dict[int, tuple[int, int]] = {}
-        self._barred_lines: dict[int, tuple[int, int]] = {}
+        self._classes = [(first, _no_rows(rows)) for first in (turns_first, *shared)]
+        self._excluded_turns: dict[int, tuple[int, int]] = {}
+        self._excluded_lines: dict[int, tuple[int, int]] = {}
         self._line_first: Array = np.zeros(0, dtype=np.int64)
         self._is_probe: Array = np.zeros(0, dtype=bool)
-        self._line_homes: list[array[int]] = []
+        self._line_rows: list[array[int]] = []
 
-    def pin(self, pinned: Array) -> None:
-        np.frombuffer(self._pinned, dtype=np.uint8)[:] = pinned
+    def set_previous(self, previous: Array) -> None:
+        np.frombuffer(self._previous, dtype=np.uint8)[:] = previous
 
-    def take_over(self, known: KnownAssignment) -> None:
+    def resume(self, known: KnownAssignment) -> None:
         """Seat the first rows where they sat before."""
         np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
         for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
             self._clusters.join(int(known.group[place]), place)
-        self._aside = dict(known.aside)
-        self._shares.take_over(known.founders, known.split)
-        dealt = np.flatnonzero(known.split != UNASSIGNED)
-        for first, homes in self._classes:
-            _place_first(homes, first, dealt)
+        self._excluded = dict(known.excluded)
+        self._shares.resume(known.founders, known.split)
+        assigned = np.flatnonzero(known.split != UNASSIGNED)
+        for first, first_rows in self._classes:
+            _place_first(first_rows, first, assigned)
         turns_first = self._classes[0][0]
-        self._barred_turns = {
-            place: pair for place, pair in known.aside.items() if turns_first[place] == place
+        self._excluded_turns = {
+            place: pair for place, pair in known.excluded.items() if turns_first[place] == place
         }
 
     def open_window(self, asked: Questions, *, until: int) -> None:
@@ -247,17 +247,17 @@ class _Assigner:
         self._line_first = asked.first
         self._is_probe = np.zeros(high, dtype=bool)
         self._is_probe[asked.probes()] = True
-        self._line_homes = [_nowhere(high) for _ in SPLITS]
+        self._line_rows = [_no_rows(high) for _ in SPLITS]
         splits = np.frombuffer(self._split, dtype=np.uint8)[:until]
-        for split, homes in enumerate(self._line_homes):
-            _place_first(homes, asked.first, np.flatnonzero(splits == split))
-        self._barred_lines = {
+        for split, first_rows in enumerate(self._line_rows):
+            _place_first(first_rows, asked.first, np.flatnonzero(splits == split))
+        self._excluded_lines = {
             int(asked.first[place]): pair
-            for place, pair in self._aside.items()
+            for place, pair in self._excluded.items()
             if low <= place < until and self._is_probe[place]
         }
 
-    def deal_rows(self, low: int, high: int, *, alike: _SimilarRows) -> None:
+    def assign_rows(self, low: int, high: int, *, alike: _SimilarRows) -> None:
         passed = self._passed[low:high].tolist()
         probes = self._is_probe[low:high].tolist()
         line_of = self._line_first[low:high].tolist()
@@ -267,28 +267,28 @@ class _Assigner:
                 continue
             classes = [of[at] for of in classes_of]
             line, turn = line_of[at], classes[0]
-            barred = self._barred_lines.get(line) or self._barred_turns.get(turn)
-            neighbours = [] if barred else self._neighbours(place, line, classes, alike)
-            conflict = barred or self._find_conflict(place, neighbours)
+            conflicting = self._excluded_lines.get(line) or self._excluded_turns.get(turn)
+            neighbours = [] if conflicting else self._neighbours(place, line, classes, alike)
+            conflict = conflicting or self._find_conflict(place, neighbours)
             if conflict:
-                self._aside[place] = conflict
+                self._excluded[place] = conflict
                 # Whoever asks the same to the letter is judged by the first who did.
                 if turn == place:
-                    self._barred_turns[turn] = conflict
+                    self._excluded_turns[turn] = conflict
                 if probes[at]:
-                    self._barred_lines[line] = conflict
+                    self._excluded_lines[line] = conflict
             else:
-                self._seat(place, line, classes, neighbours)
+                self._assign(place, line, classes, neighbours)
 
     def _neighbours(self, place: int, line: int, classes: list[int], alike: _SimilarRows) -> list[int]:
         """Dealt rows before this one that it must not be parted from."""
-        found = [homes[line] for homes in self._line_homes]
+        found = [first_rows[line] for first_rows in self._line_rows]
         for other in alike.lines.get(place, ()):
             there = int(self._line_first[other])
-            found += [homes[there] for homes in self._line_homes]
-        found += [homes[of] for of, (_, homes) in zip(classes, self._classes, strict=True)]
-        first, homes = self._classes[0]
-        found += [homes[int(first[other])] for other in alike.turns.get(place, ())]
+            found += [first_rows[there] for first_rows in self._line_rows]
+        found += [first_rows[of] for of, (_, first_rows) in zip(classes, self._classes, strict=True)]
+        first, first_rows = self._classes[0]
+        found += [first_rows[int(first[other])] for other in alike.turns.get(place, ())]
         found += [other for other in alike.questions.get(place, ()) if self._split[other] != UNASSIGNED]
         return [other for other in found if other >= 0]
 
@@ -297,45 +297,45 @@ class _Assigner:
             if self._split[other] != self._split[neighbours[0]]:
                 low, high = sorted((neighbours[0], other))
                 return low, high
-        if neighbours and self._pinned[place] not in (UNASSIGNED, self._split[neighbours[0]]):
+        if neighbours and self._previous[place] not in (UNASSIGNED, self._split[neighbours[0]]):
             # It was held apart from them before, and what is known now says that it should not be.
             return neighbours[0], place
         return None
 
-    def _seat(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
+    def _assign(self, place: int, line: int, classes: list[int], neighbours: list[int]) -> None:
         if neighbours:
             split = self._split[neighbours[0]]
-        elif self._pinned[place] != UNASSIGNED:
-            split = self._shares.count(place, self._pinned[place])
+        elif self._previous[place] != UNASSIGNED:
+            split = self._shares.count(place, self._previous[place])
         elif self._unconfirmed[place]:
             # A reply that nobody confirmed can be held out from nothing. It takes no share from other rows.
             split = TRAIN
         else:
-            split = self._shares.deal(place)
+            split = self._shares.assign_group(place)
         self._split[place] = split
         for other in neighbours:
             self._clusters.join(other, place)
-        if self._line_homes[split][line] < 0:
-            self._line_homes[split][line] = place
-        for of, (_, homes) in zip(classes, self._classes, strict=True):
-            if homes[of] < 0:
-                homes[of] = place
+        if self._line_rows[split][line] < 0:
+            self._line_rows[split][line] = place
+        for of, (_, first_rows) in zip(classes, self._classes, strict=True):
+            if first_rows[of] < 0:
+                first_rows[of] = place
 
     def result(self) -> SplitAssignment:
         split = np.array(self._split, dtype=np.uint8)
         group = np.where(split == UNASSIGNED, -1, self._clusters.names())
         founders = np.array(self._shares.founders, dtype=np.int64)
-        return SplitAssignment(split, group, self._aside, founders)
+        return SplitAssignment(split, group, self._excluded, founders)
 
 
-def _nowhere(size: int) -> "array[int]":
+def _no_rows(size: int) -> "array[int]":
     return array("i", [-1]) * size
 
 
-def _place_first(homes: "array[int]", class_of: Array, places: Array) -> None:
+def _place_first(first_rows: "array[int]", class_of: Array, places: Array) -> None:
     """Of each class the first of these rows, which ascend."""
     # From the last to the first, so that the first one stays.
-    np.frombuffer(homes, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
+    np.frombuffer(first_rows, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
 
 
 def _by_row(pairs: Array, low: int, high: int) -> dict[int, list[int]]:

@@ -81,8 +81,8 @@ def pair_turns(
         low, high = np.searchsorted(unpack(pairs).later, [window.low, window.high])
         if low == high:
             continue
-        ground = sample_before(window, passed=passed, turns=turns.key)
-        weights = learn_weights(read_rows(corpus, "turn_runs", ground), turns.key[ground])
+        sample = sample_before(window, passed=passed, turns=turns.key)
+        weights = learn_weights(read_rows(corpus, "turn_runs", sample), turns.key[sample])
         for start in range(low, high, _PAIRS_AT_ONCE):
             part = pairs[start : min(start + _PAIRS_AT_ONCE, high)]
             later, earlier = unpack(part)
@@ -117,10 +117,10 @@ def pair_rare_questions(
                 break
             places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
             asks = (lines & IS_QUESTION == IS_QUESTION) & (sizes >= QUESTION_RUNS) & (places < high)
-            asks[asks] = passed[places[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.instructions)
+            asks[asks] = passed[places[asks]] & ~np.isin(lines[asks] & ~IS_QUESTION, asked.boilerplate)
             chosen = _find_values(few, lines, asks)
             spill.add(lines[chosen], places[chosen])
-        for entries in spill.portions():
+        for entries in spill.partitions():
             rare = (entries.ranks() < RARE_ROWS) & (entries.places >= low)
             for later, earlier in map(entries.pair, range(1, RARE_ROWS)):
                 found.append(pack(entries.places[later[rare[later]]], entries.places[earlier[rare[later]]]))
@@ -146,7 +146,7 @@ def pair_rare_grams(
             places = np.repeat(np.arange(first, first + len(offsets) - 1), np.diff(offsets))
             inside = _find_values(few, flat, is_own[places])
             spill.add(flat[inside], places[inside])
-        for entries in spill.portions():
+        for entries in spill.partitions():
             ranks = entries.ranks()
             rare = ranks < RARE_ROWS
             if in_all:

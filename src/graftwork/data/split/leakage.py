@@ -56,7 +56,7 @@ class Leak(NamedTuple):
 
 def find_leaks(
     corpus: CorpusColumns,
-    dealing: SplitAssignment,
+    assignment: SplitAssignment,
     kept: Array,
     *,
     settings: DataSettings,
@@ -70,12 +70,12 @@ def find_leaks(
     pairs are left out that were looked at before and of which no row changed sides since.
     """
     passed = corpus.column("passed").astype(bool)
-    moved = _find_moved(dealing, kept & passed, known)
+    moved = _find_moved(assignment, kept & passed, known)
     since = int(np.argmax(moved)) if moved.any() else corpus.rows
     if embedder is not None and known is not None and since < 2 * MOST_ROWS:
         # As in the dealing: what was embedded is not known. All windows with embedded rows end before that.
         known, since = None, 0
-    sides = _Sides.of(dealing, kept & passed)
+    sides = _Sides.of(assignment, kept & passed)
     turns = read_turns(corpus, passed=passed)
     threshold = settings.question_similarity
     leaks: list[Leak] = []
@@ -111,12 +111,12 @@ def find_leaks(
     return leaks
 
 
-def _find_moved(dealing: SplitAssignment, kept: Array, known: KnownAssignment | None) -> Array:
+def _find_moved(assignment: SplitAssignment, kept: Array, known: KnownAssignment | None) -> Array:
     """The rows that are new, were dealt elsewhere or were not kept when the others were checked."""
     moved = np.ones(len(kept), dtype=bool)
     if known is not None:
         before = slice(known.rows)
-        moved[before] = (dealing.split[before] != known.split) | (kept[before] & ~known.kept)
+        moved[before] = (assignment.split[before] != known.split) | (kept[before] & ~known.kept)
     return moved
 
 
@@ -133,7 +133,7 @@ _SHARED_KEYS: tuple[tuple[Kind, str], ...] = (("same_conversation", "opening"), 
 
 def require_no_leak(
     corpus: CorpusColumns,
-    dealing: SplitAssignment,
+    assignment: SplitAssignment,
     kept: Array,
     *,
     settings: DataSettings,
@@ -141,11 +141,11 @@ def require_no_leak(
     known: KnownAssignment | None = None,
 ) -> None:
     """Refuse a dataset with the same or nearly the same question on both sides of a split."""
-    leaks = find_leaks(corpus, dealing, kept, settings=settings, embedder=embedder, known=known, most=1)
+    leaks = find_leaks(corpus, assignment, kept, settings=settings, embedder=embedder, known=known, most=1)
     if leaks:
         leak = leaks[0]
         trained, held_out = corpus.origin(leak.trained), corpus.origin(leak.held_out)
-        split = SPLITS[dealing.split[leak.held_out]]
+        split = SPLITS[assignment.split[leak.held_out]]
         raise AnswerIsNo(
             f"a question stands in train and in {split}",
             why=f"{trained} and {held_out} {_WHY[leak.kind]}: an evaluation on it would measure memory, "
@@ -161,14 +161,16 @@ class _Sides(NamedTuple):
 
     trained: Array
     held_out: Array
-    dealt: Array
+    assigned: Array
 
     @classmethod
-    def of(cls, dealing: SplitAssignment, kept: Array) -> "_Sides":
+    def of(cls, assignment: SplitAssignment, kept: Array) -> "_Sides":
         # Questions for reinforcement learning are trained on as well; they come behind SPLITS.
-        held_out = (dealing.split == SPLITS.index("validation")) | (dealing.split == SPLITS.index("test"))
-        dealt = dealing.split != UNASSIGNED
-        return cls(kept & dealt & ~held_out, kept & held_out, dealt)
+        held_out = (assignment.split == SPLITS.index("validation")) | (
+            assignment.split == SPLITS.index("test")
+        )
+        assigned = assignment.split != UNASSIGNED
+        return cls(kept & assigned & ~held_out, kept & held_out, assigned)
 
     def by_class(self, first: Array, *, until: int | None = None) -> "_ClassSides":
         rows = len(first) if until is None else until
@@ -193,7 +195,7 @@ class _ClassSides(NamedTuple):
     first: Array
     trained: _SideRange
     held_out: _SideRange
-    dealt: _SideRange
+    assigned: _SideRange
 
     def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
         """Classes with rows on both sides, the later of them not before `since`."""
@@ -221,5 +223,5 @@ class _ClassSides(NamedTuple):
         the later row had anybody of it before it to go by."""
         one, other = self.first[later], self.first[earlier]
         parted: Array = (side.latest[one] >= later) & (other_side.latest[other] >= 0)
-        parted &= self.dealt.earliest[other] < later
+        parted &= self.assigned.earliest[other] < later
         return parted

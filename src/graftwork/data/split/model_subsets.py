@@ -85,9 +85,9 @@ def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: i
     return [_select_subset(facts, name, settings, seed=seed) for name, settings in models.items()]
 
 
-def summarize_subsets(portions: list[ModelSubset], facts: KeptRows) -> list[SubsetSummary]:
+def summarize_subsets(subsets: list[ModelSubset], facts: KeptRows) -> list[SubsetSummary]:
     """A line for each model."""
-    return [_summarise(portion, facts) for portion in portions]
+    return [_summarise(subset, facts) for subset in subsets]
 
 
 def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[UnmatchedValue]:
@@ -218,8 +218,8 @@ def _mix(values: npt.NDArray[np.uint64], *, purpose: str, seed: int) -> npt.NDAr
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def _summarise(portion: ModelSubset, facts: KeptRows) -> SubsetSummary:
-    trained = portion.split == TRAIN
+def _summarise(subset: ModelSubset, facts: KeptRows) -> SubsetSummary:
+    trained = subset.split == TRAIN
     stages, counts = np.unique(facts.stage[trained], return_counts=True)
     by_stage = dict(zip(stages.tolist(), counts.tolist(), strict=True))
     without = by_stage.pop(-1, 0)
@@ -228,15 +228,15 @@ def _summarise(portion: ModelSubset, facts: KeptRows) -> SubsetSummary:
         return int(np.count_nonzero(mask))
 
     return SubsetSummary(
-        model=portion.name,
-        own=rows(trained & portion.own),
-        replayed=rows(trained & ~portion.own),
-        rl=rows(portion.split == RL),
-        validation=rows(portion.split == VALIDATION),
-        test=rows(portion.split == TEST),
+        model=subset.name,
+        own=rows(trained & subset.own),
+        replayed=rows(trained & ~subset.own),
+        rl=rows(subset.split == RL),
+        validation=rows(subset.split == VALIDATION),
+        test=rows(subset.split == TEST),
         stages=by_stage,
         without_stage=without,
-        rows_an_epoch=float(portion.weight[trained].sum()),
+        rows_an_epoch=float(subset.weight[trained].sum()),
     )
 
 
@@ -264,20 +264,20 @@ def find_setting_warnings(
     facts: KeptRows, *, settings: DataSettings, models: Mapping[str, ModelSettings]
 ) -> list[str]:
     """What is named and not there, one sentence each."""
-    doubts = [f"{key}: no kept row has {value!r}" for key, value in find_unmatched(facts, dict(models))]
+    warnings = [f"{key}: no kept row has {value!r}" for key, value in find_unmatched(facts, dict(models))]
     roles = {facts.role_names[place] for place in np.unique(facts.role).tolist() if place >= 0}
-    doubts += [
+    warnings += [
         f"data.system_prompts: no kept row has the role {role!r}"
         for role in settings.system_prompts
         if role not in roles
     ]
     if not (facts.stage >= 0).any():
-        doubts += [
+        warnings += [
             f"models.{name}.curriculum: no kept row has a stage"
             for name, model in models.items()
             if model.curriculum
         ]
-    return doubts
+    return warnings
 
 
 def _name_keys(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> list[str]:

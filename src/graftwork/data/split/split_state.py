@@ -64,10 +64,10 @@ def read_previous_splits(
     """
     known = _read_splits(path, settings=settings)
     places = find_places(keys, known.keys)
-    pinned: Array = np.where(places >= 0, np.append(known.split, UNASSIGNED)[places], UNASSIGNED)
+    previous: Array = np.where(places >= 0, np.append(known.split, UNASSIGNED)[places], UNASSIGNED)
     if conversations is not None and not known.conversations:
-        pinned[conversations] = UNASSIGNED
-    return pinned.astype(np.uint8)
+        previous[conversations] = UNASSIGNED
+    return previous.astype(np.uint8)
 
 
 def _read_splits(path: Path, *, settings: DataSettings) -> PreviousSplits:
@@ -98,14 +98,14 @@ def write_assignment(
     """Keep what was decided. `embedded` says whether an embedder took part."""
     founded = np.zeros(decided.rows, dtype=bool)
     founded[decided.founders] = True
-    aside = [(place, *pair) for place, pair in decided.aside.items()]
+    excluded = [(place, *pair) for place, pair in decided.excluded.items()]
     buffer = io.BytesIO()
     np.savez(
         buffer,
         made_by=np.array(_fingerprint_assignment(settings, embedded=embedded, rows=identify(decided.rows))),
         split=decided.split.astype(np.uint8),
         group=decided.group.astype(np.int32),
-        aside=np.array(aside, dtype=np.int64).reshape(-1, 3),
+        aside=np.array(excluded, dtype=np.int64).reshape(-1, 3),
         founded=np.packbits(founded),
         kept=np.packbits(decided.kept.astype(bool)),
     )
@@ -127,7 +127,7 @@ def read_assignment(
             return KnownAssignment(
                 split=file["split"],
                 group=file["group"].astype(np.int64),
-                aside={place: (one, other) for place, one, other in file["aside"].tolist()},
+                excluded={place: (one, other) for place, one, other in file["aside"].tolist()},
                 founders=np.flatnonzero(np.unpackbits(file["founded"], count=known)),
                 kept=np.unpackbits(file["kept"], count=known).astype(bool),
             )
@@ -151,7 +151,7 @@ class SplitState:
         self._folder, self._settings = folder, settings
         self._keys = corpus.column("line_key")
         self._passed = corpus.column("passed").astype(bool)
-        self.pinned: Array = read_previous_splits(
+        self.previous: Array = read_previous_splits(
             folder / SPLITS_FILE,
             keys=self._keys,
             settings=settings,
@@ -165,13 +165,13 @@ class SplitState:
             embedded=self._embedded,
         )
 
-    def keep(self, dealing: SplitAssignment, kept: Array) -> None:
+    def keep(self, assignment: SplitAssignment, kept: Array) -> None:
         write_previous_splits(
-            self._folder / SPLITS_FILE, keys=self._keys, split=dealing.split, settings=self._settings
+            self._folder / SPLITS_FILE, keys=self._keys, split=assignment.split, settings=self._settings
         )
         write_assignment(
             self._folder / ASSIGNMENT_FILE,
-            KnownAssignment(*dealing, kept),
+            KnownAssignment(*assignment, kept),
             settings=self._settings,
             identify=self._identify,
             embedded=self._embedded,

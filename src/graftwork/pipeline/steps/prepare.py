@@ -36,7 +36,7 @@ def _do(work: Workplace, _made: Made) -> Prepared:
         models=models,
         on_progress=tell_pace(work.narrator),
     )
-    for doubt in done.doubts:
+    for doubt in done.warnings:
         work.narrator.word(doubt)
     chosen = next(one for one in done.datasets if one.dataset.model == work.model)
     return Prepared(
