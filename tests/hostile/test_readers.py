@@ -142,8 +142,8 @@ READ = """
 import os, resource
 from pathlib import Path
 from graftwork.data.read import read_file
-from graftwork.data.sources.blocks import cut_blocks
-from graftwork.data.sources.parquet import split_parquet
+from graftwork.data.ingest.files import cut_blocks
+from graftwork.data.ingest.containers import split_parquet
 M = 1 << 20
 def show(results):
     found = [f"{r.origin.line} {getattr(r, 'message', 'read')}" for r in results]
@@ -330,7 +330,7 @@ def test_a_log_of_nothing_but_bad_lines_does_not_pile_up(tmp_path):
         tmp_path,
         "write('log.jsonl', b'x\\n' * 1_000_000)",
         'write(\'small.jsonl\', b\'{"prompt":"q","completion":"a"}\\n\')',
-        warm="from graftwork.data.audit.report import audit_files\naudit_files(('small.jsonl',))",
+        warm="from graftwork.data.prepare import audit_files\naudit_files(('small.jsonl',))",
         attack="print(audit_files(('log.jsonl',)).rows)",
         timeout=3000,
     )
@@ -441,7 +441,7 @@ def test_damaged_parquet_never_breaks_the_reader(tmp_path):
         """,
         warm="""
         import random
-        from graftwork.data.sources.parquet_child import decode
+        from graftwork.data.ingest.parquet_child import decode
         whole = Path("log.parquet").read_bytes()
         """,
         attack="""

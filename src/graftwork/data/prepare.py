@@ -1,8 +1,8 @@
-"""Logs to datasets: one for each model, filtered, redacted, without repeats, split, rendered, proven.
+"""Runs the data stage: audits logs, and prepares one dataset per model from them.
 
-In: settings, the base model's name and fingerprint, a renderer for its template, folders to work
-in. Out: manifests and folders. Memory does not grow with the logs: rows stay on disk, and only
-columns of numbers are held for all of them. Knows no model, only its renderer.
+In: settings, the renderer of the base model, folders to work in. Out: an `Audit`, or manifests and dataset
+folders: filtered, redacted, deduplicated, split, rendered, and checked for leakage. Rows stay on disk; only
+columns of numbers are in memory for all of them.
 """
 
 import tempfile
@@ -74,14 +74,14 @@ class PreparedDataset(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """A dataset for each model, the main one first; and what in the settings looks like a slip."""
+    """One dataset per model, the main one first, and warnings about settings that match no row."""
 
     datasets: list[PreparedDataset]
     warnings: list[str]
 
 
 class _Kept(NamedTuple):
-    """The rows that go on, by place, and what was decided for each of them."""
+    """The positions of the rows that are kept, and what is known about them."""
 
     places: "np.ndarray[Any, np.dtype[np.int64]]"
     facts: KeptRows
@@ -108,7 +108,7 @@ def prepare(
     on_progress: Progress | None = None,
     processes: int | None = None,
 ) -> Preparation:
-    """Make the datasets of all models. Log files are named relative to `root`."""
+    """Prepare the datasets of all models. Log files are named relative to `root`."""
     report = on_progress or _ignore_progress
     corpus = build_corpus(context, folder=work / FEATURES, root=root, on_progress=report, processes=processes)
     decided = _decide(corpus, models=models, context=context, work=work, report=report)
@@ -138,7 +138,7 @@ def _decide(
     work: Path,
     report: Progress,
 ) -> _Decisions:
-    """Which rows go on, into which split, to which model; proven to leak nothing."""
+    """Decide which rows are kept, in which split, for which model, and prove that nothing leaks."""
     settings = context.settings
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
@@ -173,7 +173,7 @@ def _write(
     work: Path,
     out: Path,
 ) -> list[tuple[Dataset, Path]]:
-    """The folder of each model's dataset."""
+    """Write the dataset folder of each model."""
     passed, repeats, assignment, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
@@ -229,7 +229,6 @@ def _assemble(
     out: Path,
     unconfirmed: int,
 ) -> tuple[Dataset, Path]:
-    """The dataset of one model."""
     settings = DataSettings.model_validate(head.settings)
     placed = [one for block in rendering for one in block.placed(subset.name, assignment)]
     main = subset.name == next(iter(models))
@@ -260,7 +259,7 @@ def _choose(
         domain_names=domains.names,
         stage=corpus.column("stage")[places],
         split=assignment.split[places],
-        # By content: a founder's place is not the same everywhere, what it asks is.
+        # By content: the position of a group's first row varies, what it asks does not.
         group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
@@ -268,7 +267,7 @@ def _choose(
 
 
 def _find_unwanted(kept: _Kept) -> set[int]:
-    """Rows that no model is made of."""
+    """Return the rows that no model selects."""
     wanted = np.zeros(len(kept.places), dtype=np.bool_)
     for subset in kept.subsets:
         wanted |= subset.split != NOT_SELECTED
@@ -291,7 +290,7 @@ def _count_redactions(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> dict[st
 
 
 def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
-    """One row that the template refuses is dropped; a template that refuses all is a mistake."""
+    """A row that the template refuses is dropped; a template that refuses all rows is an error."""
     if rows and len(refused) == rows:
         reason, count = Counter(refused.values()).most_common(1)[0]
         raise AnswerIsNo(
@@ -310,7 +309,7 @@ def _require_rows(
     main: bool,
     unconfirmed: int,
 ) -> None:
-    """A split that was asked for and got nothing is a no, with the numbers that led there."""
+    """Refuse to write a dataset in which a requested split is empty."""
     shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
     there = {one.shard.split for one in placed}
     wanted = SPLITS if main else SUBSET_SPLITS[:1]
@@ -344,7 +343,7 @@ def _ignore_progress(_step: str, _done: int, _total: int) -> None:
 def audit_logs(
     context: AuditContext, *, folder: Path, root: Path = Path(), on_progress: Progress | None = None
 ) -> Audit:
-    """Sift the logs into `folder`, look at what is there, and answer."""
+    """Read the logs, with row features in `folder`, and audit them."""
     started = time.perf_counter()
     report = on_progress or (lambda _phase, _done, _total: None)
     corpus = build_corpus(context, folder=folder, root=root, on_progress=report)
@@ -359,7 +358,7 @@ def audit_logs(
 
 
 def audit_files(paths: Iterable[str], settings: DataSettings | None = None, *, root: Path = Path()) -> Audit:
-    """The same without a project, and without leaving anything behind."""
+    """Audit files without a project, and without leaving anything behind."""
     named = (settings or DataSettings()).model_copy(update={"logs": tuple(paths)})
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
         return audit_logs(AuditContext(settings=named), folder=Path(folder), root=root)

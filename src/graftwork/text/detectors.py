@@ -1,4 +1,11 @@
-"""A place in a text, from its first character to the one behind its last."""
+"""Detectors for secrets that regular expressions alone find slowly or unreliably.
+
+In: a text, or a value. Out: spans of secrets from left to right without overlaps, or whether a value is one
+(checksums, randomness, digits). Tokens of most services begin with a prefix (`dop_v1_`, `glsa_`) and are
+long runs of letters and digits: the runs are found first, by their bytes, and only there are prefixes
+compared. To add one, add a line to `_MARKED`, or to `_BEFORE` where the prefix ends before the run. Time
+grows linearly with the text.
+"""
 
 import base64
 import binascii
@@ -26,24 +33,24 @@ def always(_value: str) -> bool:
 
 
 def entropy(value: str) -> float:
-    """Bits a character, by the frequencies in the value itself."""
+    """Bits per character, by the frequencies in the value itself."""
     return -sum(n / len(value) * math.log2(n / len(value)) for n in Counter(value).values())
 
 
 def looks_random(value: str) -> bool:
-    """A token and not a word: letters and digits mixed, and few repetitions."""
+    """Whether this is a token and not a word: letters and digits mixed, few repetitions."""
     has_letter = any(c.isalpha() for c in value)
     has_digit = any(c.isdigit() for c in value)
     return has_letter and has_digit and entropy(value) >= 3.0
 
 
 def looks_drawn(value: str) -> bool:
-    """Few repetitions and capitals or digits: enough where the form is certain, since one may lack digits."""
+    """Few repetitions, and capitals or digits: enough where the form is certain."""
     return entropy(value) >= 3.0 and not value.islower()
 
 
 def looks_like_login(value: str) -> bool:
-    """What stands behind `Authorization: Basic`: a name and a password in base64."""
+    """Whether this follows `Authorization: Basic`: a name and a password in base64."""
     if looks_random(value):
         return True
     plain = value.rstrip("=")
@@ -54,12 +61,12 @@ def looks_like_login(value: str) -> bool:
 
 
 def is_no_word_for_password(value: str) -> bool:
-    """Whether somebody's password stands there, and not the word for it, a variable or stars."""
+    """Whether this is a password, and not the word for it, a variable or stars."""
     return bool(value.strip("*.xX%")) and value.casefold() not in _WORDS_FOR_PASSWORD
 
 
 def looks_like_password(value: str) -> bool:
-    """Random enough for `password = ...`, and no expression such as `settings.key_v2` or `get(x)`."""
+    """Whether this is random enough for `password = ...`, and no expression such as `settings.key_v2`."""
     if _EXPRESSION.fullmatch(value) or "://" in value:
         return False
     kinds = sum(
@@ -82,7 +89,7 @@ def _has_digit_or_sign(value: str) -> bool:
 
 def passes_luhn(value: str) -> bool:
     digits = [int(c) for c in value if c.isdigit()]
-    # 2 to 6 begin the card networks; a clock in milliseconds begins with 1, an ISBN with 9.
+    # Card networks begin with 2 to 6; a timestamp in milliseconds begins with 1, an ISBN with 9.
     if not 13 <= len(digits) <= 19 or digits[0] not in (2, 3, 4, 5, 6) or len(set(digits)) < 2:
         return False
     total = 0
@@ -106,7 +113,7 @@ def has_phone_digits(value: str) -> bool:
 
 
 def has_token_parts(value: str) -> bool:
-    """A JSON web token has three parts; the first holds `eyJ` and at least eight characters more."""
+    """Whether a JSON web token has its parts; the first has `eyJ` and at least eight characters more."""
     return value.find(".") >= 11
 
 
@@ -127,13 +134,13 @@ _LOGIN = re.compile(
     rf"""-(?<=[\s"']-)(?:u[ \t]{{0,2}}|-(?:proxy-)?user[ \t=]{{1,2}})(?:{_QUOTE})?"""
     r"""[^\s:"'`<>\\$]{0,80}:(?P<value>[^\s"'`<>\\${}]{3,200})"""
 )
-# A command goes on behind a line end only where a backslash stands before it.
+# A command continues after a line end only if a backslash precedes it.
 _COMMAND_END = re.compile(r"(?<![\\\r])\r?\n")
 _LONGEST_COMMAND = 600
 
 
 def find_cookies(text: str) -> Iterator[TextSpan]:
-    """The values of `Cookie: a=...; b=...` that open a session; what only sets a language stays."""
+    """Find the values of `Cookie: a=...; b=...` that open a session; preferences stay."""
     for header in _COOKIES.finditer(text):
         for pair in _PAIR.finditer(text, header.start("pairs"), header.end("pairs")):
             name, value = pair["name"], pair["value"]
@@ -143,7 +150,7 @@ def find_cookies(text: str) -> Iterator[TextSpan]:
 
 
 def find_curl_passwords(text: str) -> Iterator[TextSpan]:
-    """What stands behind the colon of `curl -u name:...` and `curl --user name:...`."""
+    """Find what follows the colon of `curl -u name:...` and `curl --user name:...`."""
     for login in _LOGIN.finditer(text):
         if is_no_word_for_password(login["value"]) and _is_of_curl(text, login.start()):
             yield TextSpan(*login.span("value"))
@@ -156,7 +163,7 @@ def _is_of_curl(text: str, place: int) -> bool:
 
 
 _RUN = 24
-"""Characters: no mark with its value is shorter, and hardly a name is as long."""
+"""Characters: no prefix with its value is shorter, and few identifiers are as long."""
 _HEX, _WORD, _URL = "[0-9a-f]", "[A-Za-z0-9]", "[A-Za-z0-9_-]"
 
 _MARKED = (
@@ -193,7 +200,7 @@ _MARKED = (
     rf"whsec_{_WORD}{{32,}}",
     rf"shp(?:at|ca|pa|ss)_{_HEX}{{32}}",
     rf"sq0(?:csp|atp|idp)-{_URL}{{22,}}",
-    # Watching and working: New Relic, Grafana, Linear, Notion, Figma, Postman, Sentry
+    # Monitoring and collaboration: New Relic, Grafana, Linear, Notion, Figma, Postman, Sentry
     r"NRAK-[A-Z0-9]{27}",
     rf"glsa_{_WORD}{{32}}_{_HEX}{{8}}",
     rf"lin_api_{_WORD}{{40}}",
@@ -208,10 +215,10 @@ _MARK_STARTS = frozenset(
     b"gsk r8_ ppl xai nva tgp lsv rpa GOC doo dop dor dot dap sbp sbs psc fo1 tsk glr gld gls glp glf gli "
     b"gla ATB ATA dck rub cio xap xwf key whs shp sq0 NRA lin ntn sec fig PMA snt AGE".split()
 )
-"""The first three characters of each mark: most runs are passed over by them."""
+"""The first three characters of each prefix rule out most runs."""
 _MARK = re.compile("|".join(f"(?:{mark})" for mark in _MARKED) + rf"(?!{_URL})")
 
-# What stands before the run of a token whose mark ends with another sign.
+# What precedes the run of a token whose prefix ends with another character.
 _BEFORE = re.compile(
     r"(?:hv[sbr]\.|dp\.(?:pt|st|ct|sa|scim|audit)\.|ya29\.|1//|[A-Za-z0-9]{14}\.atlasv1\.|pat[A-Za-z0-9]{14}\."
     r"|[A-Za-z0-9~_.-]{3}\dQ~)\Z"
@@ -262,7 +269,7 @@ _KAGGLE = re.compile(
 
 
 def find_marked_tokens(text: str) -> Iterator[TextSpan]:
-    """Tokens that begin with the mark of a service."""
+    """Find tokens that begin with the prefix of a service."""
     done = 0
     for start in _run_starts(text):
         if start < done:
@@ -274,11 +281,11 @@ def find_marked_tokens(text: str) -> Iterator[TextSpan]:
 
 
 def find_aws_secrets(text: str) -> Iterator[TextSpan]:
-    """Forty characters near the id of an access key. A commit has forty too, and no capitals."""
+    """Find forty characters near the id of an access key. A commit hash has forty too, but no capitals."""
     done = 0
     for key in _ACCESS_KEY.finditer(text):
         begin, end = max(done, key.start() - _NEAR), min(len(text), key.end() + _NEAR)
-        # Two texts that are searched as one are kept apart by a sign that stands alone on its line.
+        # Texts that are searched together are separated by a character on a line of its own.
         begin = max(begin, text.rfind("\n<\n", begin, key.start()))
         other = text.find("\n<\n", key.end(), end)
         for found in _SECRET_KEY.finditer(text, begin, other if other >= 0 else end):
@@ -293,26 +300,26 @@ def find_minisign_keys(text: str) -> Iterator[TextSpan]:
 
 
 def find_webhooks(text: str) -> Iterator[TextSpan]:
-    """The part of a webhook's address that lets anybody post there."""
+    """Find the part of a webhook's URL that allows posting to it."""
     for found in _WEBHOOK.finditer(text):
         if looks_random(found["value"]):
             yield TextSpan(*found.span("value"))
 
 
 def find_signatures(text: str) -> Iterator[TextSpan]:
-    """What signs an address: whoever has it may fetch what lies there."""
+    """Find signatures of URLs, which grant access to what they sign."""
     for found in _SIGNATURE.finditer(text):
         if looks_random(found["value"]):
             yield TextSpan(*found.span("value"))
 
 
 def find_mysql_passwords(text: str) -> Iterator[TextSpan]:
-    """What stands right behind the `-p` of MySQL's programs."""
+    """Find what directly follows the `-p` of MySQL's programs."""
     yield from _confirmed(_MYSQL, text)
 
 
 def find_options(text: str) -> Iterator[TextSpan]:
-    """The value of `--token ...`, of `sshpass -p ...`, in a .netrc and in kaggle.json."""
+    """Find the values of `--token ...`, of `sshpass -p ...`, in a .netrc and in kaggle.json."""
     if "--" in text:
         yield from _confirmed(_OPTION, text)
     if " -p" in text:
@@ -331,10 +338,9 @@ def _confirmed(form: re.Pattern[str], text: str) -> Iterator[TextSpan]:
 
 
 def _run_starts(text: str) -> Iterator[int]:
-    """Where a long run of letters, digits, hyphens and underscores begins that may be a token.
+    """Yield where a long run of letters, digits, hyphens and underscores begins that may be a token.
 
-    Looked for among bytes, which is many times faster; where a character is several of them, the few places
-    that are found are counted again.
+    Searched in bytes, which is many times faster; positions are converted where characters have several.
     """
     raw = text.encode("utf-8", "surrogatepass")
     runs = raw.translate(_RUNS)
@@ -343,7 +349,7 @@ def _run_starts(text: str) -> Iterator[int]:
         end = runs.find(b" ", start)
         end = end if end >= 0 else len(runs)
         if raw[start - 1 : start + 1] in _ESCAPED:
-            # The n of an escaped line end: logs hold JSON in JSON.
+            # The n of an escaped line end: logs contain JSON in JSON.
             start += 1
         if (
             raw[start : start + 3] in _MARK_STARTS

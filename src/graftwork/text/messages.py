@@ -1,8 +1,8 @@
-"""What a library said, without the secrets that its environment holds.
+"""Redacts known secrets in messages of libraries.
 
-In: a message, and the secrets, or the variables of the environment that hold them. Out: the message on one
-line, with every such secret, every login in an address and every query replaced. A variable with an address
-gives up its login and its query; any other its whole value. Knows no library, and no other secret.
+In: a message, and the secrets or the environment variables that hold them. Out: the message on one line,
+with every secret, login in a URL and query string replaced. Of a variable that holds a URL, the login and
+the query are secret; of any other, the whole value.
 """
 
 import json
@@ -19,29 +19,31 @@ _QUERY = re.compile(r"\?[^\s'\"]+")
 
 
 def redact_message(said: str, secrets: Iterable[str], *, longest: int = LONGEST) -> str:
-    """The message on one line without these. Cut to length last: the beginning of a secret is some of it."""
-    # Whatever is no character to be printed could move the cursor of a terminal.
+    """Return the message on one line without these secrets. Shortened last: the beginning of a secret must
+    not remain.
+    """
+    # Control characters could move the cursor of a terminal.
     joined = " ".join("".join(c if c.isprintable() else " " for c in hide(said, secrets)).split())
     joined = _QUERY.sub("?…", _LOGIN.sub("…@", joined))
     return joined if len(joined) <= longest else f"{joined[:longest]}…"
 
 
 def redact_variables(said: str, *, environment: Mapping[str, str], variables: Iterable[str]) -> str:
-    """The same for the secrets that these variables hold."""
+    """Redact the secrets in these environment variables."""
     values = (environment.get(name, "") for name in variables)
     return redact_message(said, {secret for value in values for secret in _secrets_in(value)})
 
 
 def redact_login(said: object, address: str) -> str:
-    """What a library said of an address, without the login and the query that the address holds."""
+    """Redact the login and the query of a URL in a message about it."""
     parts = [part for part in address.split("::") if "://" in part]
     found = {secret for part in parts for secret in _secrets_in(part)}
-    # A shorter one is found in its address alone; elsewhere it would be a part of any word.
+    # A shorter one is only replaced in its URL; elsewhere it may be part of any word.
     return redact_message(str(said) or type(said).__name__, {one for one in found if len(one) >= SHORTEST})
 
 
 def hide(text: str, secrets: Iterable[str]) -> str:
-    """The text without these secrets, however each was written into it; nothing else is changed."""
+    """Replace these secrets in every form in which they may be written."""
     written = {form for secret in secrets if secret for form in _written(secret)}
     for form in sorted(written, key=len, reverse=True):
         text = text.replace(form, HIDDEN)
@@ -59,7 +61,7 @@ def _secrets_in(value: str) -> Iterator[str]:
     try:
         parts = urlsplit(value)
     except ValueError:
-        # No address after all, and so nothing in it is known to be harmless.
+        # Not a URL after all, so nothing in it is known to be harmless.
         yield value
         return
     login = parts.netloc.rpartition("@")[0]

@@ -1,10 +1,9 @@
-"""Secrets and personal data out of text, placeholders in.
+"""Redacts secrets and personal data in text and in settings.
 
-In: text. Out: the text with placeholders such as `<REDACTED:email:1>` and how many of each kind
-were replaced. The same value gets the same placeholder from the same `Redactor`, so that a
-conversation stays readable; the values themselves are never kept, returned or logged: the redactor
-remembers only their hashes. Placeholders that stand in a text already stay, and new ones are
-numbered past them. Does not know files or rows.
+In: text, or a record. Out: text with placeholders such as `<REDACTED:email:1>` and their counts; a record
+as JSON without secrets (`publishable`). The same value gets the same placeholder from the same `Redactor`,
+which stores only hashes of values. Existing placeholders stay, and new ones are numbered after them.
+Everything that writes settings uses this module.
 """
 
 import hashlib
@@ -35,11 +34,11 @@ from graftwork.text.patterns import (
 SECRET_KINDS = frozenset(pattern.kind for pattern in PATTERNS if pattern.secret)
 PERSONAL_KINDS = frozenset(pattern.kind for pattern in PATTERNS if not pattern.secret)
 
-# Nine digits at most: no pattern takes so few for a card or a telephone.
+# At most nine digits: no pattern mistakes them for a card or phone number.
 _PLACEHOLDER = re.compile(r"<REDACTED:([a-z_]{1,24}):([1-9][0-9]{0,8})>")
-# A value that is gone can lay bare another beside it; more often than this only in hostile text.
+# Removing a value can expose another next to it; more rounds only matter for hostile text.
 _ROUNDS = 4
-# No pattern reaches across this, so that many texts can be searched as one.
+# No pattern matches across this, so that many texts can be searched as one.
 _GAP = "\n<\n"
 
 
@@ -49,20 +48,20 @@ class Redacted(NamedTuple):
 
 
 class Redactor:
-    """Remembers which value got which number, for as long as one conversation is being redacted."""
+    """Numbers the values of one conversation."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, bytes], int] = {}
         self._last: dict[str, int] = {}
 
     def number_past(self, text: str) -> None:
-        """Give no number again that a placeholder in `text` has."""
+        """Never reuse the number of a placeholder in `text`."""
         if "<REDACTED:" in text:
             for kind, number in _PLACEHOLDER.findall(text):
                 self._last[kind] = max(self._last.get(kind, 0), int(number))
 
     def redact(self, text: str) -> Redacted:
-        """Replace every value that a pattern recognises and its check confirms."""
+        """Replace every value that a pattern recognizes and its check confirms."""
         counts: dict[str, int] = {}
         self.number_past(text)
         for _ in range(_ROUNDS):
@@ -74,7 +73,7 @@ class Redactor:
         return Redacted(text, dict(sorted(counts.items())))
 
     def redact_secrets(self, text: str) -> str:
-        """As `redact`, for secrets alone: names and numbers of people stay."""
+        """As `redact`, but only secrets: personal data stays."""
         counts: dict[str, int] = {}
         self.number_past(text)
         for pattern in find_likely(text):
@@ -83,7 +82,7 @@ class Redactor:
         return text
 
     def redact_under(self, name: str, text: str) -> Redacted:
-        """As `redact`, for the value of a field: what stands under `password` is a password."""
+        """As `redact`, for the value of a field: the value of `password` is a password."""
         if is_password_under(name, text):
             return Redacted(self._give_placeholder("password", text), {"password": 1})
         return self.redact(text)
@@ -106,39 +105,39 @@ class Redactor:
 
 
 def redact(text: str) -> Redacted:
-    """One text by itself."""
+    """Redact a single text."""
     return Redactor().redact(text)
 
 
 def hold_private(texts: Iterable[str]) -> bool:
-    """Whether `redact` would change any of the texts: in one look at all of them."""
+    """Whether `redact` would change any of the texts, checked in one pass."""
     joined = _GAP.join(texts)
     return any(True for pattern in find_likely(joined) for _ in pattern.find(joined))
 
 
 LONGEST_WORD = 20
-"""A longer part of a name, letters and digits mixed, is no word."""
+"""A longer part of a name with letters and digits mixed is no word."""
 SHORTEST_KNOWN = 8
-"""A shorter value of a variable may be a part of any word."""
+"""A shorter value of a variable may be part of any word."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def publishable(record: Record) -> dict[str, Any]:
-    """`record.model_dump(mode="json")` without secrets."""
+    """Return `record.model_dump(mode="json")` without secrets."""
     shown: dict[str, Any] = _publish(record, record.model_dump(mode="json"), None, Redactor())
     return shown
 
 
 def publish_text(text: str) -> str:
-    """The text with every known form of a secret replaced."""
+    """Replace every known form of a secret."""
     return Redactor().redact_secrets(text)
 
 
 def hide_in_tracebacks() -> None:
-    """From here on no traceback of this process shows a known form of a secret.
+    """Redact secrets in all tracebacks of this process.
 
-    Nor the value of a variable of the environment whose name says that it holds one: libraries put
-    addresses, headers and whole requests into the words of their errors.
+    Also the values of environment variables whose names say that they are secrets: libraries put URLs,
+    headers and whole requests into their error messages.
     """
     sys.excepthook = _show_error
     threading.excepthook = lambda found: _show_error(found.exc_type, found.exc_value, found.exc_traceback)
@@ -146,7 +145,7 @@ def hide_in_tracebacks() -> None:
 
 def _show_error(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
     if issubclass(kind, SystemExit):
-        # A thread that ends so has nothing to say.
+        # A thread that ends this way is not an error.
         return
     words = "".join(traceback.format_exception(kind, error, trace))
     known = (value for name, value in os.environ.items() if is_secret_name(name) or may_name_secret(name))
@@ -154,13 +153,13 @@ def _show_error(kind: type[BaseException], error: BaseException | None, trace: T
 
 
 def secrets_in(record: Record) -> Iterator[str]:
-    """The values of all marked fields."""
+    """Yield the values of all fields marked as secret."""
     for name in type(record).model_fields:
         yield from _secrets_in(getattr(record, name), secret_of(type(record), name))
 
 
 def _publish(value: Any, shown: Any, secret: Secret | None, redactor: Redactor) -> Any:
-    """`shown` is the JSON of `value`; the record behind it tells which fields are marked."""
+    """`shown` is the JSON of `value`; the record says which fields are marked."""
     if isinstance(shown, str):
         return secret.hide(shown) if secret is not None else redactor.redact_secrets(shown)
     if isinstance(shown, dict):
@@ -195,7 +194,7 @@ def _secrets_in(value: Any, secret: Secret | None) -> Iterator[str]:
 
 
 def is_variable_name(name: str) -> bool:
-    """Whether this can be the name of an environment variable, and is not a key written in its place."""
+    """Whether this can be the name of an environment variable, and not a key in its place."""
     longest = max(name.split("_"), key=len)
     is_key = publish_text(name) != name or (len(longest) >= LONGEST_WORD and looks_random(longest))
     return _VARIABLE.fullmatch(name) is not None and not is_key

@@ -1,7 +1,8 @@
-"""What the outside of a reply gives away: a stand-in, a text cut off, a failure in words.
+"""What the form of a text shows: placeholders, cut-off or failed replies, script, damaged characters,
+control tokens.
 
-In: a reply. Out: the reason it is recognised by, or None. Knows nothing of the question; it says
-only what can be said without it, and rather too little than too much.
+In: a text. Out: the reason it is recognized by, or None. Does not know the question; when in doubt, reports
+nothing.
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 import orjson
 
-# The first character of each range that is told apart, in order; the rest is "other".
+# The first character of each range, in order; the rest is "other".
 _RANGES: tuple[tuple[int, str], ...] = (
     *((0x0000, "latin"), (0x0250, "other"), (0x0370, "greek"), (0x0400, "cyrillic"), (0x0530, "other")),
     *((0x0590, "hebrew"), (0x0600, "arabic"), (0x0700, "other"), (0x0750, "arabic"), (0x0780, "other")),
@@ -36,9 +37,9 @@ _STARTS = [start for start, _ in _RANGES]
 _LETTER = re.compile(r"[A-Za-z]")
 SAMPLE = 400
 
-# UTF-8 that was read as Latin-1 or CP1252: the first byte of a sequence, then what the others became.
-# Some became punctuation that may follow a letter in honest text: `MAÇÃ…`, `café…»`. So a capital
-# before it, or a sequence that stands alone, is no proof.
+# UTF-8 that was read as Latin-1 or CP1252: the first byte of a sequence, then what the others became. Some
+# became punctuation that may follow a letter in valid text (`MAÇÃ…`, `café…»`), so a capital before it, or a
+# single sequence, is no proof.
 _SIGNS = "\u0080-\u00bf€‚ƒ„†‡ˆ‰Š‹ŒŽ‘•˜™š›œžŸ"
 _CONTINUED = _SIGNS + "…’“”–—"
 _MOJIBAKE = re.compile(
@@ -48,22 +49,22 @@ _MOJIBAKE = re.compile(
     rf"|(?<=[à-ï])[{_CONTINUED}]{{2}}[à-ï][{_CONTINUED}]{{2}}"
     rf"|(?<=ð)[{_SIGNS}][{_CONTINUED}]{{2}})"
 )
-# Tabulators, line ends, form feeds and the escapes of terminals are honest.
+# Tabs, line ends, form feeds and terminal escapes are valid.
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\x0c\x1b"))
 MANY_CONTROLS = 4
 
 
 def main_script(text: str) -> str:
-    """The script of most letters, by a sample spread over the text; `none` if it holds no letters.
+    """Return the script of most letters in a sample; `none` without letters.
 
-    Japanese is written in kana and ideographs: kana beyond a fifth decide.
+    Japanese mixes kana and ideographs: more than a fifth of kana decides.
     """
     if text.isascii():
         return "latin" if _LETTER.search(text) else "none"
     sample = text if len(text) <= SAMPLE else text[:: -(-len(text) // SAMPLE)]
     counts = Counter(_name_script(letter) for letter in sample if letter.isalpha())
     if not counts:
-        # The sample may have stepped over the few letters that there are.
+        # The sample may have skipped the few letters.
         letter = next((sign for sign in text if sign.isalpha()), None)
         return "none" if letter is None else _name_script(letter)
     eastern = counts["kana"] + counts["han"]
@@ -73,7 +74,7 @@ def main_script(text: str) -> str:
 
 
 def find_garble(text: str) -> str | None:
-    """The first sign that characters were lost or misread, in words; None if there is none."""
+    """Return the first sign that characters were lost or misread; None if there is none."""
     raw = text.encode("utf-8", "surrogatepass")
     if len(raw) - len(raw.translate(None, _CONTROLS)) >= MANY_CONTROLS:
         return "many control characters"
@@ -126,7 +127,7 @@ KNOWN_CONTROL_TOKENS: tuple[str, ...] = (
 
 
 def find_control_tokens(text: str, tokens: Sequence[str] = KNOWN_CONTROL_TOKENS) -> list[str]:
-    """The tokens that stand in `text`, each once, in the order of sight."""
+    """Return the tokens that occur in `text`, each once, in order."""
     finder = _make_finder(tuple(tokens))
     if finder is None:
         return []
@@ -139,7 +140,7 @@ def find_control_tokens(text: str, tokens: Sequence[str] = KNOWN_CONTROL_TOKENS)
 
 @lru_cache(maxsize=64)
 def _make_finder(tokens: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]] | None:
-    """The characters that tokens begin with, and one expression for all: the longest is tried first."""
+    """Return the first characters of the tokens, and one expression for all, longest first."""
     wanted = sorted({token for token in tokens if token}, key=lambda token: (-len(token), token))
     if not wanted:
         return None
@@ -155,7 +156,7 @@ def _make_finder(tokens: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[s
 
 
 MOST_VALUES = 1 << 20
-"""Of one row, or of JSON written as text within one. A long conversation has some thousand."""
+"""The most values of one row, or of JSON written as text in one. Long conversations have thousands."""
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+'
 _STRING_OR_MARK = re.compile(rf"{_STRING}|([,\[{{])", re.DOTALL)
@@ -163,7 +164,10 @@ _STRING_OR_MARK_BYTES = re.compile(_STRING_OR_MARK.pattern.encode(), re.DOTALL)
 
 
 def has_too_many_values(text: str | bytes, *, most: int = MOST_VALUES) -> bool:
-    """Counts what begins a value; commas and brackets in strings do not count."""
+    """Count the beginnings of values, ignoring commas and brackets in strings.
+
+    Parsed values take up to a hundred times their bytes: 30 MB of `{},{},{}` become a gigabyte.
+    """
     if len(text) < most:
         return False
     if isinstance(text, str):
@@ -183,7 +187,7 @@ def has_too_many_values(text: str | bytes, *, most: int = MOST_VALUES) -> bool:
     return False
 
 
-# What follows a frame begins with a letter, so that the frame never has to give anything back.
+# What follows a frame begins with a letter, so that the frame never backtracks.
 _FRAME_BEFORE = r"""[\s"'`<\[({*_.-]*+"""
 _FRAME_AFTER = r"""[\s"'`>\])}*_.!…-]*$"""
 _STAND_INS = re.compile(
@@ -206,7 +210,7 @@ _STAND_INS = re.compile(
     + _FRAME_AFTER,
     re.IGNORECASE | re.VERBOSE,
 )
-# As a whole reply these say nothing; as one value among others in JSON they may be the answer.
+# As a whole reply these say nothing; as one value in JSON they may be the answer.
 _NOTHING_SAID = re.compile(
     _FRAME_BEFORE + r"(?:[Nn]/?[Aa]|null|None|undefined|NaN|foo|foobar|no (?:output|response))" + _FRAME_AFTER
 )
@@ -251,7 +255,7 @@ _JSON_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?P<closing>"?)|[{}\[\]]', r
 _ERROR_KEYS = frozenset({"error", "errors", "exception", "traceback"})
 
 _THINK = re.compile(r"<(/?)(think|thinking|reasoning|scratchpad)>", re.IGNORECASE)
-# Led by the line's end: searching for a literal is several times faster than for a line's start.
+# Searching for the literal line end first is several times faster.
 _FENCE = re.compile(r"\n[ \t]{0,3}(?:```|~~~)")
 _ENDS = frozenset(""".!?…。！？)]}>"'”’»`*_|~""")
 _SIGN_AT_END = re.compile(r"[\U0001F000-\U0001FAFF☀-➿]")
@@ -262,12 +266,12 @@ _HANGING = re.compile(
 )
 _LONGEST_HANGING = len("because")
 LONG_ENOUGH_TO_HANG = 120
-# A token of prose is about four characters; code and JSON run down to two and a half.
+# A token of prose has about four characters; code and JSON go down to two and a half.
 CHARACTERS_PER_TOKEN = 2.5
 
 
 def find_placeholder(reply: str) -> str | None:
-    """A reply that somebody or a test double put where an answer belongs."""
+    """Recognize a placeholder in place of an answer."""
     text = reply.strip()
     if not text:
         return None
@@ -283,18 +287,18 @@ def find_placeholder(reply: str) -> str | None:
 
 
 def has_placeholder(prompt: str) -> bool:
-    """Whether a prompt holds made-up content, such as `[Simulated content from ...]`."""
+    """Whether a prompt contains made-up content, such as `[Simulated content from ...]`."""
     return _MADE_UP.search(prompt) is not None
 
 
 def find_cut(reply: str, *, finish_reason: str | None = None, max_tokens: int | None = None) -> str | None:
-    """A reply that stops before its end."""
+    """Recognize a reply that stops before its end."""
     if finish_reason in ("length", "max_tokens", "MAX_TOKENS"):
         return "the log says that the token limit ended it"
     text = reply.strip()
     if not text:
         return None
-    # A model that says it stopped by itself did not stop in a sentence, but may leave JSON open.
+    # A model that reports a regular stop did not stop in a sentence, but may leave JSON open.
     return _find_open_part(text) or (None if finish_reason else _find_hanging_end(text, max_tokens))
 
 
@@ -303,18 +307,18 @@ def _find_hanging_end(text: str, max_tokens: int | None) -> str | None:
         return None
     if max_tokens is not None and len(text) >= max_tokens * CHARACTERS_PER_TOKEN:
         return f"it stops in a sentence near the limit of {max_tokens} tokens"
-    # One character more than the longest word: a word begins where a space stands before it.
+    # One character more than the longest word, for the space before it.
     if len(text) >= LONG_ENOUGH_TO_HANG and _HANGING.search(text[-_LONGEST_HANGING - 1 :]):
         return "it stops in the middle of a sentence"
     return None
 
 
 def find_failure(reply: str) -> str | None:
-    """A reply that reports a failure of the machinery instead of answering."""
+    """Recognize a reply that reports a technical failure instead of answering."""
     text = reply.strip()
     if _TRACEBACK.match(text):
         return "a traceback"
-    # A long reply that begins with an error's name is more likely to explain it than to be it.
+    # A long reply that begins with an error's name more likely explains it.
     if len(text) <= SHORT_REPLY and _FAILURE.match(text):
         return "an error message"
     if text.startswith("{"):
@@ -341,7 +345,7 @@ def _find_open_part(text: str) -> str | None:
 
 
 def _json_is_cut(text: str) -> bool:
-    """Whether text that begins as JSON ends inside a string or with brackets still open."""
+    """Whether text that begins as JSON ends inside a string or with open brackets."""
     if not _BEGINS_AS_JSON.match(text):
         return False
     depth = 0
@@ -352,7 +356,7 @@ def _json_is_cut(text: str) -> bool:
         elif mark in "}]":
             depth -= 1
             if depth == 0:
-                # The value was complete; whatever follows is another fault than a cut.
+                # The value was complete; what follows is not a cut.
                 return False
         elif not match.group("closing"):
             return True
@@ -364,13 +368,13 @@ def _is_stand_in_value(text: str) -> bool:
 
 
 def _holds_lorem(text: str) -> bool:
-    # The bytes are folded and searched in a tenth of the time that the expression takes.
+    # Lowercase bytes are searched in a tenth of the time of the expression.
     return _LOREM_BYTES in text.encode("utf-8", "surrogatepass").lower() and _LOREM.search(text) is not None
 
 
 @lru_cache(maxsize=1)
 def _load_json(text: str) -> Any:
-    """The value, or None where there is none. One reply is asked about several times in a row."""
+    """Parse JSON; None if it is none. Cached: one reply is parsed several times in a row."""
     if has_too_many_values(text):
         return None
     try:
@@ -378,14 +382,14 @@ def _load_json(text: str) -> Any:
     except ValueError:
         pass
     try:
-        # What it takes besides, such as NaN, is no fault of a reply.
+        # It also accepts NaN, which is no fault of a reply.
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
 def _texts_in_json(text: str) -> Iterator[str]:
-    """The strings that stand as values in a JSON reply."""
+    """Yield the strings that are values in a JSON reply."""
     if text[0] not in "{[":
         return
     waiting = [_load_json(text)]

@@ -1,8 +1,9 @@
-"""Text folded for comparing, never for showing.
+"""Text similarity: normalization, hashes of words and runs of words, weighted Jaccard similarity.
 
-In: any text. Out: the same text without what a reader would not call a difference: case, spacing,
-width of characters, punctuation. Does not know languages; scripts that write without spaces are
-taken character by character.
+In: texts, or sets of 32-bit hashes of runs of words. Out: normalized text, keys that are equal for texts
+that differ only in case, spacing and punctuation, and the similarity of many pairs of sets at once. The
+numbers are the same in every process and on every machine. Scripts without spaces are split into
+characters.
 """
 
 import hashlib
@@ -16,21 +17,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Kana, CJK ideographs and Hangul stand for words by themselves; in other scripts a run does.
+# Kana, CJK ideographs and Hangul are words by themselves; in other scripts a run of letters is.
 _UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
-# Small letters and digits stay, capitals become small, everything else parts words.
+# Lowercase letters and digits stay, capitals become lowercase, everything else separates words.
 _FOLD = bytes(
     ord(chr(code).lower()) if code < 128 and chr(code).isalnum() else ord(" ") for code in range(256)
 )
 
-# Full stops, commas, question marks and quotes where a word begins or ends.
+# Punctuation and quotes at the beginning or end of a word.
 _AROUND = re.compile(r"(?<!\S)[\"'“”‘’«»]+|[.,;:!?…\"'“”‘’«»。，！？]+(?!\S)")
 
 
 def words(text: str) -> list[str]:
-    """The words of `text`, compatibility-normalised and case-folded, without punctuation."""
+    """Return the words of `text`, NFKC-normalized and case-folded, without punctuation."""
     plain = text if text.isascii() else _BEYOND_ASCII.sub(_part_words, text)
     if plain.isascii():
         return plain.encode("ascii").translate(_FOLD).decode("ascii").split()
@@ -38,22 +39,22 @@ def words(text: str) -> list[str]:
 
 
 def normalise(text: str) -> str:
-    """`text` as its words with single spaces between them."""
+    """Return `text` as its words with single spaces."""
     return " ".join(words(text))
 
 
 def fold(text: str) -> str:
-    """`text` without what no reader calls another text: case, spacing, and the signs around words.
+    """Remove differences in case, spacing and punctuation around words.
 
-    Unlike `normalise` it keeps every sign that may carry the meaning: `C` is not `C++`, `a < b` not
-    `a > b`, `2.5` not `25`.
+    Unlike `normalise`, keeps every character that may carry meaning: `C` is not `C++`, `a < b` not `a > b`,
+    `2.5` not `25`.
     """
     plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
     return " ".join(_AROUND.sub("", plain.casefold()).split())
 
 
 def last_lines(text: str) -> list[str]:
-    """The lines of `text` that hold something, from the last to the first."""
+    """Return the non-empty lines of `text`, from the last to the first."""
     return [line.strip() for line in reversed(text.splitlines()) if line.strip()]
 
 
@@ -64,9 +65,9 @@ def _part_words(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=4096)
 def _only_parts_words(run: str) -> bool:
-    """Whether the run is nothing but punctuation and signs: quotes, dashes, bullets, most emoji.
+    """Whether the run is only punctuation and symbols: quotes, dashes, bullets, most emoji.
 
-    A mark that combines with the letter before it is not: the two have to be normalised together.
+    A combining mark is not: it has to be normalized together with the letter before it.
     """
     parts = unicodedata.normalize("NFKD", run)
     return not any(map(unicodedata.combining, parts)) and _WORD.search(parts.casefold()) is None
@@ -74,22 +75,22 @@ def _only_parts_words(run: str) -> bool:
 
 Array = np.ndarray[Any, Any]
 
-# Odd constants of splitmix64: they spread neighbouring numbers over all bits.
+# Odd constants of splitmix64, which spread neighbouring numbers over all bits.
 _SPREAD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MOST_WORDS = 400_000
-# So many values are worked on at once: some 50 MB with all that is made of them.
+# Values that are processed at once: about 50 MB in total.
 _VALUES_AT_ONCE = 500_000
 # Rounding must not leave a pair just below a threshold that it reaches.
 TOLERANCE = 1e-6
 
 
 def content_key(*texts: str) -> str:
-    """The same for texts that differ in case, spacing and punctuation only."""
+    """Return the same key for texts that differ only in case, spacing and punctuation."""
     return hashlib.sha256("\x1f".join(normalise(text) for text in texts).encode()).hexdigest()
 
 
 def number_text(text: str) -> int:
-    """64 bits that stand for a text, letter by letter; never 0, which stands for no text."""
+    """Hash a text to 64 bits; never 0, which means no text."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -106,12 +107,12 @@ _numbers = _WordNumbers()
 
 
 def number_words(words: Sequence[str]) -> Array:
-    """64 bits for each word."""
+    """Hash each word to 64 bits."""
     return np.fromiter(map(_numbers.__getitem__, words), dtype=np.uint64, count=len(words))
 
 
 def spread(numbers: Array) -> Array:
-    """Other numbers, one for one, in which every bit depends on every bit."""
+    """Mix the bits of each number (a bijection)."""
     mixed = numbers.astype(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_SPREAD[1])
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_SPREAD[2])
@@ -120,7 +121,7 @@ def spread(numbers: Array) -> Array:
 
 
 def distinct(values: Array) -> Array:
-    """Sorted, each once. By sorting: the hash table behind `np.unique` takes four times as long."""
+    """Return sorted distinct values. Sorting is four times as fast as `np.unique`."""
     ordered = np.sort(values)
     fresh = np.ones(len(ordered), dtype=bool)
     fresh[1:] = ordered[1:] != ordered[:-1]
@@ -129,25 +130,25 @@ def distinct(values: Array) -> Array:
 
 
 class Ragged(NamedTuple):
-    """Many runs of values, one behind the other; the values of item n end where those of n + 1 begin."""
+    """Runs of values of many items, concatenated, with the offset of each item."""
 
     values: Array
     offsets: Array
 
     def take(self, items: Array) -> "Ragged":
-        """Some of the items, in the order asked for."""
+        """Return some of the items, in this order."""
         lengths = self.offsets[items + 1] - self.offsets[items]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         at = np.repeat(self.offsets[items] - offsets[:-1], lengths) + np.arange(offsets[-1])
         return Ragged(self.values[at], offsets)
 
     def owners(self) -> Array:
-        """For each value, the item that it belongs to."""
+        """Return, for each value, the item that it belongs to."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 def run_words(words: Ragged, *, size: int) -> Ragged:
-    """The runs of `size` words of each item, as 64-bit numbers. A shorter item is one run by itself."""
+    """Hash the runs of `size` words of each item. A shorter item is one run."""
     lengths = np.diff(words.offsets)
     ends = np.repeat(words.offsets[1:], lengths)
     here = np.arange(len(words.values))
@@ -163,10 +164,9 @@ def run_words(words: Ragged, *, size: int) -> Ragged:
 
 
 def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
-    """32-bit values, sorted, each once an item; of each item the `lowest` at most.
+    """Return sorted distinct 32-bit values per item, at most the `lowest` ones.
 
-    The lowest values of two sets, up to the smaller of their highest ones, are a fair sample of
-    both: the values are spread evenly and do not depend on the set.
+    The lowest values of two sets, up to the smaller of their maxima, are a fair sample of both.
     """
     items = len(runs.offsets) - 1
     values = runs.values.astype(np.uint64) & np.uint64(0xFFFFFFFF)
@@ -182,14 +182,14 @@ def as_sets(runs: Ragged, *, lowest: int | None = None) -> Ragged:
 
 
 class RunWeights(NamedTuple):
-    """What values weigh: the rarer among `total` sets, the more; one never seen as if seen once."""
+    """Weights of values: the rarer among `total` sets, the higher; unseen values count as seen once."""
 
     values: Array
     counts: Array
     total: int
 
     def of(self, values: Array) -> Array:
-        """The weight of each value, in half the usual precision: there are many of them."""
+        """Return the weight of each value, in single precision."""
         weighed = np.empty(len(values), dtype=np.float32)
         for start in range(0, len(values), _VALUES_AT_ONCE):
             part = values[start : start + _VALUES_AT_ONCE]
@@ -202,11 +202,11 @@ class RunWeights(NamedTuple):
 
 
 NO_WEIGHTS = RunWeights(np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.int64), 0)
-"""Every value weighs the same."""
+"""Every value has the same weight."""
 
 
 def weigh(sets: Ragged) -> RunWeights:
-    """Count the values of sets that are all different."""
+    """Count the values of distinct sets."""
     ordered = np.sort(sets.values)
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)])
     counts = np.diff(np.concatenate((starts, [len(ordered)])))
@@ -214,7 +214,7 @@ def weigh(sets: Ragged) -> RunWeights:
 
 
 class Measures(NamedTuple):
-    """For each pair: common weight against the weight of both together, and against the smaller one."""
+    """For each pair: the shared weight relative to both together, and relative to the smaller one."""
 
     likeness: Array
     containment: Array
@@ -223,11 +223,10 @@ class Measures(NamedTuple):
 def measure_pairs(
     sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled: int | None = None
 ) -> Measures:
-    """Measure pairs of items; `weighed` holds the weight of each value of the sets.
+    """Measure pairs of items; `weighed` is the weight of each value of the sets.
 
-    Two empty sets say nothing about each other: 0. Containment looks at even values only: in sets of
-    lines those are the single words. `sampled` says that a set of so many values is only the lowest
-    ones of a larger set.
+    Two empty sets have similarity 0. Containment counts even values only: in sets of lines these are single
+    words. With `sampled`, a set of that many values is only the lowest part of a larger set.
     """
     likeness, containment = np.zeros(len(one)), np.zeros(len(one))
     lengths = np.diff(sets.offsets)
@@ -257,13 +256,13 @@ def _measure(sets: Ragged, one: Array, other: Array, *, weighed: Array, sampled:
 
 
 class _Side(NamedTuple):
-    """The values of one side of many pairs, behind the number of their pair, and their weights."""
+    """The values of one side of many pairs, prefixed by the pair's number, and their weights."""
 
     keys: Array
     weights: Array
 
     def add_up(self, pairs: int, which: Array | None = None) -> Array:
-        # In the order of the values, so that equal sets have equal sums to the last bit.
+        # Summed in the order of the values, so that equal sets have equal sums to the last bit.
         weights = self.weights if which is None else np.where(which, self.weights, 0.0)
         return np.bincount((self.keys >> np.uint64(32)).astype(np.int64), weights, minlength=pairs)
 
@@ -283,7 +282,7 @@ def _side(sets: Ragged, items: Array, weighed: Array, limits: Array | None) -> _
 
 
 def _highest(sets: Ragged, items: Array, sampled: int) -> Array:
-    """Up to which value an item is fully known."""
+    """Return up to which value an item is complete."""
     ends = sets.offsets[items + 1]
     cut = ends - sets.offsets[items] >= sampled
     return np.where(cut, sets.values[np.maximum(ends - 1, 0)] if len(sets.values) else 0, 2**32 - 1)
@@ -294,7 +293,7 @@ def _divide(part: Array, whole: Array) -> Array:
 
 
 class Clusters:
-    """Union-find over positions. The name of a cluster is its smallest position."""
+    """Union-find over positions. A cluster is named by its smallest position."""
 
     def __init__(self, size: int) -> None:
         self._parent = array("q", range(size))
@@ -312,7 +311,7 @@ class Clusters:
         self._parent[high] = low
 
     def names(self) -> Array:
-        """For each position the name of its cluster."""
+        """Return the cluster name of each position."""
         names = np.array(self._parent, dtype=np.int64)
         while True:
             above = names[names]

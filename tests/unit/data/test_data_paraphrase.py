@@ -66,7 +66,7 @@ def test_rows_that_are_logged_later_move_no_row_by_what_they_mean():
 @pytest.mark.parametrize("most", [5, 30, 100])
 @pytest.mark.parametrize("cut", [0, 20, 40])
 def test_going_on_from_what_was_decided_gives_the_same_by_what_rows_mean(monkeypatch, most, cut):
-    for module in ("paraphrase", "dealing", "leak"):
+    for module in ("dedup.paraphrases", "split.assignment", "split.leakage"):
         monkeypatch.setattr(f"graftwork.data.{module}.MOST_ROWS", most)
     asked = [f"{verb} the {thing}?" for verb in ("Praise", "Tune", "Drop in") for thing in THINGS]
     columns, anew = assign_group(*asked, embedder=BySubject())

@@ -110,12 +110,12 @@ def test_turns_that_share_a_long_run_of_words_share_a_13_gram(before, other_befo
 
 def test_prints_are_the_same_in_another_process():
     program = (
-        "from graftwork.data.dedup.fingerprints import take_prints\n"
+        "from graftwork.data.dedup.fingerprints import compute_fingerprints\n"
         "from graftwork.data.settings import DataSettings\n"
         "from graftwork.records.interaction import Interaction, Message, Origin\n"
         f"row = Interaction(id='1', origin=Origin(file='f', line=1), reply='{THINGS[0]}',"
         f" messages=(Message(role='user', content='{LONG}'),))\n"
-        "prints = take_prints([row], settings=DataSettings())\n"
+        "prints = compute_fingerprints([row], settings=DataSettings())\n"
         "print(sum(int(c[0]) for c in prints.fixed.values()),"
         " sum(int(v.sum()) for v, _ in prints.ragged.values()))"
     )

@@ -1,4 +1,8 @@
-"""Groups too small to learn from, and rows that drown the others."""
+"""Findings about rows in relation to each other: balance, repeats, contradictions, clusters, split leaks,
+empty splits.
+
+In: corpus facts. Out: findings and the clusters to read side by side.
+"""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
 RARE = 10
 LARGEST_SHARE = 0.5
 SAME_REPLY_SHARE = 0.25
-# Below this many rows every share is chance.
+# With fewer rows, every share is chance.
 ENOUGH_ROWS = 20
 MOST_NAMED = 8
 KINDS = {"group": "roles", "domain": "domains"}
@@ -158,14 +162,11 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def find_conflicting(facts: AuditFacts, among: "NDArray[np.bool_]") -> "NDArray[Any]":
-    """The places of all rows whose prompt stands before different replies, rows of one prompt together.
-
-    Prompts follow each other by their first row.
-    """
+    """Return all rows whose prompt has different replies, grouped by prompt, in the order of first rows."""
     import numpy as np
 
     prompts = facts.fingerprints(PROMPT_FINGERPRINT)
-    # Most prompts stand once: what follows is only about the others.
+    # Most prompts occur once: only the others matter here.
     ordered = np.sort(prompts[among])
     several = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     if not len(several):
@@ -228,7 +229,7 @@ class _FoundCluster(NamedTuple):
 
 
 def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
-    """The largest first; those that contradict themselves before those that only repeat."""
+    """Return the largest clusters; contradictions before repeats."""
     weight = {"conflicting_answers": 0, "near_duplicate": 1, "duplicate": 2}
     found = [
         *_cluster_conflicts(facts),
@@ -250,14 +251,14 @@ def find_clusters(facts: AuditFacts) -> tuple[Cluster, ...]:
 
 
 def _find_repeated(facts: AuditFacts, kind: ClusterKind, step: int) -> Iterator[_FoundCluster]:
-    """A row that stays, and the rows that go for it."""
+    """Yield a row that stays with the rows it replaces."""
     import numpy as np
 
     gone = np.flatnonzero((facts.repeats.step == step) & (facts.repeats.instead >= 0))
     for members in _largest_runs(gone, facts.repeats.instead[gone]):
         kept = int(facts.repeats.instead[members[0]])
         places = [kept, *map(int, members[: MOST_CLUSTER_ROWS - 1])]
-        # Rows that are the same need to be read once.
+        # Identical rows need to be read only once.
         shown = places[:1] if kind == "duplicate" else places[:MOST_SHOWN]
         yield _FoundCluster(kind, len(members) + 1, places, shown)
 
@@ -275,7 +276,7 @@ def _cluster_conflicts(facts: AuditFacts) -> Iterator[_FoundCluster]:
 
 
 def _largest_runs(places: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDArray[Any]]":
-    """Places that share a key, for the keys that most share."""
+    """Yield positions that share a key, for the most frequent keys."""
     import numpy as np
 
     order = np.argsort(keys, kind="stable")
@@ -285,7 +286,7 @@ def _largest_runs(places: "NDArray[Any]", keys: "NDArray[Any]") -> "Iterator[NDA
 
 
 def say_together(split_by: str) -> str:
-    """What rows of one group do, as a verb: rows that ask alike stay together in any case."""
+    """Say what rows of one group have in common, as a verb."""
     return {
         "question": "ask alike",
         "session": "ask alike or are of one session",
@@ -293,7 +294,7 @@ def say_together(split_by: str) -> str:
 
 
 def say_like_another(split_by: str, other: str) -> str:
-    """The same of one row and another: `ask what a training row asks`."""
+    """Say the same about one row and another: `ask what a training row asks`."""
     asks = f"ask what {other} asks"
     return {
         "question": asks,
@@ -323,7 +324,7 @@ def find_split_leaks(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def name_side(name: str) -> Side | None:
-    """The side that a split, or a file or its folder, is called after."""
+    """Return the side that the name of a split, a file or its folder stands for."""
     path = PurePath(name.casefold())
     for part in (path.name, path.parent.name):
         if _HELD_OUT.search(part):
@@ -334,7 +335,7 @@ def name_side(name: str) -> Side | None:
 
 
 def find_sides(facts: AuditFacts) -> Sides:
-    """Which rows are on which side: as the row says, else as its file is called."""
+    """Return which rows are on which side: by the row's split, else by the name of its file."""
     import numpy as np
 
     side = np.zeros(facts.corpus.rows, dtype=np.int8)
@@ -349,7 +350,7 @@ def find_sides(facts: AuditFacts) -> Sides:
 
 
 def say_missing_side(sides: Sides) -> str:
-    """What to add where only one side of a split was given."""
+    """Say what to add where only one side of a split was given."""
     here, there = ("training", "held-out") if sides.trained.any() else ("held-out", "training")
     return (
         f"by their names these are the {here} rows of a split: give the {there} file too, and "
@@ -358,7 +359,7 @@ def say_missing_side(sides: Sides) -> str:
 
 
 def expect_leaks(sizes: "NDArray[Any]", *, held_out: float) -> float:
-    """How many held-out rows have a twin outside the test, when each row is dealt by itself."""
+    """The expected number of test rows with a twin outside the test, when rows are split at random."""
     return float((sizes * held_out * (1 - held_out ** (sizes - 1.0))).sum())
 
 
@@ -399,12 +400,12 @@ def _find_leaked(facts: AuditFacts, sides: Sides) -> Iterator[Finding]:
 
 
 def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
-    """Rows whose question stands in another row too: dealt one by one, they land on both sides."""
+    """Find rows whose question occurs in another row too: a random split puts them on both sides."""
     import numpy as np
 
     settings = facts.settings
     groups = np.where(facts.passed, facts.assignment.group, -1)
-    # A group goes by the place of its founder: sizes[place] counts its members.
+    # A group is named by its first row: sizes[row] counts its members.
     sizes = np.bincount(groups[groups >= 0], minlength=1)
     twins = np.flatnonzero((groups >= 0) & (sizes[groups] > 1))
     expected = expect_leaks(sizes[sizes > 1], held_out=settings.test)
@@ -438,7 +439,7 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
 
 
 LARGE_GROUP = 30
-"""A log of fewer rows that ask alike is small rather than one-sided."""
+"""With fewer similar rows, the log is small rather than one-sided."""
 
 
 def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
@@ -461,7 +462,7 @@ def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
-    """One large group of rows that ask alike, which no split may share, so that another split gets none."""
+    """Find a group of similar rows so large that another split stays empty."""
     import numpy as np
 
     settings = facts.settings

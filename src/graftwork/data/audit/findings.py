@@ -1,7 +1,8 @@
-"""Notes and faults to counts: exact numbers, the first rows by name, a few with an excerpt.
+"""Building blocks of audit rules: note counts, corpus facts, and the findings made of them.
 
-In: (place, note) in the order of the corpus. Out: one tally a code. Memory does not grow with the
-rows: beyond the first of each code only numbers are kept.
+In: notes in row order, the corpus as columns, its repeats and split assignment (as protocols). Out:
+findings with an exact count, the first rows by name, and a few excerpts. Memory does not grow with the
+rows.
 """
 
 from collections import Counter
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# A report of a million rows would be no report; the count stays exact.
+# Rows named per finding; the count stays exact.
 MOST_ROWS = 1000
 MOST_EXAMPLES = 20
 SHOWN_CHARACTERS = 600
-# Reasons with figures in them are as many as the rows: no count of them says anything.
+# Reasons that contain figures differ per row: counting them is useless.
 MOST_REASONS = 40
 OTHER_REASONS = "other reasons"
 
@@ -43,7 +44,7 @@ class ShownNote(NamedTuple):
 
 @dataclass
 class NoteCount:
-    """What was noted under one code. A row counts once, whatever is noted about it."""
+    """The notes of one code. A row counts once, however many notes it has."""
 
     count: int = 0
     places: list[int] = field(default_factory=list)
@@ -64,7 +65,7 @@ class NoteCount:
             self.shown.append(ShownNote(place, quote(note.reason, note.excerpt)))
 
     def sort_reasons(self) -> dict[str, int]:
-        """The most frequent first; nothing where every row has a reason of its own."""
+        """Return reasons by frequency; nothing where every row has its own."""
         if len(self.reasons) >= MOST_REASONS:
             return {}
         return dict(sorted(self.reasons.items(), key=lambda item: (-item[1], item[0])))
@@ -76,7 +77,7 @@ class NoteCount:
 
 
 class NoteCounts:
-    """What was noted, by code."""
+    """The notes by code."""
 
     def __init__(self, notes: Iterable[tuple[int, Note]] = ()) -> None:
         self._by_code: dict[str, NoteCount] = {}
@@ -92,7 +93,7 @@ class NoteCounts:
 
 @dataclass(frozen=True)
 class MergedFaults:
-    """Faults and notes of one kind together."""
+    """Unreadable rows and notes of one kind together."""
 
     count: int
     rows: tuple[Origin, ...]
@@ -101,7 +102,7 @@ class MergedFaults:
 
 
 def merge_faults(facts: "AuditFacts", code: str, *, noted: str | None = None) -> MergedFaults:
-    """The unreadable rows of a code, and behind them the readable ones with such a note."""
+    """Merge the unreadable rows of a code with the readable rows that have such a note."""
     count = 0
     rows: list[Origin] = []
     examples: list[Example] = []
@@ -138,7 +139,7 @@ def quote(reason: str, excerpt: str) -> str:
 
 
 CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
-# The columns with the prints of the whole prompt and of the reply: equal where those are alike.
+# The columns with the fingerprints of the prompt and of the reply.
 PROMPT_FINGERPRINT, REPLY_FINGERPRINT = "prompt", "reply"
 
 
@@ -154,10 +155,9 @@ class Unreadable(Protocol):
 
 
 class AuditedCorpus(Protocol):
-    """The readable rows in the order of sight, as columns.
+    """The readable rows in row order, as columns.
 
-    Labels are numbers, -1 for none, and the names that they number; faults come with the hashes of
-    their lines.
+    Labels are numbers (-1 for none) and the names they index; faults come with the hashes of their lines.
     """
 
     @property
@@ -173,7 +173,7 @@ class AuditedCorpus(Protocol):
 
 
 class RepeatColumns(Protocol):
-    """For each row the place of the one that stays instead, or -1, and the step that says so, or 0."""
+    """For each row, the row that stays instead or -1, and the step that dropped it or 0."""
 
     @property
     def instead(self) -> "NDArray[np.int64]": ...
@@ -182,7 +182,7 @@ class RepeatColumns(Protocol):
 
 
 class SplitColumns(Protocol):
-    """For each row its split, and the place of the founder of its group: rows of one group ask alike."""
+    """For each row, its split and the first row of its group: rows of one group ask the same."""
 
     @property
     def split(self) -> "NDArray[np.uint8]": ...
@@ -204,29 +204,29 @@ class AuditFacts:
 
     @cached_property
     def passed(self) -> "NDArray[np.bool_]":
-        """The rows that the filter let through."""
+        """The rows that passed the filter."""
         return self.corpus.column("passed").astype(bool)
 
     @cached_property
     def usable(self) -> "NDArray[np.bool_]":
-        """The rows that passed and repeat or contradict no other that stays."""
+        """The rows that passed and that no other row replaces."""
         usable: NDArray[np.bool_] = self.passed & (self.repeats.step == 0)
         return usable
 
     def labels(self, name: str) -> "tuple[NDArray[np.int32], list[str]]":
-        """A column of names; they are shown to people, so they too are redacted."""
+        """A column of names, redacted because they are shown."""
         numbers, names = self.corpus.labels(name)
         return numbers, [redact(one).text for one in names]
 
     def fingerprints(self, name: str) -> "NDArray[np.uint64]":
-        """A column of prints; 0 where a row has none."""
+        """A column of fingerprints; 0 for none."""
         return self.corpus.column(name).astype("uint64", copy=False)
 
     def origins(self, places: Iterable[int]) -> tuple[Origin, ...]:
         return tuple(self.corpus.origin(int(place)) for place in places)
 
     def read(self, places: Iterable[int]) -> dict[int, Interaction]:
-        """A few rows by their places, redacted whatever the settings say: what is read is shown."""
+        """Read a few rows, redacted whatever the settings say, because they are shown."""
         wanted = sorted({int(place) for place in places})
         rows = self.corpus.rows_at(wanted)
         return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
@@ -269,7 +269,7 @@ def finding_from_notes(
     noted: str | None = None,
     reasons: dict[str, int] | None = None,
 ) -> Finding:
-    """A finding from the notes that the rows got under `noted`, or under its own code."""
+    """Make a finding from the notes with the code `noted`, or with its own code."""
     found = facts.notes[noted or code]
     return make_finding(
         code,
@@ -296,7 +296,7 @@ def finding_from_rows(
     fix: str,
     reasons: dict[str, int] | None = None,
 ) -> Finding:
-    """A finding from places in the corpus; `show` says what of a row is quoted."""
+    """Make a finding from row positions; `show` selects the text of a row that is quoted."""
     shown = [int(place) for place in places[:MOST_EXAMPLES]]
     rows = facts.read(shown)
     return make_finding(
@@ -316,7 +316,7 @@ def finding_from_rows(
 
 
 def count_rows(count: int, what: str) -> str:
-    """`1 row is cut off`, `2 rows are cut off`: `what` begins with the verb in the plural."""
+    """`1 row is cut off`, `2 rows are cut off`: `what` begins with the plural verb."""
     if count == 1:
         verb, _, rest = what.partition(" ")
         return f"1 row {({'are': 'is', 'have': 'has', 'do': 'does'}).get(verb, verb + 's')} {rest}"
@@ -324,7 +324,7 @@ def count_rows(count: int, what: str) -> str:
 
 
 def say_fix(setting: str, *, on: bool, done: str) -> str:
-    """What the user has to do: nothing where the setting already mends it."""
+    """Say what the user has to do: nothing where the setting already fixes it."""
     if on:
         return f"`graft data prepare` {done} (data.{setting})"
     return f"set data.{setting} to true: `graft data prepare` then {done}"
@@ -341,7 +341,7 @@ def show_row(row: Interaction, *, most: int = SHOWN_CHARACTERS) -> ReadableRow:
 
 
 def shorten(text: str, most: int) -> str:
-    """The beginning and the end: sources stand before a question, and a cut shows at the end."""
+    """Keep the beginning and the end: sources precede a question, and a cut shows at the end."""
     bare = text.strip()
     if len(bare) <= most:
         return bare

@@ -1,12 +1,12 @@
-"""How many labels of a log are wrong, and which rows to review. Pure numpy.
+"""Label noise: how many labels of a log are wrong, and which rows to review.
 
-In: prompts and replies of rows. Out: an estimate with its interval, and the most suspicious rows. It applies
-where replies are labels: few distinct replies, or JSON objects with fields of few distinct values.
+In: prompts and replies. Out: an estimate with its interval, and the most suspicious rows. Applies where
+replies are labels: few distinct replies, or JSON objects with fields of few distinct values.
 
-A classifier over hashed n-grams of the prompt (ridge regression) predicts every row's label from all other
-rows; leaving a row out has a closed form, so nothing is sampled. Where the other rows predict clearly, the
-classifier itself is hardly ever wrong: the share of labels that disagree there estimates the share of wrong
-labels. A log whose labels cannot be predicted from the prompts is not estimated, and the reason is given.
+Ridge regression over hashed n-grams of the prompt predicts every label from all other rows, in closed form.
+Where the prediction is clear the classifier is hardly ever wrong, so the share of disagreeing labels there
+estimates the share of wrong ones. Labels that prompts do not predict are not estimated, and the reason is
+given.
 """
 
 import json
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS = 60
 MOST_ROWS = 3000
-"""More rows are thinned out evenly: the estimate is then of the sample."""
+"""More rows are thinned out evenly."""
 FEWEST_OF_A_LABEL = 5
 MOST_LABELS = 50
 ROWS_A_LABEL = 5
-"""More labels than a fifth of the rows are no labels."""
+"""Values are labels only if there are at least this many rows per label."""
 LONGEST_LABEL = 80
 JSON_SHARE = 0.9
 MOST_FIELDS = 8
@@ -44,20 +44,20 @@ RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0)
 LEAST_AGREEMENT = 0.4
 """Cohen's kappa between labels and predictions, below which the prompts do not predict the labels."""
 NEARLY_THE_SAME = 0.7
-"""Cosine of two prompts, rare words weighing most."""
+"""Cosine similarity of two prompts; rare words weigh most."""
 Z95 = 1.96
 _FENCE = re.compile(r"^```[a-z]*\s*(.*?)\s*```$", re.DOTALL)
 
 
 class Labelled(NamedTuple):
-    """One label of every row, empty where a row has none. `field` is None for the reply itself."""
+    """One label per row, empty where a row has none. `field` is None for the reply itself."""
 
     field: str | None
     labels: list[str]
 
 
 class Suspect(NamedTuple):
-    """A row, by its place among the given ones."""
+    """A row, by its position among the given ones."""
 
     row: int
     label: str
@@ -78,7 +78,7 @@ class LabelEstimate(NamedTuple):
 
 
 def find_labels(replies: Sequence[str]) -> list[Labelled] | str:
-    """What in these replies is a label; else why nothing is."""
+    """Return the labels in these replies, or why there are none."""
     if len(replies) < FEWEST_ROWS:
         return f"{len(replies)} usable rows are too few, {FEWEST_ROWS} are needed"
     parsed = [_parse(reply) for reply in replies]
@@ -102,7 +102,7 @@ def find_labels(replies: Sequence[str]) -> list[Labelled] | str:
 
 
 def are_labels(values: Sequence[str]) -> bool:
-    """Few distinct short values, at least two of which are frequent enough to be predicted."""
+    """Whether these are few distinct short values, at least two of them frequent enough to predict."""
     counts = Counter(value for value in values if value)
     if not 2 <= len(counts) <= min(MOST_LABELS, len(values) // ROWS_A_LABEL):
         return False
@@ -121,14 +121,14 @@ def _parse(reply: str) -> dict[str, Any] | None:
 
 
 def _label(value: Any) -> str:
-    """A scalar as text; nothing for what has parts."""
+    """Return a scalar as text; nothing for lists and objects."""
     if isinstance(value, (str, bool, int)):
         return " ".join(value.split()) if isinstance(value, str) else json.dumps(value)
     return ""
 
 
 class Prompts:
-    """The prompts as one matrix of similarities, decomposed once for all labels and ridges."""
+    """The similarity matrix of the prompts, decomposed once for all labels and ridges."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         import numpy as np
@@ -138,7 +138,7 @@ class Prompts:
         self._values, self._vectors = np.linalg.eigh(self.similarity)
 
     def predict(self, targets: "NDArray[np.float64]", *, ridge: float) -> "NDArray[np.float64]":
-        """For every row the targets as all other rows predict them."""
+        """Return the targets of each row as predicted from all other rows."""
         import numpy as np
 
         shrunk = np.maximum(self._values, 0.0)
@@ -150,7 +150,7 @@ class Prompts:
 
 
 def hash_ngrams(texts: Sequence[str]) -> "NDArray[np.float32]":
-    """Words, pairs of words and runs of four characters, hashed, weighed by rarity, each row of length 1."""
+    """Hash words, pairs of words and runs of four characters, weighted by rarity, each row of length 1."""
     import numpy as np
 
     counts = np.zeros((len(texts), WIDTH), dtype=np.float32)
@@ -159,7 +159,7 @@ def hash_ngrams(texts: Sequence[str]) -> "NDArray[np.float32]":
         places = [zlib.crc32(gram.encode()) % WIDTH for gram in found]
         np.add.at(counts[row], places, np.log1p(np.array(list(found.values()), dtype=np.float32)))
     frequency = np.count_nonzero(counts, axis=0)
-    # What stands in every prompt tells nothing.
+    # What occurs in every prompt carries no information.
     counts *= np.log((1 + len(texts)) / (1 + frequency)).astype(np.float32)
     lengths = np.linalg.norm(counts, axis=1, keepdims=True)
     normed: NDArray[np.float32] = counts / np.maximum(lengths, 1e-9)
@@ -175,7 +175,7 @@ def _ngrams(text: str) -> list[str]:
 
 
 def estimate_label_noise(prompts: Prompts, labels: Sequence[str]) -> LabelEstimate | str:
-    """The estimate and the suspects; else why there is no estimate."""
+    """Return the estimate and the suspects, or why there is no estimate."""
     import numpy as np
 
     counts = Counter(label for label in labels if label)
@@ -187,7 +187,7 @@ def estimate_label_noise(prompts: Prompts, labels: Sequence[str]) -> LabelEstima
         return "too few rows have a label that occurs often enough"
     targets = np.zeros((len(labels), len(names)))
     targets[known, given[known]] = 1.0
-    # Frequent labels must not win for being frequent.
+    # Frequent labels must not win by being frequent.
     shares = targets[known].mean(axis=0)
     best: tuple[float, Any] | None = None
     for ridge in RIDGES:
@@ -228,10 +228,10 @@ def _kappa(predicted: "NDArray[Any]", given: "NDArray[Any]", labels: int) -> flo
 
 
 def _estimate(scores: "NDArray[np.float64]", given: "NDArray[Any]") -> tuple[Figure, int]:
-    """Disagreement among the rows that are predicted most clearly, with Wilson's interval.
+    """The disagreement among the most clearly predicted rows, with Wilson's interval.
 
-    How clearly a row is predicted does not depend on its own label. Half of the rows are taken; a quarter
-    where the classifier's own errors still show in the other quarter.
+    How clearly a row is predicted does not depend on its own label. Half of the rows count; a quarter if
+    the classifier's own errors show in the second quarter.
     """
     import numpy as np
 
@@ -292,7 +292,7 @@ def _suspects(
 FEWEST_LISTED, MOST_LISTED = 10, 60
 QUESTION_CHARACTERS = 200
 WORTH_A_WARNING = 0.02
-"""Share of wrong labels; below it, or where none at all is possible, nothing is found."""
+"""A lower share of wrong labels, or one that may be zero, gives no finding."""
 
 
 class _LabelledRows(NamedTuple):
@@ -301,7 +301,7 @@ class _LabelledRows(NamedTuple):
 
 
 def estimate_noise(facts: AuditFacts) -> LabelNoise:
-    """Of the rows that passed the filter, each distinct one once."""
+    """Estimate over the rows that passed, each distinct row once."""
     chosen = _choose(facts)
     found = find_labels([row.reply for row in chosen.rows])
     if isinstance(found, str):
@@ -338,7 +338,7 @@ def estimate_noise(facts: AuditFacts) -> LabelNoise:
 
 
 def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
-    """A warning for each field with a share of wrong labels that cannot be chance."""
+    """Yield a warning for each field whose share of wrong labels cannot be chance."""
     for field in noise.fields:
         if field.rate.value < WORTH_A_WARNING or field.rate.low <= 0:
             continue
@@ -371,7 +371,7 @@ def _choose(facts: AuditFacts) -> _LabelledRows:
 
 
 def _prompt(row: Interaction) -> str:
-    """What differs from row to row: not the system prompt."""
+    """The text that differs from row to row: without the system prompt."""
     return "\n".join(message.content for message in row.messages if message.role != "system")
 
 

@@ -1,7 +1,7 @@
-"""What an audit shows beside its findings: lengths, groups, models, examples to read.
+"""The audit of a corpus: all findings, and counts, histograms and examples next to them.
 
-In: facts. Out: counts over columns, and a few rows. The examples are chosen by the hash of their
-content: the same rows every time, and none of them picked to please.
+In: the corpus, its repeats and its split assignment. Out: an `Audit`. Examples are chosen by the hash of
+their content: the same rows every time.
 """
 
 from collections.abc import Collection, Iterator
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Ten buckets to each power of ten, at round numbers, up to ten million characters.
+# Ten buckets per power of ten, at round numbers, up to ten million characters.
 LENGTH_EDGES: tuple[int, ...] = (
     0,
     *(int(step * 10**power) for power in range(1, 7) for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)),
@@ -60,7 +60,7 @@ EXAMPLES = 12
 def count_labels(
     facts: AuditFacts, label: str, *, among: "NDArray[np.bool_] | None" = None
 ) -> dict[str, int]:
-    """The most frequent first."""
+    """Count the rows per label, most frequent first."""
     import numpy as np
 
     numbers, names = facts.labels(label)
@@ -69,7 +69,7 @@ def count_labels(
     found: dict[str, int] = {}
     for name, count in zip(names, counts, strict=True):
         if count:
-            # Names that were told apart by a secret in them are one when it is taken out.
+            # Names that differ only by a secret are one after redaction.
             found[name] = found.get(name, 0) + int(count)
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
@@ -89,7 +89,7 @@ def summarise_lengths(lengths: "NDArray[Any]") -> LengthSummary:
 
 
 def draw_histograms(facts: AuditFacts) -> tuple[LengthHistogram, ...]:
-    """Prompts and replies: of all rows, then of the largest groups."""
+    """Histograms of prompts and replies: of all rows, then of the largest groups."""
     numbers, names = facts.labels("group")
     largest = list(count_labels(facts, "group"))[:MOST_GROUPS_DRAWN]
     made = []
@@ -114,7 +114,6 @@ def choose_examples(facts: AuditFacts) -> tuple[ReadableRow, ...]:
     fingerprints = (
         facts.fingerprints(PROMPT_FINGERPRINT)[usable] ^ facts.fingerprints(REPLY_FINGERPRINT)[usable]
     )
-    # An odd factor spreads prints that begin alike.
     mixed = fingerprints.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     chosen = usable[np.argsort(mixed, kind="stable")[:EXAMPLES]]
     rows = facts.read(chosen)
@@ -129,7 +128,7 @@ def _count(lengths: "NDArray[Any]") -> tuple[int, ...]:
 
 
 def find_not_looked_for(facts: AuditFacts, *, found: Collection[str] = ()) -> Iterator[NotLookedFor]:
-    """A code that was `found` was looked for: its finding says what part of it was not."""
+    """List what could not be checked. A code that was `found` is left out: its finding says so."""
     return (lacking for lacking in _list_not_looked_for(facts) if lacking.code not in found)
 
 
@@ -176,7 +175,7 @@ _WEIGHT = {"blocker": 0, "warning": 1, "info": 2}
 def audit_corpus(
     corpus: AuditedCorpus, repeated: RepeatColumns, assignment: SplitColumns, *, context: AuditContext
 ) -> Audit:
-    """Ask every rule, and answer. The gravest findings come first."""
+    """Apply every rule. The most severe findings come first."""
     facts = AuditFacts(corpus, repeated, assignment, NoteCounts(corpus.notes()), context)
     noise = estimate_noise(facts)
     findings = sorted(

@@ -1,7 +1,9 @@
-"""What a rule notes about one row, and what it knows while it looks.
+"""Checks and redacts one row: what is wrong with it, and whether it may be trained on.
 
-In: nothing. Out: the nouns that the families of rules share. A note is small, holds no secret and
-stands beside its row; it does not say where the row is, for that the corpus knows.
+In: one interaction, the settings, what is known of the base model. Out: notes (each fault with an excerpt
+without secrets), the redacted row, the fault that drops it. The same checks serve the audit and the
+preparation. Knows no other rows. To add a check, write `check_NAME` and enter it in `ROW_CHECKS`; its
+finding goes to `row_findings`.
 """
 
 import hashlib
@@ -31,9 +33,9 @@ EXCERPT_CHARACTERS = 140
 
 
 class Note(NamedTuple):
-    """`reason` says how the fault was recognised, in words that many rows share where that is possible.
+    """`reason` says how the fault was recognized, in the same words for many rows where possible.
 
-    `excerpt` comes from the redacted row and has at most `EXCERPT` characters.
+    `excerpt` comes from the redacted row and has at most EXCERPT_CHARACTERS characters.
     """
 
     code: str
@@ -43,11 +45,11 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True)
 class AuditContext:
-    """What is known beside the row: the settings, and the base that is to be trained, if any.
+    """What checks know besides the row: the settings and, if any, the base model to be trained.
 
-    `control_tokens` are the base's own; without them those of the known families are looked for.
-    `base_reasons` says whether the base's template writes reasoning. `count_tokens` counts the
-    tokens of a text; without it they are estimated.
+    `control_tokens` are those of the base; without them, those of known model families are searched for.
+    `base_reasons` says whether the base's template writes reasoning. Without `count_tokens`, tokens are
+    estimated.
     """
 
     settings: DataSettings
@@ -68,7 +70,7 @@ def show_end(text: str) -> str:
 
 
 def show_around(text: str, mark: str) -> str:
-    """The mark and what stands around it, a third of the excerpt before it."""
+    """Return the mark with its surroundings, a third of the excerpt before it."""
     place = text.find(mark)
     start = max(0, place - EXCERPT_CHARACTERS // 3)
     shown = " ".join(text[start : start + 4 * EXCERPT_CHARACTERS].split())
@@ -76,9 +78,9 @@ def show_around(text: str, mark: str) -> str:
     return shown if len(shown) <= EXCERPT_CHARACTERS else f"{shown[: EXCERPT_CHARACTERS - 1]}…"
 
 
-# Names that say the same in every row keep their words around the placeholder.
+# Names shared by many rows keep their text around the placeholder.
 _SHARED_NAMES = ("status", "finish_reason", "group", "domain", "model", "split")
-# Names that tell rows apart: two people's sessions must not become one `<REDACTED:email:1>`.
+# Names that identify rows: two people's sessions must not become one `<REDACTED:email:1>`.
 _OWN_NAMES = ("id", "session")
 DEEPEST_EXTRA = 64
 
@@ -89,7 +91,9 @@ class RedactedRow(NamedTuple):
 
 
 def redact_row(row: Interaction) -> RedactedRow:
-    """The row with placeholders; the row itself where there is nothing to replace."""
+    """Replace secrets and personal data by placeholders, numbered per row: the result depends on the row
+    alone.
+    """
     seen = _collect_texts(row)
     if not seen.named_secret and not hold_private(seen.texts):
         return RedactedRow(row, {})
@@ -112,7 +116,7 @@ def redact_row(row: Interaction) -> RedactedRow:
 
 
 class _RowTexts(NamedTuple):
-    """Every text of a row, and whether one is a secret by the name of its field alone."""
+    """Every text of a row, and whether the name of a field marks its value as a secret."""
 
     texts: list[str]
     named_secret: bool
@@ -147,7 +151,7 @@ def _collect_texts(row: Interaction) -> _RowTexts:
 
 
 class _RowRedactor:
-    """One row's redactor and its counts."""
+    """The redactor of one row, with its counts."""
 
     def __init__(self, texts: list[str]) -> None:
         self._redactor = Redactor()
@@ -161,7 +165,7 @@ class _RowRedactor:
         return redacted.text
 
     def clean_own_name(self, name: str, text: str) -> str:
-        """A name after a person keeps its identity, as a hash, and not the person."""
+        """Replace a name that contains personal data by its hash, which still identifies it."""
         if self.clean(text) == text:
             return text
         return f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:16]}"
@@ -170,10 +174,10 @@ class _RowRedactor:
         if isinstance(value, str):
             return self.clean(value, name=name)
         if not isinstance(value, (dict, list, tuple)):
-            # A number has no form to know it by; where it is called a password it goes.
+            # A number has no form to recognize it by; under the name of a password it is removed.
             return None if is_secret_name(name) and not isinstance(value, bool) else value
         if depth >= DEEPEST_EXTRA:
-            # Nothing that the product reads lies so deep, and nothing unredacted may pass.
+            # Nothing that is read lies this deep, and nothing unredacted may pass.
             return None
         if isinstance(value, dict):
             return {
@@ -193,13 +197,13 @@ class Refusal(NamedTuple):
 
 
 def is_negative(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
-    """Whether users said that the served reply is bad and nobody wrote a better one."""
+    """Whether users rated the served reply negative and nobody corrected it."""
     said = captured.feedback
     return not captured.corrected and said is not None and said < settings.negative_below
 
 
 def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
-    """Whether a person stands behind the reply: then it may be a reference for tests."""
+    """Whether a person confirmed the reply, so that it may be a reference for tests."""
     if captured.corrected:
         return True
     said = captured.feedback
@@ -209,7 +213,7 @@ def is_confirmed(captured: CaptureOrigin, settings: CaptureSettings) -> bool:
 def find_refusal(
     captured: CaptureOrigin, session: str | None, settings: CaptureSettings, *, judged: bool = True
 ) -> Refusal | None:
-    """Why this exchange is left out. Without `judged`, feedback does not matter."""
+    """Return why this exchange is left out. With `judged=False`, feedback is ignored."""
     if session == TRY_OUT_SESSION:
         return Refusal(TRIED_OUT, "`graft run` asked a held-out question here to try the release out")
     if judged and is_negative(captured, settings):
@@ -267,7 +271,7 @@ CODES = CAPTURE_CODES | {"empty", "placeholder", "truncated", "failed_status", "
 
 
 STATUS_PREFIX = "the log says"
-"""How the reason of a fault begins that quotes the status of a row."""
+"""The prefix of a reason that quotes the status of a row."""
 
 
 class Fault(NamedTuple):
@@ -276,7 +280,7 @@ class Fault(NamedTuple):
 
 
 def find_fault(row: Interaction, settings: DataSettings) -> Fault | None:
-    """The first fault by weight: a failed call is not also called empty."""
+    """Return the most severe fault: a failed call is not also reported as empty."""
     return (
         _judge_capture(row, settings) or _judge_status(row, settings) or _judge_text(row) or _judge_claim(row)
     )
@@ -316,7 +320,7 @@ def _judge_claim(row: Interaction) -> Fault | None:
 
 
 def is_dropped(code: str, settings: DataSettings) -> bool:
-    """Whether the settings drop rows with this fault. A row without a reply never trains."""
+    """Whether the settings drop rows with this fault. A row without a reply is always dropped."""
     if code in CAPTURE_CODES:
         return True
     return {
@@ -328,7 +332,7 @@ def is_dropped(code: str, settings: DataSettings) -> bool:
     }[code]
 
 
-# Where a blank in a long reply may stand: only for showing it, what is one the judge decides.
+# Finds a blank in a long reply for the excerpt only; `find_fault` decides what is one.
 _BLANK = re.compile(r"[\[<{](?:generated|simulated|placeholder|insert|your|enter|add)\b", re.IGNORECASE)
 
 
@@ -343,7 +347,7 @@ def check_reply(raw: Interaction, redacted: RedactedRow, *, context: AuditContex
     elif blank:
         excerpt = show_around(row.reply, blank.group())
     else:
-        # Where there is no reply, the end of the question: its beginning is often the sources.
+        # Without a reply, show the end of the question: it often begins with sources.
         excerpt = show_start(row.reply) or show_end(row.question)
     yield Note(fault.code, fault.reason, excerpt)
 
@@ -368,7 +372,7 @@ def _show_placeholder(row: Interaction, kind: str) -> str:
 
 
 ENCODING = "language_or_encoding"
-# Where damage shows, for the excerpt only.
+# Finds damage for the excerpt only.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _DAMAGE = re.compile("\ufffd|[ÂÃÐÑâïð][^\\s\\w]|[ÂÃÐÑâïð][\u0080-ÿ€-™]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -377,7 +381,7 @@ def check_encoding(raw: Interaction, redacted: RedactedRow, *, context: AuditCon
     row = redacted.row
     seen: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
-        # No text has one NUL on purpose: it is what is left of another encoding.
+        # NUL characters are left over from another encoding.
         reason = "NUL characters" if "\0" in text else find_garble(text)
         if reason is not None and reason not in seen:
             seen.add(reason)
@@ -387,14 +391,14 @@ def check_encoding(raw: Interaction, redacted: RedactedRow, *, context: AuditCon
 
 
 CONTROL_TOKENS = "special_tokens"
-# Interactions hold reasoning and tool calls in these tags on purpose.
+# Interactions contain reasoning and tool calls in these tags on purpose.
 _EXPECTED_TAGS = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
 # A pair of these is struck-out text in HTML.
 _HTML = {"<s>", "</s>"}
 
 
 def check_control_tokens(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
-    """The base's own tokens; where no base is known, those of the known families."""
+    """Look for the tokens of the base; without a base, for those of known families."""
     row = redacted.row
     seen: set[str] = set()
     for text in (*(message.content for message in row.messages), row.reply):
@@ -434,7 +438,7 @@ _THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
 
 
 def check_reasoning(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> Iterator[Note]:
-    """Only reasoning is noted: the model's name stands in a column of its own."""
+    """Note reasoning only: the model's name is a column of its own."""
     match = _THINK.search(raw.reply)
     if match:
         yield Note(REASONING, f"reasoning in <{match.group(1).lower()}> tags", show_start(redacted.row.reply))
@@ -452,10 +456,10 @@ ROW_CHECKS = (
 
 
 def check_row(raw: Interaction, redacted: RedactedRow, *, context: AuditContext) -> list[Note]:
-    """What is judged is the raw row; what is quoted comes from the redacted one."""
+    """Apply all checks. They judge the raw row and quote the redacted one."""
     return [note for check in ROW_CHECKS for note in check(raw, redacted, context=context)]
 
 
 def find_verdict(notes: Sequence[Note]) -> Note | None:
-    """What the judge said of the row: its note comes first. The same as asking the judge once more."""
+    """Return the note of `check_reply`, which comes first, if there is one."""
     return notes[0] if notes and notes[0].code in CODES else None

@@ -1,6 +1,7 @@
-"""Replies that are no answers: failed calls, failures in disguise, empty, a stand-in, cut off.
+"""Findings about single rows, made from the notes of `row_checks`.
 
-What counts is what `judge` says, so that the audit and the preparation never disagree.
+Covers bad replies, placeholder prompts, secrets and personal data, control tokens, damaged text, overlong
+rows, other models, unconfirmed captures and unreadable rows.
 """
 
 import re
@@ -60,7 +61,7 @@ def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def _name_statuses(facts: AuditFacts, code: str) -> str:
-    """Which statuses the log states: a value that nobody foresaw looks like a failure otherwise."""
+    """Name the statuses that the log states: an unexpected value would otherwise look like a failure."""
     if code != "failed_status":
         return ""
     said = facts.notes[code].say_reasons(MOST_STATUSES).replace(f"{STATUS_PREFIX} ", "")
@@ -179,7 +180,7 @@ def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
         )
 
 
-# Below this many rows nothing is the rule; below this share no script is.
+# Below this many rows nothing is typical; below this share no script is.
 ENOUGH_ROWS = 20
 MAIN_SHARE = 0.9
 NO_LETTERS = "none"
@@ -267,7 +268,7 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def _sum_up(facts: AuditFacts) -> tuple[int, int, dict[str, int]]:
-    """The longest row, the tokens beyond the limit, and what the cut would take of how many rows."""
+    """Return the longest row, the tokens beyond the limit, and the number of rows per kind of cut."""
     import numpy as np
 
     most = facts.settings.max_tokens
@@ -284,7 +285,7 @@ def _sum_up(facts: AuditFacts) -> tuple[int, int, dict[str, int]]:
 
 
 def _count_usable(facts: AuditFacts, beyond: "NDArray[np.bool_]") -> int:
-    """Of the rows that were noted where all of them are known, else by what the columns estimate."""
+    """Count usable rows among the noted ones where all are known, else estimate from the columns."""
     noted = facts.notes[TOO_LONG]
     if len(noted.places) == noted.count:
         return int(facts.usable[noted.places].sum())
@@ -303,7 +304,7 @@ def find_foreign_models(facts: AuditFacts) -> Iterator[Finding]:
 
 
 def is_same_model(model: str, base: str) -> bool:
-    """Whether a logged name means the base: `smollm2-135m` and `HuggingFaceTB/SmolLM2-135M-Instruct` do."""
+    """Whether a logged name means the base, as `smollm2-135m` means `HuggingFaceTB/SmolLM2-135M-Instruct`."""
     one, other = _fold(model), _fold(base)
     return bool(one and other) and (one in other or other in one)
 
@@ -315,7 +316,7 @@ def _find_models(facts: AuditFacts) -> Iterator[Finding]:
     base = facts.context.base
     foreign = [number for number, name in enumerate(names) if base is None or not is_same_model(name, base)]
     places = np.flatnonzero(np.isin(numbers, foreign))
-    # Without a base no name is foreign; but several models in one log never agree.
+    # Without a base no name is foreign, but several models in one log differ in style.
     if not len(places) or (base is None and len(names) < 2):
         return
     counts = np.bincount(numbers[places], minlength=len(names))
@@ -385,7 +386,7 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
     )
 
 
-# Why each row could not be read stands in the reasons: JSON that is broken is only one way.
+# The reasons say why each row could not be read.
 _TITLES = {"parse_error": "are unreadable", "schema": "have a shape, a key or a type that does not fit"}
 _UNKNOWN_SHAPE = ("no known shape", "no row of the format")
 _DROPPED = "mend the lines in the log, or leave them: `graft data prepare` drops them by name"

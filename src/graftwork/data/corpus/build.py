@@ -1,9 +1,8 @@
-"""The order in which rows were first seen: the order in which they are grouped and dealt.
+"""Builds the corpus: extracts the features of new blocks on all cores and puts all rows in row order.
 
-In: the rows that the logs have now, each by the hash of its line, and those of the last time. Out:
-runs of rows, known ones where they stood, new ones behind them, whatever file they are in. So a log
-that grows, is rotated or packed, or a new file whose name sorts first, moves no row that was dealt
-before. A line that was changed is a new row. Pure; knows no texts.
+Row order is the order in which rows were first seen, by the hash of their lines: known rows first, new ones
+after them, whatever file they are in. A log that grows or is rotated, or a new file that sorts first, moves
+no known row. An interrupted run loses only the blocks in progress.
 """
 
 import hashlib
@@ -36,8 +35,9 @@ Keys: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 RUNS_A_BLOCK, FEW_RUNS = 8, 2000
-"""A log that was shuffled falls into so many runs that reading it in order would take forever: more
-than this a block on average, and not few, and rows are seen in the order of the files again."""
+"""A shuffled log falls into too many runs to read efficiently. With more runs than this (on average per
+block, and in total), rows are ordered by file again.
+"""
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -46,7 +46,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class OrderedBlock(NamedTuple):
-    """A block as the log has it now, with the hash of the line of each of its rows."""
+    """A block as the log has it now, with the hash of each row's line."""
 
     file: str
     block: int
@@ -56,33 +56,33 @@ class OrderedBlock(NamedTuple):
 
 
 class RowOrder(NamedTuple):
-    """Runs of rows in their order, and the hashes of their lines, to be remembered."""
+    """Runs of rows in row order, and the hashes of their lines."""
 
     segments: list[Segment]
     keys: Keys
 
 
 def order_rows(blocks: Sequence[OrderedBlock], known: Keys) -> RowOrder:
-    """The rows in their order of sight. `known` holds what the last time remembered."""
+    """Put the rows in row order. `known` is the order of the last time."""
     none = np.zeros(0, dtype=np.uint64)
     keys = np.concatenate([none, *(block.keys for block in blocks)])
     sizes = np.array([len(block.keys) for block in blocks], dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     stood = find_places(keys, known)
-    # Known rows by where they stood; new ones behind them, in the order of the files.
+    # Known rows keep their order; new ones follow in the order of the files.
     order = np.lexsort((np.arange(len(keys)), np.where(stood < 0, len(known), stood)))
     runs = _find_runs(order, starts)
     if len(runs) > max(RUNS_A_BLOCK * len(blocks), FEW_RUNS):
         order = np.arange(len(keys))
         runs = _find_runs(order, starts)
     segments = [_to_segment(blocks, starts, int(low), int(high)) for low, high in runs]
-    # A block without a readable row stands for what could not be read in it.
+    # A block without a readable row carries the rows that could not be read.
     segments += [_name(block, 0, 0) for block in blocks if not len(block.keys)]
     return RowOrder(segments, keys[order])
 
 
 def find_places(keys: Keys, known: Keys) -> Places:
-    """Where each key stands in `known`, or -1. Equal keys are matched one to one, first to first."""
+    """Return the position of each key in `known`, or -1. Equal keys are matched one to one, in order."""
     if not len(known):
         return np.full(len(keys), -1, dtype=np.int64)
     wanted, there = _number_repeats(keys), _number_repeats(known)
@@ -94,7 +94,7 @@ def find_places(keys: Keys, known: Keys) -> Places:
 
 
 def _number_repeats(keys: Keys) -> Keys:
-    """The same keys, the second of two equal ones changed, the third in another way, and so on."""
+    """Make repeated keys distinct: the second of two equal keys is changed, the third differently."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     first = np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(keys)]
@@ -105,7 +105,7 @@ def _number_repeats(keys: Keys) -> Keys:
 
 
 def _find_runs(order: Places, starts: Places) -> list[tuple[int, int]]:
-    """Stretches of rows that stand behind each other in one block: the first, and the one behind the last."""
+    """Return runs of consecutive rows of one block as (first, end)."""
     if not len(order):
         return []
     broken = (np.diff(order) != 1) | np.isin(order[1:], starts)
@@ -133,7 +133,7 @@ def _name(block: OrderedBlock, start: int, stop: int) -> Segment:
 
 
 ROW_ORDER_FILE = "order.bin"
-"""The hash of every line, in the order of sight: 8 bytes a row."""
+"""The hash of every line, in row order: 8 bytes per row."""
 
 BLOCK_BYTES = 4 << 20
 
@@ -157,7 +157,7 @@ def build_corpus(
     on_progress: Progress,
     processes: int | None = None,
 ) -> Corpus:
-    """Sift what is new and put all rows into their order of sight."""
+    """Extract the features of new blocks, and put all rows in row order."""
     names = find_sources(context.settings.logs, root=root)
     make_folder(folder)
     reading = _LogReader(names, root=root, folder=folder, context=context, report=on_progress)
@@ -165,7 +165,7 @@ def build_corpus(
         reading.done(size)
     records: Counter[str] = Counter()
     for found in reading.found:
-        # One by one: a head holds every line of its block that could not be read.
+        # One by one: a head lists every unreadable line of its block.
         records[found.file] += read_head(folder / found.features).records
     blocks = [
         OrderedBlock(
@@ -189,7 +189,7 @@ def build_corpus(
 
 
 def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
-    """Captures that were exported before users said that they are bad, and again after that."""
+    """Find captures that were exported before users rated them negative, and again afterwards."""
     captures = corpus.column("capture")
     if not captures.any():
         return {}
@@ -202,7 +202,7 @@ def _find_disputed_captures(corpus: Corpus) -> dict[int, str]:
 
 
 class _LogReader:
-    """Walks through the files once: hashes them, and hands out the blocks that were not sifted yet."""
+    """Reads the files once: hashes them and yields the blocks without features."""
 
     def __init__(
         self, names: tuple[str, ...], *, root: Path, folder: Path, context: AuditContext, report: Progress
@@ -227,7 +227,7 @@ class _LogReader:
                     self.done(len(block.data))
                 else:
                     yield FeatureTask(block=block, out=out, context=self._sight)
-            # Standard input can be read only once: it goes by the hash of its blocks, and by their name.
+            # Standard input can be read only once: it is identified by the hash of its blocks.
             path = self._root / name
             known_as = self.found[-1].file if self.found else name
             self.hashes[known_as] = file_digest(path) if path.is_file() else keys.hexdigest()
@@ -240,7 +240,7 @@ class _LogReader:
 
 
 def _leave_out_empty(names: tuple[str, ...], *, root: Path) -> tuple[str, ...]:
-    """A log that was rotated a moment ago has no rows yet; only if all are so is that a mistake."""
+    """A log that was just rotated has no rows yet; it is an error only if all are empty."""
     empty = {name for name in names if (root / name).is_file() and not (root / name).stat().st_size}
     if not empty or len(empty) == len(names):
         return names
@@ -249,7 +249,7 @@ def _leave_out_empty(names: tuple[str, ...], *, root: Path) -> tuple[str, ...]:
 
 
 def _size_of(path: Path) -> int:
-    """0 where nobody can know: standard input."""
+    """The size of a file; 0 for standard input."""
     return path.stat().st_size if path.is_file() else 0
 
 
@@ -259,7 +259,7 @@ def _read_keys(path: Path) -> Keys:
 
 
 def _read_order(path: Path) -> Keys:
-    """A lost order is no loss of data: the rows are then seen in the order of the files."""
+    """Without the stored order, rows are ordered by file."""
     data = path.read_bytes() if path.exists() else b""
     return np.frombuffer(data[: len(data) // 8 * 8], dtype=np.uint64)
 
@@ -269,6 +269,6 @@ def _remove_stale(folder: Path, *, keep: set[str]) -> None:
         if path.name not in keep:
             path.unlink(missing_ok=True)
             digest_file(path).unlink(missing_ok=True)
-    # What a killed run left half written.
+    # Left over from a killed run.
     for path in folder.glob(".*.part"):
         path.unlink(missing_ok=True)

@@ -1,9 +1,8 @@
-"""One block of a log to sifted rows: all that can be known of a row alone, worked out once.
+"""Row features: everything that can be computed from one row alone, once, in worker processes.
 
-In: a block and the settings. Out: an Arrow file with, for each readable row, the row itself
-(redacted), whether it may be learned from, what is to be noted about it, and its prints. The file
-is named by the content of the block and by the settings that matter here: what was sifted is never
-sifted again. Runs in worker processes; knows no other rows.
+In: a block of a log and the settings. Out: an Arrow file with, for each readable row, the row itself
+(redacted), whether it passed the checks, its notes and its fingerprints. The file is named by the content
+of the block and the settings it depends on, and never computed again.
 """
 
 import hashlib
@@ -34,7 +33,7 @@ from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
 
 FEATURES_FORM = 5
-"""Counts up when the columns change: older files are then made anew."""
+"""Incremented when the columns change: older files are then computed again."""
 
 LATER_SETTINGS = frozenset(
     {
@@ -55,7 +54,7 @@ LATER_SETTINGS = frozenset(
         "seed",
     }
 )
-"""Settings that matter only after the sifting: changing one of them sifts nothing again."""
+"""Settings that do not affect row features."""
 
 
 class FeatureTask(NamedTuple):
@@ -75,7 +74,7 @@ class RowFeatures(NamedTuple):
 
 
 def name_features(block: LogBlock, *, context: AuditContext) -> str:
-    """The name of the file that this block sifts to."""
+    """Return the name of the feature file of this block."""
     settings = context.settings.model_dump(mode="json", exclude=set(LATER_SETTINGS))
     known = [context.base, context.control_tokens, context.base_reasons]
     seen = fingerprint([block.key, settings, known, __version__, FEATURES_FORM])
@@ -83,12 +82,12 @@ def name_features(block: LogBlock, *, context: AuditContext) -> str:
 
 
 def digest_file(features: Path) -> Path:
-    """Where the hash of a sifted block stands, written behind it."""
+    """The file with the hash of a feature file, written after it."""
     return features.with_suffix(".sha256")
 
 
 def has_features(features: Path) -> bool:
-    """Whether the block was sifted before, and its file is still what was written."""
+    """Whether the features of this block exist and are intact."""
     try:
         return file_digest(features) == digest_file(features).read_text()
     except FileNotFoundError:
@@ -96,7 +95,7 @@ def has_features(features: Path) -> bool:
 
 
 def extract_features(task: FeatureTask) -> int:
-    """Write the sifted block; the number of its bytes comes back, for the progress."""
+    """Write the feature file. Returns the size of the block, for progress."""
     settings = task.context.settings
     rows: list[RowFeatures] = []
     faults: list[tuple[int, str, str, str]] = []
@@ -106,10 +105,10 @@ def extract_features(task: FeatureTask) -> int:
             faults.append((place, read.input_hash, read.result.code, read.result.message))
         else:
             rows.append(_extract_row(read, read.result, context=task.context))
-    # Of rows that are filtered out too: the audit says what they would have done.
+    # Including rows that are filtered out: the audit reports what they would have done.
     fingerprints = compute_fingerprints([row.kept for row in rows], settings=settings)
     table = _to_table(rows, fingerprints, first_line=task.block.first_line)
-    # A line may give several rows, and an array all of its records on one line.
+    # A line may contain several rows, and an array has all of its records on one line.
     records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
     encoded = _encode(table, faults, records=records)
     write_whole(task.out, encoded)

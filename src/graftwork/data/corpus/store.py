@@ -1,8 +1,8 @@
-"""All rows of the logs after the sifting, on disk, in the order in which they were first seen.
+"""The corpus: all rows of the logs on disk, in row order.
 
-In: the segments of sifted blocks. Out: single columns over all rows as arrays, and rows by their
-place. Nothing here grows with the text of the logs: a column of ten million numbers is 80 MB, and
-rows are read block by block. Does not know what the columns mean.
+In: segments of feature files. Out: single columns over all rows as arrays, and rows by their position.
+Memory does not grow with the text of the logs: a column of ten million numbers is 80 MB, and rows are read
+block by block.
 """
 
 from bisect import bisect_right
@@ -28,7 +28,7 @@ CACHE_BYTES = 160 << 20
 
 
 class Segment(NamedTuple):
-    """The rows `start` to `stop` of one sifted block, which begins on `first_line` of `file`."""
+    """The rows `start` to `stop` of one feature file, whose block begins on `first_line` of `file`."""
 
     file: str
     block: int
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
 
 
 class LabelColumn(NamedTuple):
-    """A column of names as numbers; -1 where a row has none."""
+    """A column of names as numbers; -1 for none."""
 
     numbers: "np.ndarray[Any, np.dtype[np.int32]]"
     names: list[str]
@@ -55,12 +55,12 @@ class Corpus:
             self._firsts.append(self._firsts[-1] + segment.stop - segment.start)
         self.rows = self._firsts[-1]
         self.withdrawn: dict[int, str] = {}
-        """Rows that passed by themselves and that another row speaks against, with the reason."""
+        """Rows that passed their own checks but are contradicted by another row, with the reason."""
         self._fields: dict[str, int] = {}
         self._held: dict[str, np.ndarray[Any, Any]] = {}
 
     def column(self, name: str) -> "np.ndarray[Any, Any]":
-        """One value a row, in the order of sight; not to be changed, since others may get the same."""
+        """Return one value per row, in row order. Read-only: the array is cached."""
         held = self._held.pop(name, None)
         if held is None:
             parts = [self._read(segment, name).to_numpy(zero_copy_only=False) for segment in self.segments]
@@ -73,16 +73,16 @@ class Corpus:
         return held
 
     def withdraw(self, rows: dict[int, str]) -> None:
-        """Take back that these rows passed, each for its reason."""
+        """Mark these rows as not passed, with their reasons."""
         self.withdrawn |= rows
         self._held.pop("passed", None)
 
     def forget(self) -> None:
-        """Give back the memory of the columns that were asked for last."""
+        """Free the cached columns."""
         self._held.clear()
 
     def _hold(self, name: str, column: "np.ndarray[Any, Any]") -> None:
-        """Grouping and the leak check ask for the same columns: opening every block again costs more."""
+        """Grouping and the leakage check read the same columns: reading every block again would cost more."""
         self._held[name] = column
         while sum(one.nbytes for one in self._held.values()) > CACHE_BYTES:
             del self._held[next(iter(self._held))]
@@ -90,14 +90,14 @@ class Corpus:
     def ragged(
         self, name: str
     ) -> Iterator[tuple[int, "np.ndarray[Any, Any]", "np.ndarray[Any, np.dtype[np.int64]]"]]:
-        """Block by block: the first place, all values in a row, and where each row's values begin."""
+        """Yield, block by block: the first position, all values, and the offset of each row's values."""
         for first, segment in zip(self._firsts, self.segments, strict=False):
             lists = self._read(segment, name)
             offsets = lists.offsets.to_numpy().astype(np.int64)
             yield first, lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
 
     def labels(self, name: str) -> LabelColumn:
-        """A column of texts, each distinct text once."""
+        """Return a column of texts as numbers and the distinct texts."""
         if name == "file":
             return self._file_labels()
         known: dict[str, int] = {}
@@ -110,14 +110,14 @@ class Corpus:
         return LabelColumn(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), list(known))
 
     def notes(self) -> Iterator[tuple[int, Note]]:
-        """What was noted about single rows, in order."""
+        """Yield the notes on rows, in order."""
         for first, segment in zip(self._firsts, self.segments, strict=False):
             for number, packed in enumerate(self._read(segment, "notes").to_pylist()):
                 for note in orjson.loads(packed) if packed else ():
                     yield first + number, Note(*note)
 
     def faults(self) -> Iterator[tuple[str, ReadFault]]:
-        """Rows that could not be read, with the hashes of their lines."""
+        """Yield the rows that could not be read, with the hashes of their lines."""
         seen = set()
         for segment in self.segments:
             if (segment.file, segment.block) in seen:
@@ -128,7 +128,7 @@ class Corpus:
                 yield input_hash, ReadFault(origin=origin, code=code, message=message)
 
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Interaction]]:
-        """The rows at these places, which must ascend."""
+        """Yield the rows at these positions, which must ascend."""
         at = 0
         for (first, behind), segment in zip(pairwise(self._firsts), self.segments, strict=True):
             until = at
@@ -153,20 +153,20 @@ class Corpus:
         return self.column("line").astype(np.int32)
 
     def by_segment(self) -> Iterator[tuple[int, Segment]]:
-        """Every segment with the place of its first row."""
+        """Yield every segment with the position of its first row."""
         return zip(self._firsts, self.segments, strict=False)
 
     def path_of(self, segment: Segment) -> Path:
         return self._folder / segment.features
 
     def read_columns(self, segment: Segment, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Several columns of one segment as plain lists."""
+        """Read several columns of one segment as lists."""
         table = read_table(self._folder / segment.features, names)
         values: dict[str, list[Any]] = table.slice(segment.start, segment.stop - segment.start).to_pydict()
         return values
 
     def _read(self, segment: Segment, name: str) -> "pa.Array":
-        # All blocks have the same columns: where one stands is looked up once.
+        # All blocks have the same columns: their positions are looked up once.
         if name not in self._fields:
             with _opened(self._folder / segment.features) as reader:
                 self._fields = {field: number for number, field in enumerate(reader.schema.names)}
@@ -190,7 +190,7 @@ class Corpus:
 
 
 class BlockHead(NamedTuple):
-    """What a sifted block says of itself: readable rows, records of the log, and what could not be read."""
+    """The counts of a feature file, and the rows that could not be read."""
 
     rows: int
     records: int
@@ -208,7 +208,7 @@ def read_head(path: Path) -> BlockHead:
 
 
 def read_table(path: Path, names: Sequence[str]) -> "pa.Table":
-    """Single columns of a sifted block."""
+    """Read columns of a feature file."""
     with _opened(path) as reader:
         wanted = [reader.schema.get_field_index(name) for name in names]
     with _opened(path, wanted) as reader:
@@ -224,14 +224,14 @@ def _opened(path: Path, fields: list[int] | None = None) -> Iterator["pa.ipc.Rec
     except pa.ArrowException as error:
         raise _damaged(path) from error
     except OSError as error:
-        # Arrow says so when it cannot unpack a file.
+        # Arrow raises this when it cannot decompress a file.
         raise (_damaged(path) if error.errno is None else explain_os_error(error, path)) from error
 
 
 def read_interactions(
     path: Path, numbers: Sequence[int], *, file: str, first_line: int
 ) -> Iterator[Interaction]:
-    """Rows of a sifted block by their numbers in it."""
+    """Read rows of a feature file by their numbers."""
     table = read_table(path, ["line", "interaction"])
     chosen = table.take(pa.array(numbers, pa.int64()))
     lines, packed = chosen.column("line").to_pylist(), chosen.column("interaction").to_pylist()
@@ -240,9 +240,9 @@ def read_interactions(
 
 
 def encode_row(row: Interaction) -> bytes:
-    """A row without its place: the same bytes wherever the line stands."""
+    """Encode a row without its origin: the same bytes wherever the line is."""
     values = row.model_dump(mode="json", exclude={"origin", "messages"}, exclude_none=True)
-    # Rows without an id of their own go by their place, and several of one line by a number behind it.
+    # A row without an id is identified by its origin, plus a number where one line has several rows.
     if row.id.startswith(str(row.origin)):
         values["number"] = values.pop("id").removeprefix(str(row.origin))
     values["messages"] = [(message.role, message.content) for message in row.messages]
@@ -256,7 +256,7 @@ def decode_row(data: bytes, *, origin: Origin) -> Interaction:
     messages = tuple(Message.model_construct(role=role, content=text) for role, text in values["messages"])
     if "capture" in values:
         values["capture"] = CaptureOrigin.model_construct(**values["capture"])
-    # Checked when it was sifted: checking it again would cost more than all the rest.
+    # Validated when it was written: validating again would dominate the time.
     return Interaction.model_construct(**{**values, "origin": origin, "messages": messages})
 
 

@@ -1,9 +1,9 @@
-"""What many rows share, learned from the rows themselves: instructions, and how much words weigh.
+"""Boilerplate: lines that many rows share, and how much each run of words weighs.
 
-In: the corpus. Out: for each window of rows the ground that they are judged on. The ground of row i
-is learned from the rows before the largest power of two that is not beyond i, so it never changes
-when rows are added; of many rows it takes every second, fourth … one, so that it stays small and
-still sees the whole. The first rows have no ground: nothing is known yet.
+In: the corpus. Out: per window of rows, the lines that ask nothing and the weights of runs. Row i is judged
+by what the rows before the largest power of two up to i show, so the result never changes when rows are
+appended; large samples are thinned out evenly. The first rows have no sample. `mark_boilerplate` also
+finds, row by row, what a new log says in every row.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ from graftwork.text.similarity import NO_WEIGHTS, Array, Ragged, RunWeights, dis
 FIRST_WINDOW = 8
 SAMPLE_ROWS = 65_536
 
-# A line is an instruction when it stands in this share of the distinct turns, and in this many;
-# a line that ends as a question may be a popular one and needs a larger share.
+# A line is boilerplate when it occurs in this share of the distinct turns, and in this many. A line that ends
+# as a question may be a popular question and needs a larger share.
 BOILERPLATE_SHARE = 0.05
 BOILERPLATE_COUNT = 6
 QUESTION_SHARE = 0.3
@@ -28,7 +28,7 @@ IS_QUESTION = np.uint64(1)
 
 
 class Window(NamedTuple):
-    """The rows from `low` to before `high`, judged on what the first `known` rows taught."""
+    """The rows from `low` to before `high`, judged by the first `known` rows."""
 
     low: int
     high: int
@@ -36,7 +36,7 @@ class Window(NamedTuple):
 
 
 def open_windows(rows: int) -> Iterator[Window]:
-    """All rows, window by window."""
+    """Yield windows that cover all rows."""
     low, high = 0, FIRST_WINDOW
     while low < rows:
         yield Window(low, min(high, rows), low)
@@ -44,7 +44,7 @@ def open_windows(rows: int) -> Iterator[Window]:
 
 
 def sample_before(window: Window, *, passed: Array, turns: Array, most: int = SAMPLE_ROWS) -> Array:
-    """The rows that the ground of a window is learned from: each turn once."""
+    """Return the rows that a window is judged by: each distinct turn once."""
     places = np.arange(0, window.known, max(1, window.known // most))
     places = places[passed[places]]
     _, once = np.unique(turns[places], return_index=True)
@@ -53,12 +53,12 @@ def sample_before(window: Window, *, passed: Array, turns: Array, most: int = SA
 
 
 def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
-    """The keys of lines that ask nothing, sorted, without the bit for asking."""
+    """Return the sorted keys of lines that ask nothing, without the question bit."""
     lines = read_rows(corpus, "lines", places)
     if not len(lines.values):
         return np.zeros(0, dtype=np.uint64)
     asking = distinct(lines.values[(lines.values & IS_QUESTION) == IS_QUESTION] & ~IS_QUESTION)
-    # A line that stands twice in a turn counts once.
+    # A line that occurs twice in a turn counts once.
     order = np.argsort(lines.values & ~IS_QUESTION, kind="stable")
     keys, owners = (lines.values & ~IS_QUESTION)[order], lines.owners()[order]
     once = np.ones(len(keys), dtype=bool)
@@ -70,7 +70,7 @@ def learn_boilerplate(corpus: CorpusColumns, places: Array) -> Array:
 
 
 def learn_weights(sets: Ragged, keys: Array) -> RunWeights:
-    """What the values of these sets weigh, each distinct set (by its key) counted once."""
+    """Learn the weights of the values of these sets, each distinct set (by its key) counted once."""
     if not len(keys):
         return NO_WEIGHTS
     _, once = np.unique(keys, return_index=True)
@@ -81,7 +81,12 @@ LINES_AT_ONCE = 4_000_000
 
 
 def mark_boilerplate(corpus: CorpusColumns, *, passed: Array, turns: Array) -> Array:
-    """One mark a line, in the order of the column `lines`."""
+    """Mark each line of the column `lines` that occurred in enough of the rows before its own.
+
+    Only rows before a row count, and only the first with its turn. Lines that end as a question are left to
+    `learn_boilerplate`: a popular question must not count as boilerplate, or its rows could end up in
+    different splits.
+    """
     sizes = [(first, len(flat)) for first, flat, _ in corpus.ragged("lines")]
     total = sum(size for _, size in sizes)
     marks = np.zeros(total, dtype=bool)
@@ -95,7 +100,7 @@ def mark_boilerplate(corpus: CorpusColumns, *, passed: Array, turns: Array) -> A
 
 
 def _read_part(corpus: CorpusColumns, part: int, parts: int) -> tuple[Array, Array, Array]:
-    """Lines whose keys fall into one part of all keys, by number, with their rows; in their order."""
+    """Return the lines whose keys fall into one part of all keys: their numbers, keys and rows, in order."""
     found = list(_choose_part(corpus, part, parts))
     return (
         np.concatenate([numbers for numbers, _, _ in found] or [np.zeros(0, dtype=np.int64)]),
@@ -114,12 +119,12 @@ def _choose_part(corpus: CorpusColumns, part: int, parts: int) -> Iterator[tuple
 
 
 def _repeat_enough(keys: Array, places: Array, *, counted: Array, before: Array) -> Array:
-    """Which of these lines stood in enough of the rows since they were first seen."""
+    """Mark the lines that occurred in enough of the rows since they were first seen."""
     order = np.argsort(keys, kind="stable")
     keys, places = keys[order], places[order]
     begins = np.concatenate(([True], keys[1:] != keys[:-1]))[: len(keys)]
     start = np.maximum.accumulate(np.where(begins, np.arange(len(keys)), 0))
-    # A line that stands twice in a turn counts once.
+    # A line that occurs twice in a turn counts once.
     again = ~begins & np.concatenate(([False], places[1:] == places[:-1]))[: len(keys)]
     seen = np.concatenate(([0], np.cumsum(counted[places] & ~again)))
     times = seen[:-1] - seen[start]

@@ -1,8 +1,8 @@
-"""What the comparing of rows needs of one row alone: its prints.
+"""Fingerprints of single rows, from which duplicates and groups are found without the text.
 
-In: rows. Out: columns of numbers that stand for the row, its turn and its lines, from which repeats
-and groups are found later without the text. The same row has the same prints in every process.
-Knows no other row: which of the lines asks, and what a word weighs, is not decided here.
+In: rows. Out: columns of numbers for the row, its turns and its lines (keys, MinHash bands, runs of words,
+13-grams). The same row has the same fingerprints in every process. Knows no other rows: which line is the
+question, and what a word weighs, is decided later.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,36 +27,35 @@ from graftwork.text.similarity import (
 
 PERMUTATIONS = 128
 MINHASH_SEED = 42
-# Bands x rows of a band: 16 x 8 proposes pairs from about 0.71 plain Jaccard on, 16 x 5 from 0.57.
+# Bands x rows per band: 16 x 8 proposes pairs from about 0.71 Jaccard similarity, 16 x 5 from 0.57.
 NEAR_BANDS, NEAR_ROWS = 16, 8
 TURN_BANDS, TURN_ROWS = 16, 5
 NEAR = tuple(f"near_{band:02}" for band in range(NEAR_BANDS))
 TURN = tuple(f"turn_{band:02}" for band in range(TURN_BANDS))
-# The line that asks is one of the last; what follows it are instructions.
+# The question is one of the last lines; instructions may follow it.
 LINES = 6
 LINE_WORDS = 48
 QUESTION_WORDS = 4
-# A turn of more runs than this is known by a fair sample of them.
+# A turn with more runs than this is represented by a sample of them.
 TURN_RUNS = 128
 GRAM_WORDS = 13
-# Of so many 13-grams in a row one is kept: two turns that share 20 words in a row share a kept one.
+# One of this many consecutive 13-grams is kept: two turns that share 20 consecutive words share a kept one.
 GRAM_WINDOW = 8
 
 SPLIT_FIELDS = {"session": "session", "role": "group", "domain": "domain", "model": "model", "id": "id"}
-"""What `data.split_by` may name beside the keys of the log itself."""
+"""What `data.split_by` may name besides the keys of the log itself."""
 
 KEYS = ("prompt", "reply", "turn", "opening", "together", "later", "capture", "unconfirmed")
-"""`turn` stands for all turns of the user, `later` for those behind the first, 0 where there are none.
+"""`turn` is the key of all turns of the user, `later` of those after the first (0 if there are none).
 
-`capture` names the served exchange that the row was captured from; `unconfirmed` is 1 where nobody but a
-model stands behind its reply.
+`capture` identifies the captured exchange; `unconfirmed` is 1 where only a model vouches for the reply.
 """
 
 
 class Fingerprints(NamedTuple):
-    """Columns with one value a row, and columns with any number of values a row (values, offsets).
+    """Columns with one value per row, and columns with any number of values per row (values, offsets).
 
-    A value of 0 stands for nothing: no session, no words, or a row that was not looked at.
+    0 means none: no session, no words, or a row that was skipped.
     """
 
     fixed: dict[str, Array]
@@ -64,7 +63,7 @@ class Fingerprints(NamedTuple):
 
 
 def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSettings) -> Fingerprints:
-    """The prints of each row; None stands for a row that is not looked at."""
+    """Compute the fingerprints of each row; None is a row to skip."""
     read = [None if row is None else _split_words(row, settings=settings) for row in rows]
     fixed: dict[str, Array] = {
         name: np.array([0 if row is None else row.keys[at] for row in read], dtype=np.uint64)
@@ -77,7 +76,7 @@ def compute_fingerprints(rows: Sequence[Interaction | None], *, settings: DataSe
     if any(row is not None and row.said < len(row.words) for row in read):
         said = whole.take_spans([(0, 0) if row is None else (0, row.said) for row in read])
     fixed |= _minhash_bands(run_words(said, size=3), NEAR, size=NEAR_ROWS)
-    # A turn of one short line is its own asking line: comparing it again would only be coarser.
+    # A turn of one short line is its own question: comparing it again would only be coarser.
     long = np.array([row is not None and not row.is_one_line for row in read], dtype=bool)
     turn_runs = run_words(_only(turns, long), size=3)
     fixed |= _minhash_bands(turn_runs, TURN, size=TURN_ROWS)
@@ -92,7 +91,7 @@ def _as_pair(items: Ragged) -> tuple[Array, Array]:
 
 
 class _Line(NamedTuple):
-    """A line of a turn of the user. What it asks in a longer conversation depends on `context`."""
+    """A line of a user turn. What it asks in a longer conversation depends on `context`."""
 
     words: list[str]
     asks: bool
@@ -100,9 +99,9 @@ class _Line(NamedTuple):
 
 
 class _RowWords(NamedTuple):
-    """A row as words: all but the system prompt, up to `said`, and where among them the user's turns stand.
+    """A row as words without the system prompt, up to `said`, and the span of the user's turns.
 
-    The turns of a longer conversation stand apart from each other: they are repeated behind `said`.
+    The turns of a longer conversation are not adjacent: they are repeated after `said`.
     """
 
     keys: tuple[int, int, int, int, int, int, int, int]
@@ -140,7 +139,7 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
     spoken = _list_lines(asked, later)
     return _RowWords(
         keys=(
-            # To the letter, but for case and spacing: rows are dropped by these two.
+            # Exact except for case and spacing: rows are dropped by these two keys.
             number_text("\x1f".join(prompt)),
             number_text(fold(row.reply)),
             number_text(" ".join(opening + later)),
@@ -160,7 +159,7 @@ def _split_words(row: Interaction, *, settings: DataSettings) -> _RowWords:
 
 
 class _UserTurn(NamedTuple):
-    """A turn of the user: its lines as words and as they stand, and where its words begin."""
+    """A turn of the user: its lines as words and as text, and the position of its first word."""
 
     lines: list[tuple[list[str], str]]
     words: list[str]
@@ -168,11 +167,11 @@ class _UserTurn(NamedTuple):
 
 
 def _list_lines(asked: Sequence[_UserTurn], later: list[str]) -> tuple[_Line, ...]:
-    """The lines of which one asks, in the order in which they are considered: the last of a turn first.
+    """List the lines of which one is the question, in the order in which they are considered: the last of a
+    turn first.
 
-    A conversation asks what its first turn asks, in the light of what the user says later. Its later turns
-    are considered only where the first is boilerplate: many chats open with "Hi", and many end with
-    "Thanks, and which region?".
+    A conversation asks what its first turn asks, given what the user says later. Later turns are considered
+    only where the first is boilerplate: many chats open with "Hi".
     """
     found: list[_Line] = []
     for number, turn in enumerate((*asked[:1], *reversed(asked[1:]))):
@@ -183,20 +182,20 @@ def _list_lines(asked: Sequence[_UserTurn], later: list[str]) -> tuple[_Line, ..
             if number == 0:
                 found.append(_Line(line, asks, later))
             else:
-                # A short question ("And the region?") is the same in many conversations and pairs none.
+                # A short question ("And the region?") occurs in many conversations and pairs none.
                 found.append(_Line(line, asks and len(line) >= QUESTION_WORDS, later))
     return tuple(found)
 
 
 def _find_together(row: Interaction, split_by: str) -> int:
-    """What the user says is never divided, as a number."""
+    """Return the key of the value that `data.split_by` keeps together; 0 if the row has none."""
     if split_by == "question":
         return 0
     value: Any = row
     if split_by in SPLIT_FIELDS:
         value = getattr(row, SPLIT_FIELDS[split_by])
     elif split_by in row.extra:
-        # What stood deeper in the log is kept under its dotted name.
+        # Nested values of the log are stored under their dotted name.
         value = row.extra[split_by]
     else:
         value = row.extra
@@ -214,7 +213,7 @@ class _FlatWords(NamedTuple):
     words: Ragged
 
     def take_spans(self, spans: Sequence[tuple[int, int]]) -> Ragged:
-        """A part of each row, by its first word and the one behind its last."""
+        """Return a span of words of each row."""
         starts = np.array([start for start, _ in spans], dtype=np.int64) + self.words.offsets[:-1]
         lengths = np.array([stop - start for start, stop in spans], dtype=np.int64)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -228,7 +227,7 @@ def _flatten(texts: Sequence[Sequence[str]]) -> _FlatWords:
 
 
 def _only(items: Ragged, which: Array) -> Ragged:
-    """The same items, those that are not marked without values."""
+    """Return the same items; items that are not marked become empty."""
     lengths = np.where(which, np.diff(items.offsets), 0)
     return Ragged(items.values[np.repeat(which, np.diff(items.offsets))], _offsets(lengths))
 
@@ -238,7 +237,7 @@ def _offsets(lengths: Iterable[int]) -> Array:
 
 
 def _minhash_bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str, Array]:
-    """MinHash, and one number for every `size` of its numbers; 0 for an item without runs."""
+    """Compute MinHash bands: one number per `size` hashes, 0 for an item without runs."""
     if not len(runs.values):
         return {name: np.zeros(len(runs.offsets) - 1, dtype=np.uint64) for name in names}
     import rensa
@@ -258,11 +257,11 @@ def _minhash_bands(runs: Ragged, names: Sequence[str], *, size: int) -> dict[str
 
 
 def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Array, Array]]:
-    """Each line's key (its lowest bit says whether it ends as a question) and its runs of 1 and 2 words.
+    """Return each line's key (its lowest bit: ends as a question) and its runs of one and two words.
 
-    The key is of the line alone, so that instructions are known by it; the runs are those of its context
-    too, where it has one. The runs of all lines of a row stand one behind the other; `line_sizes` says how
-    many each has. Runs of one word have even numbers, runs of two odd ones.
+    The key covers the line alone, so that boilerplate is recognized; the runs include the context of a
+    longer conversation. Runs of one word are even numbers, runs of two words odd ones. `line_sizes` is the
+    number of runs per line.
     """
     flat = [line for row in lines for line in row]
     keys = [number_text(" ".join(line.words)) & ~1 | line.asks for line in flat]
@@ -283,7 +282,7 @@ def _fingerprint_lines(lines: Sequence[tuple[_Line, ...]]) -> dict[str, tuple[Ar
 
 
 def _choose_grams(turns: Ragged) -> Ragged:
-    """Of the 13-grams of each turn those that are the smallest of GRAM_WINDOW in a row (winnowing)."""
+    """Keep the 13-grams of each turn that are the smallest of GRAM_WINDOW consecutive ones (winnowing)."""
     long = np.diff(turns.offsets) >= GRAM_WORDS
     grams = run_words(_only(turns, long), size=GRAM_WORDS)
     lengths = np.diff(grams.offsets)
@@ -297,7 +296,7 @@ def _choose_grams(turns: Ragged) -> Ragged:
         smallest = np.minimum(smallest, ahead)
     chosen = np.zeros(len(here), dtype=bool)
     starts = np.repeat(grams.offsets[:-1], lengths)
-    # Windows that reach over the end of a turn count only where the turn has no full one.
+    # Windows that reach beyond the end of a turn count only where the turn has no full one.
     begins = here <= np.maximum(starts, ends - GRAM_WINDOW)
     for step in range(GRAM_WINDOW):
         behind = here - step

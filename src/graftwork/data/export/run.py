@@ -1,8 +1,8 @@
-"""A dataset to a folder in another's format.
+"""Exports a dataset to a folder in another tool's format.
 
-In: the folder of a dataset, the name of a format, a folder. Out: the files, whole or not at all, and
-`graftwork.json`, which names the dataset and every file. Rows pass one by one. They were redacted when
-the dataset was prepared; nothing else than rows and counts goes out.
+In: a dataset folder, the name of a format, a target folder. Out: the files, all or none, and
+`graftwork.json`, which names the dataset and every file. Rows pass one by one; they were redacted when the
+dataset was prepared. Existing files are replaced only if they belong to an earlier export.
 """
 
 import shutil
@@ -27,7 +27,7 @@ from graftwork.records.errors import UserMistake
 
 
 def require_empty_or_own(out: Path, *, force: bool) -> None:
-    """Refuse a folder that holds what an export would destroy."""
+    """Refuse a folder with files that are not from an export."""
     if not out.exists() or force:
         if out.exists() and not out.is_dir():
             raise UserMistake("this is a file, not a folder", fix="name a folder for --out", where=str(out))
@@ -46,7 +46,7 @@ def require_empty_or_own(out: Path, *, force: bool) -> None:
 
 @contextmanager
 def staged_folder(out: Path) -> Iterator[Path]:
-    """Give a folder to fill; it stands at `out` when the block succeeds."""
+    """Yield a folder to fill; it replaces `out` when the block succeeds."""
     staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.new")
     try:
         with folder_made_whole(staged) as folder:
@@ -76,7 +76,7 @@ def _swap(staged: Path, out: Path) -> None:
 
 
 def _mingle(staged: Path, out: Path) -> None:
-    """File by file, the one that says what all of them are last."""
+    """Move the files one by one, the record of the export last."""
     stale = _own_files(out) - _files(staged)
     for name in sorted(_files(staged), key=lambda name: (name == EXPORT_FILE, name)):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _own_files(folder: Path) -> set[str]:
-    """The files that an export of ours says it wrote; none where there is no such export."""
+    """Return the files that an earlier export wrote here; none without its record."""
     try:
         export = ExportRecord.from_json((folder / EXPORT_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -185,7 +185,7 @@ def export_dataset(
 def _add_rows(
     form: Exporter, sink: Sink, source: Path, splits: Sequence[Split]
 ) -> tuple[dict[Split, int], int]:
-    """Every row of the splits; counts those that found a place, and the preference pairs among them."""
+    """Write all rows. Returns the rows per split, and the number of preference pairs."""
     counts: dict[Split, int] = {}
     pairs = 0
     for split in dict.fromkeys(splits):

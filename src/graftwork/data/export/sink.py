@@ -1,7 +1,9 @@
-"""Where an export's rows go: files that are written line by line, and a count of all that went in.
+"""What exporters share: files that are written row by row, options and the record of an export, turns in
+common forms.
 
-In: values, under the name of the file that they belong to. Out: files in a folder, and for each the
-number of its rows; the rows that a format cannot hold, counted by reason. Knows no format.
+In: rows whose tool calls are <tool_call> blocks in the text. Out: JSONL, JSON and Parquet files with their
+row counts, the rows that a format cannot hold by reason, and text, calls and tool definitions separated
+where that loses nothing.
 """
 
 import json
@@ -31,7 +33,7 @@ ROWS_A_FILE = 200_000
 
 
 class TableSize(NamedTuple):
-    """`in_memory` is what the rows take as Arrow, `on_disk` what the files take."""
+    """`in_memory` is the size of the rows in Arrow, `on_disk` that of the files."""
 
     rows: int
     in_memory: int
@@ -39,7 +41,7 @@ class TableSize(NamedTuple):
 
 
 class ParquetShards:
-    """One table that is being written."""
+    """Parquet files of bounded size, named `stem-00000-of-00003.parquet` when their number is known."""
 
     def __init__(
         self, folder: Path, stem: str, *, schema: "pa.Schema", rows_a_file: int = ROWS_A_FILE
@@ -60,7 +62,7 @@ class ParquetShards:
             self._flush()
 
     def finish(self) -> list[tuple[str, int]]:
-        """The last rows, and the files by their last names with their rows."""
+        """Write the last rows. Returns the final file names with their row counts."""
         self._flush()
         self.close()
         named = []
@@ -106,7 +108,7 @@ NAMED = 20
 
 
 class LeftOut(Record):
-    """Rows that the format cannot hold, and the first of them by name."""
+    """Rows that the format cannot hold, and the first of them."""
 
     why: str
     rows: int
@@ -114,7 +116,7 @@ class LeftOut(Record):
 
 
 class Sink:
-    """A folder that is being filled. A file appears with its first row."""
+    """The folder that an export fills. A file appears with its first row."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -137,12 +139,12 @@ class Sink:
             shards.close()
 
     def add_line(self, name: str, value: dict[str, Any]) -> None:
-        """One more row of a JSONL file."""
+        """Write a row to a JSONL file."""
         self._handle(name).write(orjson.dumps(value) + b"\n")
         self._count(name)
 
     def add_item(self, name: str, value: dict[str, Any]) -> None:
-        """One more item of a file that is a JSON array; `close_arrays` ends it."""
+        """Write an item to a file that is a JSON array; `close_arrays` ends it."""
         self._handle(name).write((b",\n" if name in self.rows else b"[\n") + orjson.dumps(value))
         self._count(name)
 
@@ -152,14 +154,14 @@ class Sink:
                 handle.write(b"\n]\n")
 
     def add_record(self, stem: str, value: dict[str, Any], *, schema: "pa.Schema") -> None:
-        """One more row of the Parquet files that are called `stem`; `close_tables` names them."""
+        """Write a row to the Parquet files named `stem`; `close_tables` gives them their final names."""
         if stem not in self._tables:
             self._tables[stem] = ParquetShards(self.folder, stem, schema=schema)
         self._tables[stem].add(value)
         self.added += 1
 
     def close_tables(self) -> dict[str, TableSize]:
-        """The size of each table, and from now on its files under their last names."""
+        """Close the tables. Returns the size of each."""
         sizes = {}
         for stem, shards in self._tables.items():
             for name, rows in shards.finish():
@@ -193,8 +195,9 @@ EXPORT_FILE = "graftwork.json"
 
 
 class ExportOptions(Record):
-    """`name` is what the other side calls the dataset: OWNER/slug on Kaggle, s3://bucket/prefix for
-    SageMaker, a word for the others."""
+    """`name` is the name of the dataset at its destination: OWNER/slug on Kaggle, s3://bucket/prefix for
+    SageMaker, a plain name elsewhere.
+    """
 
     name: str | None = None
     title: str | None = None
@@ -210,7 +213,7 @@ class ExportedFile(Record):
 
 
 class ExportRecord(Record):
-    """Which dataset it is, which files it became, what the format could not hold."""
+    """Which dataset was exported, the files, and what the format could not hold."""
 
     format: str
     dataset: str
@@ -233,21 +236,21 @@ class ToolCall(NamedTuple):
 
 
 class AssistantTurn(NamedTuple):
-    """What an assistant says, and the tools that it calls after it."""
+    """The text of an assistant turn, and the tool calls after it."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
 
 
 class Conversation(NamedTuple):
-    """Turns, and apart from them the functions that may be called: name, description, parameters."""
+    """Messages, and separately the functions that may be called: name, description, parameters."""
 
     messages: tuple[Message, ...]
     functions: tuple[dict[str, Any], ...] = ()
 
 
 def split_calls(content: str) -> AssistantTurn:
-    """Calls count only where they end the turn: a list of calls beside the text has no other place."""
+    """Split off the calls at the end of a turn; calls elsewhere stay text."""
     text, calls = content.rstrip(), list[ToolCall]()
     while text.endswith(CLOSES):
         before, opened, block = text.removesuffix(CLOSES).rpartition(OPENS)
@@ -260,7 +263,7 @@ def split_calls(content: str) -> AssistantTurn:
 
 
 def split_tools(messages: Sequence[Message]) -> Conversation:
-    """Only a block that would be written again to the letter is taken out of the system prompt."""
+    """Take the tool definitions out of the system prompt, if writing them again gives the same text."""
     if not messages or messages[0].role != "system" or "<tools>" not in messages[0].content:
         return Conversation(tuple(messages))
     system = messages[0].content
@@ -282,7 +285,7 @@ def plain(message: Message) -> dict[str, str]:
 
 
 def prompt_and_completion(row: Row) -> dict[str, Any]:
-    """The last turn apart from those before it, which is how a trainer knows what to train on."""
+    """Separate the reply from the turns before it, so that trainers train on the reply alone."""
     return {"prompt": [plain(one) for one in row.messages], "completion": [assistant(row.reply)]}
 
 
@@ -316,7 +319,7 @@ def write_json(value: Any) -> str:
 
 
 def _read_json(text: str) -> Any:
-    """What can be written again as it was read: large numbers whole, no NaN, no half characters."""
+    """Parse JSON that can be written again without loss: no NaN, no lone surrogates."""
     if has_too_many_values(text):
         raise BadRow("holds too many values")
     try:
@@ -336,7 +339,7 @@ def _between(text: str, before: str, behind: str) -> str:
 
 
 def _to_function(tool: Any) -> dict[str, Any]:
-    """The definition of a function as OpenAI writes it, whoever wrote it."""
+    """Return a function definition in OpenAI's form."""
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise BadRow("no definition of a function")

@@ -1,14 +1,4 @@
-"""Axolotl: JSONL and the part of the configuration that reads it.
-
-Rules followed (Axolotl's pages on conversation datasets and on RLHF):
-- `type: chat_template` reads `messages` with role and content and renders them by the tokenizer's own
-  template, so tool calls stay in the text as the model is trained on them;
-- with `roles_to_train: []` and `message_field_training`, a turn is trained on if its own flag says so;
-  with `train_on_eos: turn`, so is the token that ends such a turn. The flag stands on the last turn
-  alone, which trains on the reply and its end and nothing else;
-- `rl: dpo` with `type: chat_template.default` reads `messages`, `chosen` and `rejected`, in a
-  configuration of its own.
-"""
+"""Exports for training tools: Axolotl and LLaMA-Factory."""
 
 import re
 from collections.abc import Sequence
@@ -36,7 +26,17 @@ FIELDS = {"role": "role", "content": "content"}
 
 
 class Axolotl:
-    """JSONL files and the part of the configuration that reads them."""
+    """JSONL and the part of the configuration that reads it.
+
+    Rules (Axolotl's pages on conversation datasets and on RLHF):
+    - `type: chat_template` reads `messages` with role and content and renders them by the tokenizer's own
+      template, so tool calls stay in the text as the model is trained on them;
+    - with `roles_to_train: []` and `message_field_training`, a turn is trained on if its own flag says so;
+      with `train_on_eos: turn`, so is the token that ends such a turn.
+      Only the last turn has the flag: only the reply and its end are trained on;
+    - `rl: dpo` with `type: chat_template.default` reads `messages`, `chosen` and `rejected`, in a
+      configuration of its own.
+    """
 
     def check_options(self, options: ExportOptions) -> None:
         del options
@@ -90,7 +90,9 @@ def _preference(path: str) -> dict[str, Any]:
 
 
 def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, reads: Any) -> None:
-    """The split that is trained on under `datasets`, the one that is watched under `test_datasets`."""
+    """Write a configuration: the training split under `datasets`, the validation split under
+    `test_datasets`.
+    """
     known = {split: f"{split}{ending}" for split in ("train", "validation")}
     here = {split: name for split, name in known.items() if name in sink.rows}
     if not here:
@@ -107,7 +109,7 @@ def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, reads: 
 
 def _dump(value: dict[str, Any]) -> str:
     class Plain(yaml.SafeDumper):
-        """Without anchors: people copy single entries."""
+        """YAML without anchors, so that single entries can be copied."""
 
         def ignore_aliases(self, data: Any) -> bool:
             del data
@@ -123,7 +125,19 @@ ODD, EVEN = ("human", "observation"), ("gpt", "function_call")
 
 
 class LlamaFactory:
-    """ShareGPT files and `dataset_info.json`."""
+    """ShareGPT files and `dataset_info.json`.
+
+    Rules (the README of its data folder and its converter):
+    - a file is a JSON array; `conversations` holds turns with `from` and `value`; the system prompt is
+      under `system`, and the functions that may be called under `tools`, as a string of JSON;
+    - human and observation are in odd places, gpt and function_call in even ones; a conversation that
+      does not alternate is skipped in silence there, so it is left out by name here. Answers of several
+      tools in a row become one observation, joined the way its own converter joins them;
+    - the value of a function_call is JSON: the call, or a list of calls. A turn that also says something
+      stays text;
+    - preference pairs are marked by `ranking` and hold `chosen` and `rejected` turns;
+    - earlier replies are trained on too unless `mask_history` is set, as the written settings do.
+    """
 
     def check_options(self, options: ExportOptions) -> None:
         if options.name is not None and not NAME.fullmatch(options.name):
@@ -187,7 +201,7 @@ def _describe(file: str) -> dict[str, Any]:
 
 
 def _to_turns(messages: Sequence[Message]) -> tuple[str, list[dict[str, str]]]:
-    """The system prompt at the head apart from the rest."""
+    """Return the leading system prompt separately from the other turns."""
     has_system = bool(messages) and messages[0].role == "system"
     turns: list[dict[str, str]] = []
     for message in messages[1:] if has_system else messages:

@@ -1,4 +1,10 @@
-"""What is said of a row, or of a file around rows, that could not be read."""
+"""Blocks: a few MiB of JSON lines of one file, identified by their content.
+
+In: the bytes of a file or of standard input, compressed or not. Out: decompressed UTF-8 chunks, lines, and
+blocks that are cut by content alone, so that appending to a file changes only its last block. A line beyond
+the limit is measured and reported, never held. Where a stream is damaged the chunks end, and `damage` says
+why. Does not parse rows.
+"""
 
 import codecs
 import hashlib
@@ -21,7 +27,7 @@ class ReadFault(Record):
 
 
 class Flaw(NamedTuple):
-    """A fault as a container sees it, who does not know what the file is called."""
+    """A fault as a container reports it, without the name of the file."""
 
     line: int
     code: FaultCode
@@ -29,7 +35,6 @@ class Flaw(NamedTuple):
 
 
 def name_size(size: int) -> str:
-    """A number of bytes as people say it."""
     return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size} bytes"
 
 
@@ -42,17 +47,17 @@ def too_long(line: int, size: int, *, longest: int) -> Flaw:
 BLOCK_SIZE = 4 << 20
 MAX_LINE = 32 << 20
 MOST_LINES = 1 << 16
-"""Of one block. What is made of a row takes some hundred bytes, and the shortest rows have two."""
+"""The most lines of one block. Features of a row take hundreds of bytes, and the shortest rows have two."""
 _LEAST_WEIGHT, _WEIGHT_OF_FLAW = 64, 512
-"""Of a row and of a fault, for the same reason: `BLOCK_SIZE` holds `MOST_LINES` of the shortest rows."""
+"""The least weight of a row and of a fault, for the same reason."""
 Kind = Literal["lines", "records"]
 
 
 class LogBlock(NamedTuple):
     """JSON lines of one file. The same `key` means the same rows, whatever the file is called.
 
-    `first_line` counts from 1. `offsets` holds the line of each record relative to it where records
-    do not follow line by line; None where they do, blank lines counted.
+    `first_line` counts from 1. `offsets` is the line of each record relative to it; None where every line
+    is a record, blank lines included.
     """
 
     file: str
@@ -80,7 +85,7 @@ def make_block(
     offsets: tuple[int, ...] | None = None,
     flaws: Iterable[Flaw] = (),
 ) -> LogBlock:
-    """A block with its key. Its index is the business of who counts the blocks."""
+    """Make a block with its key. The caller sets its index."""
     digest = hashlib.sha256(f"graftwork block 1 {kind} {offsets}".encode())
     faults = []
     for flaw in flaws:
@@ -93,9 +98,9 @@ def make_block(
 
 
 def gather_blocks(records: Iterable[Entry | Flaw], *, file: str, size: int) -> Iterator[LogBlock]:
-    """Records into blocks; a block ends before the record that would take it beyond `size`."""
-    # In one piece: a short row as an object of its own takes up to four kilobytes, since the JSON library
-    # gives every one a large buffer and shrinks it.
+    """Gather records into blocks; a block ends before the record that would exceed `size`."""
+    # One bytearray: a short row as an object of its own takes up to four kilobytes, because the JSON library
+    # allocates a large buffer for each and shrinks it.
     data = bytearray()
     lines: list[int] = []
     flaws: list[Flaw] = []
@@ -134,17 +139,17 @@ BOM = b"\xef\xbb\xbf"
 _WIDE = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
-# One slice of zstd can unpack to 32,768 times its size: small slices keep a hostile file harmless.
+# One slice of zstd can decompress to 32,768 times its size: small slices keep a hostile file harmless.
 _ZSTD_SLICE = 1024
 _GZIP_SLICE = 1 << 16
 MOST_GROWTH = 1000
-"""What is packed may unpack to so many times its size. Logs reach ten or twenty; bombs reach 32,768."""
+"""Compressed data may decompress to at most this many times its size. Logs reach 10 to 20, bombs 32,768."""
 ALWAYS_UNPACKED = 64 << 20
-"""So much is unpacked whatever it was packed to."""
+"""This much is always decompressed, whatever its compressed size."""
 
 
 class _Damage(Exception):
-    """The packed stream cannot be unpacked any further."""
+    """The compressed stream cannot be decompressed any further."""
 
 
 class _UnpackedSlice(NamedTuple):
@@ -153,14 +158,14 @@ class _UnpackedSlice(NamedTuple):
 
 
 class ByteStream:
-    """Iterate to get the chunks. `head` is the beginning of the unpacked bytes, known at once."""
+    """Iterate to get the chunks. `head` is the beginning of the decompressed bytes."""
 
     def __init__(self, handle: IO[bytes], *, size: int | None) -> None:
         """`size` is where reading ends, so that a file that grows meanwhile is read as it was."""
         self.damage: str | None = None
         self._chunks = _to_utf8(self._unpack(_read(handle, size)))
         first = next(self._chunks, b"")
-        # A stream may give its first bytes one by one.
+        # A pipe may deliver its first bytes one by one.
         while len(first) < 4096 and (more := next(self._chunks, b"")):
             first += more
         self._first = first.removeprefix(BOM)
@@ -200,7 +205,7 @@ def _read(handle: IO[bytes], size: int | None) -> Iterator[bytes]:
 
 
 def _to_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """UTF-16 as UTF-8, told by its first two bytes; anything else as it is."""
+    """Convert UTF-16, recognized by its first two bytes, to UTF-8."""
     first = next(chunks, b"")
     while len(first) < 2 and (more := next(chunks, b"")):
         first += more
@@ -208,7 +213,7 @@ def _to_utf8(chunks: Iterator[bytes]) -> Iterator[bytes]:
     if encoding is None:
         yield from _chain(first, chunks)
         return
-    # Half a character is for the sign of what cannot be read, as in any text.
+    # Half a character becomes the replacement character.
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
     for chunk in _chain(first[2:], chunks):
         text = decoder.decode(chunk)
@@ -228,7 +233,7 @@ def _chain(first: bytes, chunks: Iterator[bytes]) -> Iterator[bytes]:
 def _bound_growth(
     packed: Iterator[bytes], unpack: Callable[[Iterator[bytes]], Iterator[bytes]]
 ) -> Iterator[bytes]:
-    """What `unpack` makes of the chunks, until that is more than any log packs to."""
+    """Decompress the chunks, up to a ratio that no log reaches."""
     taken = given = 0
 
     def counted() -> Iterator[bytes]:
@@ -251,7 +256,7 @@ def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
             left = chunk[place : place + _GZIP_SLICE]
             while left:
                 if unpacker.eof:
-                    # Members may follow each other; padding between them is of no meaning.
+                    # Members may follow each other, with padding between them.
                     left = left.lstrip(b"\0")
                     unpacker = zlib.decompressobj(wbits=31) if left else unpacker
                     continue
@@ -266,7 +271,7 @@ def _unpack_gzip(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _unpack_slice(unpacker: "zlib._Decompress", data: bytes) -> _UnpackedSlice:
-    """What comes out of one slice; before a damaged place, all that can be had."""
+    """Decompress one slice; before a damaged position, everything that can be recovered."""
     before = unpacker.copy()
     try:
         return _UnpackedSlice(unpacker.decompress(data, CHUNK), None)
@@ -306,10 +311,10 @@ _FEW_LINES = 64
 
 
 def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iterator[LogBlock]:
-    """Blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
+    """Yield blocks of whole lines: each ends at the last line end within `size`, or at the first beyond.
 
-    One of very short lines ends at the last line that it may have. So a block depends on nothing behind it.
-    A line longer than `longest` is a block by itself, with a fault in place of data.
+    A block of very short lines ends after MOST_LINES. So a block depends on nothing after it. A line longer
+    than `longest` is a block by itself, with a fault in place of data.
     """
     size = min(size, longest)
     line = 1
@@ -344,10 +349,10 @@ def cut_lines(stream: ByteStream, *, file: str, size: int, longest: int) -> Iter
 
 
 def _end_of_lines(data: bytes, start: int, end: int) -> int:
-    """`end`, or before it the end of the last line that a block which begins at `start` may have."""
+    """Return `end`, or the end of the last line that a block starting at `start` may have."""
     place, left = start, MOST_LINES
     while left > _FEW_LINES and place < end:
-        # So many bytes hold at most so many line ends: the last one is not passed over.
+        # This many bytes hold at most this many line ends: the last one is not skipped.
         step = min(place + left, end)
         left -= data.count(b"\n", place, step)
         place = step
@@ -358,7 +363,7 @@ def _end_of_lines(data: bytes, start: int, end: int) -> int:
 
 
 def split_lines(chunks: Iterable[bytes], *, line: int, longest: int) -> Iterator[Entry | Flaw]:
-    """Lines one by one, each with its line end; what is beyond the limit as a flaw."""
+    """Yield lines with their line ends; a line beyond the limit is a flaw."""
     source = iter(chunks)
     held = b""
     for chunk in source:
@@ -384,7 +389,7 @@ class _Skipped(NamedTuple):
 
 
 def _skip_line(held: bytes, chunks: Iterator[bytes]) -> _Skipped:
-    """Read on to the end of a line without holding it."""
+    """Read to the end of a line without holding it."""
     size = 0
     data: bytes | None = held
     while data is not None:

@@ -1,9 +1,9 @@
-"""One JSON array, or objects over several lines: each on one line, without holding the file.
+"""Splits JSON arrays, CSV and TSV, and Parquet files into rows, each as JSON on one line.
 
-In: a stream that begins with an array or such an object. Out: entries and flaws with the line that
-each begins on. Does not know JSON beyond strings and brackets: whether an element is sound is for
-the parser to say. After a broken element it goes on at the next line that looks like the beginning
-of one.
+In: a stream, or the path of a Parquet file. Out: entries and flaws with the line (in Parquet, the row
+number) they begin on. Never holds a whole file. A broken element or row does not stop the good ones after
+it. Parquet is decoded in a process of its own with bounded memory (`parquet_child`). Does not know what a
+key means.
 """
 
 import csv
@@ -37,18 +37,19 @@ from graftwork.text.shape import MOST_VALUES
 
 _SEPARATORS = re.compile(rb"[ \t\r\n,]*+")
 _STRING = rb'"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+"'
-# All that is no bracket, strings whole; then the bracket, or a string that is not closed here.
+# Everything up to the next bracket, with strings as a whole; then the bracket, or a string that is not closed
+# here.
 _TO_BRACKET = re.compile(rb"(?:[^\"\[\]{}]++|" + _STRING + rb')*+(["\[\]{}]?)')
 _SCALAR = re.compile(_STRING + rb"|[^,\]\n]++")
 _CLOSER = {ord("{"): ord("}"), ord("["): ord("]")}
 _ENDS_THERE = -1  # the stream ends inside the element
 _BROKEN = -2
 _DEEPEST = 1024
-"""What the parser takes; whatever is nested deeper is no row."""
+"""The parser's limit; a row that is nested deeper is rejected."""
 
 
 def split_array(stream: ByteStream, *, longest: int, has_brackets: bool = True) -> Iterator[Entry | Flaw]:
-    """The elements; where the stream is damaged, those before the damage and then its flaw."""
+    """Yield the elements; where the stream is damaged, those before the damage and then its flaw."""
     held = _Buffer(iter(stream), longest=longest)
     held.drop(held.data.index(b"[") + 1 if has_brackets else 0)
     line = held.line
@@ -83,7 +84,7 @@ def _split(held: "_Buffer", stream: ByteStream, *, is_closed: bool) -> Iterator[
             continue
         indent = margin if indent is None else indent
         if end >= 0 and held.is_one_element(end, indent or b""):
-            # A line end inside an element is white space, and so is \r; in a string both are wrong.
+            # A line end inside an element is white space, and so is \r; in a string both are invalid.
             yield Entry(line, held.take(end).replace(b"\n", b"\r"))
             continue
         wasted += held.scanned
@@ -99,7 +100,7 @@ _UNCLOSED = "the array is not closed; the file may still be being written"
 
 
 class _Buffer:
-    """The part of the stream that is held. `start` is the place in it, `line` the line of that place."""
+    """A part of the stream in memory. `start` is the position in it, `line` the line of that position."""
 
     def __init__(self, chunks: Iterator[bytes], *, longest: int) -> None:
         self.chunks = chunks
@@ -114,7 +115,7 @@ class _Buffer:
         return len(self.data) - self.start
 
     def grow(self) -> bool:
-        """Hold one more chunk, and let go of what is done with."""
+        """Read one more chunk, and drop what is done."""
         chunk = next(self.chunks, b"")
         if not chunk:
             return False
@@ -133,12 +134,12 @@ class _Buffer:
         return taken
 
     def skip_separators(self) -> bytes | None:
-        """Go to the next element, or to the end. Gives the white space before it, if it begins its line."""
+        """Skip to the next element, or to the end. Returns the indentation if the element begins its line."""
         seen = b""
         while True:
             match = _SEPARATORS.match(self.data, self.start)
             gap = match.group() if match else b""
-            # Only what stands on the last line is of use, and the line end before it.
+            # Only the last line and the line end before it matter.
             seen = b"".join((seen + gap).rpartition(b"\n")[1:])
             self.drop(len(gap))
             if self.left or not self.grow():
@@ -146,7 +147,7 @@ class _Buffer:
                 return seen[1:] if begins_line else None
 
     def find_end(self) -> int:
-        """The length of the element that begins here, or why it has none."""
+        """Return the length of the element that begins here, or why it has none."""
         if self.data[self.start] not in _CLOSER:
             return self._find_scalar_end()
         closers = bytearray()
@@ -182,7 +183,7 @@ class _Buffer:
         return match.end() - self.start if match else _BROKEN
 
     def is_one_element(self, count: int, indent: bytes) -> bool:
-        """Whether several broken elements did not merely add up to matching brackets."""
+        """Whether this is one element, and not several broken ones whose brackets happen to match."""
         if self.data.find(b"\n" + indent + b"{", self.start, self.start + count) < 0:
             return True
         try:
@@ -192,7 +193,7 @@ class _Buffer:
         return True
 
     def take_broken(self) -> Entry | Flaw:
-        """The line of a broken element, without its line end; too long a one is measured only."""
+        """Take the line of a broken element, without its line end; an overlong one is only measured."""
         line, size, kept = self.line, 0, b""
         while True:
             end = self.data.find(b"\n", self.start)
@@ -206,7 +207,7 @@ class _Buffer:
         return Entry(line, kept.rstrip(b" \t\r,") or b"{")
 
     def find_next_line(self, indent: bytes) -> bool:
-        """Go to the next line that begins as the elements of this file do."""
+        """Skip to the next line that begins like the elements of this file."""
         begin = b"\n" + indent + b"{"
         while True:
             found = self.data.find(begin, self.start)
@@ -229,7 +230,7 @@ def _rest_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
 
 
 def _objects_by_line(held: _Buffer) -> Iterator[Entry | Flaw]:
-    """In a file with too many broken places: the lines that are an object by themselves."""
+    """In a file with too many broken places, yield only lines that are objects by themselves."""
     for record in _rest_by_line(held):
         if isinstance(record, Entry) and record.data.startswith(b"{") and record.data.endswith(b"}"):
             yield record
@@ -240,7 +241,7 @@ _LONGEST_NAME = 200
 
 
 def guess_delimiter(head: bytes) -> str | None:
-    """What parts the columns, where the first line is a header with a column that we know."""
+    """Return the delimiter if the first line is a header with a known column."""
     first = head.partition(b"\n")[0].decode("utf-8", errors="replace").strip()
     for delimiter in ("\t", ",", ";"):
         names = {name.strip(' "') for name in first.split(delimiter)}
@@ -288,7 +289,7 @@ class _TableRow(NamedTuple):
 
 
 class _BeyondLimit(Exception):
-    """A line, or the lines of one row together, are more than is read."""
+    """A line, or the lines of one row together, exceed the limit."""
 
     def __init__(self, flaw: Flaw, *, is_held: bool) -> None:
         super().__init__(flaw.message)
@@ -297,10 +298,10 @@ class _BeyondLimit(Exception):
 
 
 class _Feed:
-    """Lines of text for the csv module, with the power to take a bad row back.
+    """Lines of text for the csv module, which can take back a bad row.
 
-    The lines of the row that is read are held as bytes in one piece: an open quote makes millions of lines
-    one row, and as strings of their own they would take fifty times as much.
+    The lines of the current row are one piece of bytes: an open quote makes millions of lines one row, and
+    as strings they would take fifty times as much memory.
     """
 
     def __init__(self, records: Iterator[Entry | Flaw], *, delimiter: str, longest: int) -> None:
@@ -343,7 +344,7 @@ class _Feed:
         self.is_utf8 = True
 
     def take_back(self) -> None:
-        """Give the lines behind the first one of a bad row again: a stray quote swallows good rows."""
+        """Return to the line after the first of a bad row: a stray quote swallows good rows."""
         self._patience -= self._place
         if self._patience > 0 and self._second_begins:
             self._place = self._second_begins
@@ -389,14 +390,14 @@ def _read_rows(stream: ByteStream, *, delimiter: str, longest: int) -> Iterator[
                 yield Flaw(line, "schema", text)
                 feed.take_back()
             continue
-        # The module keeps half a row after an error.
+        # The csv module keeps half a row after an error.
         reader = csv.reader(feed, delimiter=delimiter, strict=True)
     if stream.damage:
         yield Flaw(line, "parse_error", f"{stream.damage}; the rows before are read")
 
 
 def _whole_lines(stream: ByteStream, *, longest: int) -> Iterator[Entry | Flaw]:
-    """Lines; where the stream broke, without the one it broke in."""
+    """Yield lines; if the stream is damaged, without the one it broke in."""
     for record in split_lines(stream, line=1, longest=longest):
         if isinstance(record, Entry) and stream.damage and not record.data.endswith(b"\n"):
             return
@@ -414,8 +415,9 @@ def _is_utf8(text: str) -> bool:
 MAGIC = b"PAR1"
 _LEAST_MEMORY = 512 << 20
 _MEMORY_A_BYTE = 64
-"""Decoding may take so many times the size of the file on top, and half of the machine at most. A page must
-be decoded whole, and writers put up to a thousand rows into one."""
+"""Decoding may take this many times the file size in addition, and at most half of the machine's memory: a
+page must be decoded whole, and writers put up to a thousand rows into one.
+"""
 
 _SAID: dict[bytes, tuple[FaultCode, str]] = {
     child.BAD_TEXT: ("encoding", "a value of the row is no UTF-8, or beyond what can be read"),
@@ -432,7 +434,7 @@ def split_parquet(path: Path, *, longest: int) -> Iterator[Entry | Flaw]:
     if machine is not None:
         memory = min(memory, max(_LEAST_MEMORY, int(machine * GIB / 2)))
     figures = (longest, memory, ALWAYS_UNPACKED + MOST_GROWTH * size)
-    # -P: a module of that name in the working folder is not ours.
+    # -P: do not import a module of that name from the working folder.
     command = [sys.executable, "-P", "-m", child.__name__, str(path), *map(str, figures)]
     with subprocess.Popen(
         command,
@@ -442,10 +444,10 @@ def split_parquet(path: Path, *, longest: int) -> Iterator[Entry | Flaw]:
         env={
             **os.environ,
             PARENT_VARIABLE: str(os.getpid()),
-            # The other allocators set more addresses aside than they use, and addresses are limited.
+            # Other allocators reserve more addresses than they use, and addresses are limited.
             "ARROW_DEFAULT_MEMORY_POOL": "system",
             "MALLOC_ARENA_MAX": "1",
-            # Large blocks go back to the system when they are freed, instead of into pieces.
+            # Large blocks are returned to the system when they are freed.
             "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
             "OMP_NUM_THREADS": "1",
         },

@@ -1,4 +1,10 @@
-"""Chat rows: `messages` whose last turn is the assistant's reply, with what the log adds to them."""
+"""Formats of datasets: chat messages, ShareGPT, prompt and completion, Alpaca, preference pairs, mapped
+rows.
+
+In: a parsed row that fits. Out: an interaction. In preference pairs the prompt is separate, or both sides
+are conversations whose last turns differ (as text: paragraphs that begin with `Human:` and `Assistant:`). A
+mapping gives dotted paths; a number in a path is a list index.
+"""
 
 import re
 from typing import Any
@@ -118,7 +124,7 @@ def read_completion(row: dict[str, Any], origin: Origin) -> Interaction:
 
 
 def take_prompt(value: Any, key: str, *, system: Any = None) -> list[LogTurn]:
-    """What was asked: text, which may not be empty, or the turns so far; a system prompt before it."""
+    """Return what was asked: non-empty text, or the turns so far, after the system prompt."""
     if isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0]:
         turns = take_turns(value, key)
     else:
@@ -188,7 +194,7 @@ def read_preference(row: dict[str, Any], origin: Origin) -> Interaction:
 
 
 def _take_side(value: Any, key: str) -> list[LogTurn]:
-    """The conversation of one side; its last turn is the reply."""
+    """Return the conversation of one side; its last turn is the reply."""
     opened = open_json(value)
     if isinstance(opened, dict) and "role" in opened:
         opened = [opened]
@@ -230,7 +236,7 @@ def read_mapped(row: dict[str, Any], origin: Origin, *, mapping: Mapping) -> Int
 
 
 def follow(row: Any, path: str) -> Any:
-    """What stands at the end of a dotted path; None where it leads nowhere."""
+    """Return the value at a dotted path; None if there is none."""
     found = _walk(row, path)
     return None if found is _NOWHERE else found
 

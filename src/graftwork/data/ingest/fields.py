@@ -1,7 +1,8 @@
-"""Taking typed values out of parsed JSON.
+"""Typed values and metadata from parsed JSON.
 
-What a row must hold is taken with errors that name the key and the type found. What it may say
-besides (a `fact`, a `figure`) is None where it cannot be used: no row is lost over its model's name.
+In: a row. Out: values, and the fields of an `Interaction` other than its text, under the keys that most
+logs use. A required value raises `BadRow` that names the key and the type found. An optional value that
+cannot be used is None: no row is lost over its model's name. Short values under other keys go to `extra`.
 """
 
 import json
@@ -29,11 +30,11 @@ _NAMES_OF_OBJECTS = ("name", "id", "role", "value", "code")
 
 
 class BadRow(ValueError):
-    """A row of a known shape whose content is wrong. The message names keys, never contents."""
+    """A row whose content does not match its format. The message names keys, never values."""
 
 
 def take_text(value: Any, key: str) -> str:
-    """Text, or the text parts of a list of content parts."""
+    """Return text, or the text parts of a list of content parts."""
     if isinstance(value, str):
         if "\0" in value:
             raise BadRow(f"`{key}` holds a NUL character")
@@ -44,7 +45,7 @@ def take_text(value: Any, key: str) -> str:
 
 
 def take_optional_text(value: Any, key: str) -> str | None:
-    """Text or nothing; a bare number is taken as its digits, since logs write ids both ways."""
+    """Return text or None; an integer becomes its digits, since logs write ids both ways."""
     if value is None:
         return None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -53,7 +54,7 @@ def take_optional_text(value: Any, key: str) -> str | None:
 
 
 def take_fact(value: Any) -> str | None:
-    """What a log says in a word: text, the digits of a number, the name that an object has; else None."""
+    """Return short metadata as text: a string, the digits of a number, the name of an object; else None."""
     if isinstance(value, dict):
         value = first_of(value, *_NAMES_OF_OBJECTS)
     if isinstance(value, str):
@@ -62,7 +63,7 @@ def take_fact(value: Any) -> str | None:
 
 
 def take_figure(value: Any) -> float | None:
-    """A number, also as text, since tables know only text; None for anything else."""
+    """Return a number, also from text (tables only have text); None for anything else."""
     if isinstance(value, str) and len(value) < 40 and _NUMBER.fullmatch(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -75,7 +76,7 @@ def take_figure(value: Any) -> float | None:
 
 
 def take_duration(value: Any) -> float | None:
-    """Milliseconds; text may name its unit, as in `12.5ms` or `3 s`."""
+    """Return milliseconds; text may name its unit, as in `12.5ms` or `3 s`."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return take_figure(value)
@@ -89,7 +90,7 @@ def take_count(value: Any) -> int | None:
 
 
 def take_object(value: Any, key: str) -> dict[str, Any]:
-    """An object; a missing one is empty."""
+    """Return an object; empty if it is missing."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -98,7 +99,7 @@ def take_object(value: Any, key: str) -> dict[str, Any]:
 
 
 def take_list(value: Any, key: str) -> list[Any]:
-    """A list; a missing one is empty."""
+    """Return a list; empty if it is missing."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -107,7 +108,7 @@ def take_list(value: Any, key: str) -> list[Any]:
 
 
 def open_json(value: Any) -> Any:
-    """What JSON inside of text holds, where a log wrote an object as text; else the value itself."""
+    """Parse JSON that a log wrote as text; return other values unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "[") and not has_too_many_values(value):
         try:
             return orjson.loads(value)
@@ -117,7 +118,7 @@ def open_json(value: Any) -> Any:
 
 
 def write_json(value: Any, key: str) -> str:
-    """JSON as the templates of models write it: keys in their order, a space behind each mark."""
+    """Write JSON as chat templates do: keys in order, a space after each separator."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (RecursionError, ValueError):
@@ -125,7 +126,7 @@ def write_json(value: Any, key: str) -> str:
 
 
 def first_of(row: dict[str, Any], *keys: str) -> Any:
-    """The value of the first of these keys that the row states."""
+    """Return the value of the first of these keys that the row has."""
     for key in keys:
         value = row.get(key)
         if value is not None:
@@ -167,7 +168,7 @@ _FAILED = frozenset(("false", "no"))
 _NO_ERROR = frozenset(("", "0", "none", "null", "nil", "no", "false", "n/a", "-", "ok", "[]", "{}"))
 _LONGEST_EXTRA = 200
 _MOST_NESTED = 30
-# Objects that the shapes read themselves.
+# Objects that the formats read themselves.
 _READ_ELSEWHERE = frozenset(
     (
         *("execution", "llm", "task", "request", "response", "body", "conversation", "exchanges"),
@@ -189,7 +190,7 @@ _TAKEN = frozenset(
 
 
 def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
-    """Keyword arguments of an `Interaction`, all but `messages`, `reply` and `rejected`."""
+    """Return the keyword arguments of an `Interaction` except `messages`, `reply` and `rejected`."""
     return {
         "id": take_fact(first_of(row, "id", "uid", "uuid")) or str(origin),
         "origin": origin,
@@ -209,7 +210,7 @@ def take_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
 
 
 def take_status(row: dict[str, Any]) -> str | None:
-    """The outcome in words. Where no status is stated, an error or `ok: false` says as much."""
+    """Return the outcome. Without a status, an error or `ok: false` means `failed`."""
     stated = say_status(row.get("status"))
     if stated is not None:
         return stated
@@ -220,7 +221,7 @@ def take_status(row: dict[str, Any]) -> str | None:
 
 
 def say_status(value: Any) -> str | None:
-    """A status as the settings know it: true and false, codes of HTTP and common words in one word."""
+    """Normalize a status: booleans, HTTP codes and common words become `success` or `failed`."""
     if isinstance(value, bool):
         return "success" if value else "failed"
     if isinstance(value, float) and value.is_integer():
@@ -236,7 +237,7 @@ def say_status(value: Any) -> str | None:
 
 
 def says_error(row: dict[str, Any]) -> bool:
-    """Whether the log holds an error for the row. A fraction is a measure, and no error."""
+    """Whether the log states an error for the row. A fraction is a metric, not an error."""
     for key in ("error", "exception"):
         value = row.get(key)
         if isinstance(value, str):
@@ -248,7 +249,7 @@ def says_error(row: dict[str, Any]) -> bool:
 
 
 def take_group(row: dict[str, Any]) -> str | None:
-    """The role of the agent. Some logs name the agent, others describe it."""
+    """Return the role of the agent, which some logs name and others describe."""
     agent = row.get("agent")
     if agent is None:
         return _take_name(first_of(row, "agent_role", "role", "group"))
@@ -263,7 +264,7 @@ def take_session(row: dict[str, Any]) -> str | None:
 
 
 def take_stage(value: Any) -> int | None:
-    """The place in a curriculum: 2, "2", "stage 2". A stage that has only a name has no place."""
+    """Return the stage of a curriculum: 2, "2", "stage 2". A named stage has no number."""
     if isinstance(value, str):
         match = _STAGE.fullmatch(value)
         return int(match.group(1)) if match else None
@@ -277,7 +278,7 @@ def take_reward(row: dict[str, Any]) -> float | None:
 
 
 def take_extra(row: dict[str, Any]) -> dict[str, Any]:
-    """Short values under keys that mean nothing to us; those inside of objects under dotted names."""
+    """Return short values under unknown keys; nested ones under dotted names."""
     extra: dict[str, Any] = {}
     nested: dict[str, Any] = {}
     for key, value in row.items():
@@ -303,7 +304,7 @@ def _keep(extra: dict[str, Any], key: str, value: str | float) -> None:
 
 
 def _keep_nested(extra: dict[str, Any], name: str, value: dict[str, Any], *, depth: int) -> None:
-    """The values of an object, and of those in it as deep as `depth` says, as long as there is room."""
+    """Keep the values of an object, down to `depth`, as long as there is room."""
     for key, inner in value.items():
         if len(extra) >= _MOST_NESTED:
             return
@@ -315,7 +316,7 @@ def _keep_nested(extra: dict[str, Any], name: str, value: dict[str, Any], *, dep
 
 
 def _take_name(value: Any) -> str | None:
-    """A name where the log gives one; under such common keys other things are not wrong."""
+    """Return a name if there is one; other values under such common keys are ignored."""
     if isinstance(value, str) and value and len(value) <= _LONGEST_EXTRA and "\0" not in value:
         return value
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,9 +1,7 @@
-"""Which files the user means: files, globs, folders, standard input.
+"""Finds log files and cuts each into blocks of JSON lines, whatever its container.
 
-In: paths as they stand in graft.yaml or on the command line. Out: names as the user would write
-them, each once, in the order in which they were named and sorted within a glob or folder. Within
-those only files count: a pipe or a socket is passed over, and a link that leads nowhere is said to be.
-Does not open anything.
+In: files, folders, globs or `-` as the user named them. Out: file names in order, and blocks; a damaged
+container is a fault of the block where it broke. Does not parse rows.
 """
 
 import errno
@@ -30,15 +28,15 @@ from graftwork.records.errors import UserMistake
 log = logging.getLogger(__name__)
 
 STANDARD_INPUT = "-"
-# Where the shell puts the output of a command that is given as a file: `<(zcat old.gz)`.
+# Where the shell puts the output of a command given as a file: `<(zcat old.gz)`.
 _SHELL_PIPES = ("/dev/", "/proc/")
 _CONTAINERS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 ENDINGS = tuple(ending + packing for ending in _CONTAINERS for packing in ("", ".gz", ".zst"))
 
 
 def find_sources(paths: Iterable[str], *, root: Path) -> tuple[str, ...]:
-    """Every file that `paths` name. What names nothing is the user's mistake, said by name."""
-    # `./log.jsonl` is the file that `log.jsonl` is: the name that came first stays.
+    """Return every file that `paths` name, each once. A path that names nothing is an error."""
+    # `./log.jsonl` is `log.jsonl`: the first name is kept.
     found: dict[str, str] = {}
     for path in paths:
         for name in _find(path, root=root):
@@ -77,7 +75,7 @@ def _find(path: str, *, root: Path) -> list[str]:
 
 
 def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
-    # `**` at the end means folders to Python before 3.13, and everything below to everybody else.
+    # `**` at the end matches only folders in Python before 3.13.
     wanted = f"{pattern}/*" if pattern.endswith("**") else pattern
     path = Path(wanted)
     base = Path(path.anchor) if path.is_absolute() else root
@@ -97,7 +95,7 @@ def _find_by_pattern(pattern: str, *, root: Path) -> list[str]:
 
 
 def _walk(folder: str, *, root: Path) -> list[str]:
-    """The logs below a folder. Links to folders are not followed, so no loop can hold us."""
+    """Return the logs below a folder. Links to folders are not followed, so there are no loops."""
     names: list[str] = []
 
     def refuse(error: OSError) -> None:
@@ -117,7 +115,7 @@ def _walk(folder: str, *, root: Path) -> list[str]:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a file is there, or at the end of a link. One bad link is no reason to read nothing."""
+    """Whether this is a file, or a link to one. A broken link is skipped."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except OSError as error:
@@ -155,7 +153,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 def cut_blocks(
     name: str, *, root: Path, size: int = BLOCK_SIZE, longest: int = MAX_LINE
 ) -> Iterator[LogBlock]:
-    """The blocks of one source. `longest` bounds one row; a longer one is a fault, and is never held."""
+    """Yield the blocks of one source. A row longer than `longest` is a fault and never held in memory."""
     path = root / name
     is_empty = True
     try:
@@ -190,7 +188,7 @@ def _cut(name: str, path: Path, *, size: int, longest: int) -> Iterator[LogBlock
 
 
 def inner_ending(name: str) -> str:
-    """The ending that names the container: `.csv` of `log.csv.gz`."""
+    """Return the suffix of the container: `.csv` for `log.csv.gz`."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in (".gz", ".zst") else path.suffix
 
@@ -218,22 +216,22 @@ def _cut_stream(
 
 
 def _looks_like_array(head: bytes) -> bool:
-    """Whether the file is one array of objects; a line that is a list of something else is a line."""
+    """Whether the file is one array of objects."""
     rest = head.lstrip()
     return rest.startswith(b"[") and rest[1:].lstrip()[:1] in (b"{", b"]", b"")
 
 
 def _looks_like_objects(head: bytes) -> bool:
-    """Whether the file is an object spread over lines, or several: its first line only opens it."""
+    """Whether the file is one object or more spread over several lines: its first line only opens it."""
     return head.lstrip().partition(b"\n")[0].rstrip() == b"{" and b"\n" in head.lstrip()
 
 
 def _size_now(handle: IO[bytes]) -> int | None:
-    """Where to stop reading a file that may grow meanwhile; a pipe has no size."""
+    """Where to stop reading a file that may grow meanwhile; None for a pipe."""
     state = os.fstat(handle.fileno())
     return state.st_size if stat.S_ISREG(state.st_mode) else None
 
 
 def _is_plain(handle: IO[bytes]) -> bool:
-    """Whether the file itself begins as Parquet does, rather than what is packed in it."""
+    """Whether the file itself is Parquet, rather than what is compressed in it."""
     return handle.seekable() and os.pread(handle.fileno(), len(MAGIC), 0) == MAGIC

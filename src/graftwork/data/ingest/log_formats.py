@@ -1,10 +1,9 @@
-"""Logged requests and responses of an OpenAI-compatible API, or of the Anthropic one.
+"""Formats of logs: OpenAI-compatible and Anthropic requests with responses, our own captures, multi-agent
+executions, agent sessions.
 
-The request stands under `request` or `body` (itself, or below `body` as proxies log it): `messages`,
-`input` with `instructions`, or `prompt`. The response stands under `response`, again itself or below
-`body` as in the result files of batches: `choices`, the `output` list of the Responses API, or
-`content` parts. An error in place of an answer becomes an empty reply with the status `failed`. A
-result file of a batch has no questions in it: join it with its requests by `custom_id` first.
+In: a parsed row that fits. Out: its interactions. An error in place of a response becomes an empty reply
+with the status `failed`. The result file of a batch has no questions: join it with its requests by
+`custom_id` first.
 """
 
 from collections.abc import Callable
@@ -94,7 +93,7 @@ def read_openai_log(row: dict[str, Any], origin: Origin) -> Interaction:
 
 
 def _unwrap(value: Any, key: str) -> dict[str, Any]:
-    """The body of a request or response, however the log wraps it."""
+    """Return the body of a request or response, however the log wraps it."""
     opened = take_object(open_json(value), key)
     inner = open_json(first_of(opened, "body", "json"))
     return inner if isinstance(inner, dict) else opened
@@ -123,7 +122,7 @@ def _take_question(request: dict[str, Any]) -> list[LogTurn]:
 
 
 def _take_items(items: list[Any], key: str) -> list[LogTurn]:
-    """The input of the Responses API: messages, calls of tools and their results."""
+    """Read the input of the Responses API: messages, tool calls and their results."""
     turns: list[LogTurn] = []
     for place, item in enumerate(items):
         name = f"{key}[{place}]"
@@ -166,7 +165,7 @@ def _take_choice(value: Any) -> _Answer:
 
 
 def _take_output(response: dict[str, Any]) -> _Answer:
-    """The output of the Responses API: reasoning, messages and calls of tools, one behind the other."""
+    """Read the output of the Responses API: reasoning, messages and tool calls in order."""
     parts: list[Any] = []
     for place, item in enumerate(take_list(response["output"], "response.output")):
         name = f"response.output[{place}]"
@@ -205,6 +204,7 @@ def fits_captured(row: dict[str, Any]) -> bool:
 
 
 def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
+    """Read a request and the reply we served; a correction becomes the reply, the served one the rejected."""
     try:
         capture = Capture.model_validate(row)
     except ValidationError as error:
@@ -223,7 +223,7 @@ def read_captured(row: dict[str, Any], origin: Origin) -> Interaction:
         origin=origin,
         messages=to_messages(turns, tools=first_of(request, "tools", "functions")),
         reply=reply,
-        # A client that hung up got a part of the reply: nobody has seen whether it was good.
+        # A client that disconnected got a part of the reply: nobody has seen whether it was good.
         status="disconnected" if capture.disconnected and not was_wrong else None,
         finish_reason=None if was_wrong else capture.finish_reason,
         group=capture.model,
@@ -273,7 +273,7 @@ def read_execution(row: dict[str, Any], origin: Origin) -> Interaction:
 
 def _take_execution_output(output: Any) -> str:
     if output is None:
-        # A failed call has no output; the status says so, and the empty reply is seen by its rule.
+        # A failed call has no output; its status says so, and the empty reply is reported by its check.
         return ""
     if isinstance(output, list):
         return write_reply(take_assistant_parts(output, "execution.output"))
@@ -329,6 +329,28 @@ def fits_session(row: dict[str, Any]) -> bool:
 
 
 def read_session(row: dict[str, Any], origin: Origin) -> list[Interaction]:
+    """Read a session that holds several exchanges. Every key is optional except one of the lists.
+
+        session_id | id         the session
+        agent | role | manager, domain, stage, model, status        as in other logs
+        exchanges | interactions | episodes
+                                a list of rows of any single format: messages, prompt and completion …
+        messages                one conversation, whose last turn is the reply
+        decisions               a list of {situation | question | prompt | context | task,
+                                decision | action | answer | choice | response, reasoning | rationale,
+                                reward, feedback}
+        code_patterns | patterns
+                                a list of {task | description | purpose | name, code | implementation,
+                                language, reward, feedback}
+        feedback | reviewer_feedback | reviews
+                                one or a list of {reviewer, comment, verdict | approved}
+        reward_signals | rewards | reward
+                                a number, numbers, numbers by name, or a list of {name, value}
+
+    Each exchange, decision and pattern becomes an interaction with the id of the session and its number.
+    What a reviewer rejected has the status `rejected`; the last verdict counts. The reward is the signal
+    named total, overall, final or reward, else the mean; that of an exchange precedes that of the session.
+    """
     inner = row.get("session")
     if isinstance(inner, dict) and not _has_list(row):
         row = {**{key: value for key, value in row.items() if key != "session"}, **inner}
@@ -366,7 +388,7 @@ def _take_session_facts(row: dict[str, Any], origin: Origin) -> dict[str, Any]:
 
 
 def _own(found: Interaction, item: dict[str, Any], session: dict[str, Any]) -> Interaction:
-    """An exchange with what it states of itself, and else what its session states."""
+    """Return an exchange with its own values, and those of its session where it has none."""
     own = {
         key: getattr(found, key) if getattr(found, key) is not None else session[key]
         for key in ("group", "domain", "stage", "model", "status", "split", "duration_ms", "max_tokens")
@@ -434,7 +456,7 @@ def _take_rewards(row: dict[str, Any]) -> float | None:
 
 
 def _take_verdict(row: dict[str, Any]) -> str | None:
-    """The status that the last verdict of a reviewer gives, if there is one."""
+    """Return the status given by the last verdict of a reviewer, if there is one."""
     given = open_json(first_of(row, *_FEEDBACK))
     verdict: str | None = None
     for item in given if isinstance(given, list) else [given]:

@@ -1,7 +1,11 @@
-"""The cell of a table, which may hold JSON: shared by CSV and Parquet.
+"""The process that decodes one Parquet file, with limited memory.
 
-In: the name of a column and its text. Out: what stands there. Imports little, for the process that decodes
-Parquet loads it too.
+In, as arguments: a path, the most bytes of a row, the memory for decoding, the most bytes of all rows. Out,
+on standard output: frames, each a header (`HEAD`: kind, row number, length) and a body; a row is JSON on
+one line. The last frame is `END`: without it the process has died.
+
+Only a separate process can bound the format: a page of a hundred bytes can decode to gigabytes, the sizes
+in its footer are only claims, and the decoder is native code. Imports little, to start quickly.
 """
 
 import struct
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-# A reply may be JSON and must stay the text that it is.
+# A reply may be JSON and must stay text.
 TEXT_COLUMNS = frozenset(
     (
         *("prompt", "completion", "response", "question", "answer", "instruction", "input", "output"),
@@ -30,7 +34,7 @@ _MARKS_OF_STRUCTURE = {"role", "from", "choices", "body", "status_code"}
 
 
 def open_cell(name: str, cell: str) -> Any:
-    """What stands in a cell: nothing, JSON, or text."""
+    """Return the value of a table cell: None, JSON, or text."""
     if not cell:
         return None
     if cell[0] not in "{[" or cell.rstrip()[-1:] not in ("}", "]") or has_too_many_values(cell):
@@ -85,7 +89,7 @@ def main() -> None:
 
 
 def decode(path: Path, *, longest: int) -> Iterator[Frame]:
-    """The frames of all rows; what stops the decoder is the last of them."""
+    """Yield the frames of all rows; whatever stops the decoder is the last one."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -105,12 +109,12 @@ def decode(path: Path, *, longest: int) -> Iterator[Frame]:
     except MemoryError:
         yield TOO_LARGE, done + 1, b""
     except (pa.ArrowException, OSError, ValueError):
-        # The library reports a damaged page as an error of the system, damaged names as one of text.
+        # The library reports a damaged page as OSError, and damaged names as ValueError.
         yield DAMAGED, done + 1, b""
 
 
 def _decode_group(file: "pq.ParquetFile", group: int, *, first: int, longest: int) -> Iterator[Frame]:
-    """A row group in batches of many rows; where they do not fit into memory, the rest row by row."""
+    """Decode a row group in large batches; where they do not fit into memory, the rest row by row."""
     done = 0
     for size in (_ROWS_AT_ONCE, 1):
         passed = 0
@@ -129,7 +133,7 @@ def _decode_group(file: "pq.ParquetFile", group: int, *, first: int, longest: in
 
 
 def _take_rows(batch: "pa.RecordBatch") -> "Iterator[dict[str, Any] | bytes]":
-    """The rows of a batch; a kind of frame for one with a value that Python cannot hold."""
+    """Yield the rows of a batch; for a value that Python cannot hold, a kind of frame."""
     try:
         rows: list[dict[str, Any] | bytes] = batch.to_pylist()
     except (ValueError, OverflowError, MemoryError):
@@ -164,7 +168,7 @@ def _to_frame(row: "dict[str, Any] | bytes", *, number: int, longest: int) -> Fr
 
 
 def _write_value(value: Any) -> Any:
-    """What JSON has no word for: decimals and the like as text, bytes where they are text."""
+    """Write what JSON has no type for: decimals and the like as text, bytes if they are text."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -180,7 +184,7 @@ def _write(out: BinaryIO, frame: Frame) -> None:
 
 
 def _limit_memory(most: int) -> None:
-    """Beyond what is mapped now. Not every system keeps to it; Linux does."""
+    """Limit memory beyond what is mapped now. Effective on Linux."""
     import resource
 
     mapped = 0

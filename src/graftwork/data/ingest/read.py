@@ -1,7 +1,7 @@
-"""Rows to interactions, each with the file and line that it came from.
+"""Reads rows into interactions, each with the file and line it came from.
 
-In: paths, or a block of JSON lines. Out: an iterator over interactions and faults; a bad row is a
-fault that names its place and never stops the good ones. Does not judge what the rows say.
+In: paths, or a block of JSON lines. Out: interactions and faults; a bad row is a fault that names its
+origin and never stops the good ones. Does not judge the content.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ HASH_LENGTH = 32
 
 
 class ReadRow(NamedTuple):
-    """One exchange or fault of a block. `input_hash` names the bytes of its row, so that it can be traced."""
+    """One interaction or fault of a block. `input_hash` identifies the bytes of its row."""
 
     line: int
     input_hash: str
@@ -43,14 +43,13 @@ class ReadRow(NamedTuple):
 
 
 def find_files(paths: Iterable[str], *, root: Path = Path()) -> tuple[str, ...]:
-    """The files that `paths` name, globs resolved and sorted, each named as the user would."""
     return find_sources(paths, root=root)
 
 
 def read(
     paths: Iterable[str], *, root: Path = Path(), settings: DataSettings | None = None
 ) -> Iterator[Interaction | ReadFault]:
-    """Every row of every file, in order."""
+    """Yield every row of every file, in order."""
     for name in find_sources(paths, root=root):
         yield from read_file(name, root=root, settings=settings)
 
@@ -58,14 +57,14 @@ def read(
 def read_file(
     name: str, *, root: Path = Path(), settings: DataSettings | None = None
 ) -> Iterator[Interaction | ReadFault]:
-    """Every row of one file. A file that cannot be opened or holds nothing is the user's mistake."""
+    """Yield every row of one file. An empty file, or one that cannot be opened, is an error."""
     for block in cut_blocks(name, root=root):
         for row in read_block(block, settings=settings or _DEFAULTS):
             yield row.result
 
 
 class Sample(NamedTuple):
-    """Rows of a log, the shape that each line has, and what could not be read."""
+    """Rows of a log, the format of each line, and what could not be read."""
 
     rows: tuple[Interaction, ...]
     formats: tuple[FormatName | None, ...]
@@ -75,7 +74,7 @@ class Sample(NamedTuple):
 
 
 def sample_rows(paths: Iterable[str], *, root: Path = Path(), most: int = 20_000) -> Sample:
-    """The first rows of a log, with their shapes, to find out what it is about."""
+    """Read the first rows of a log, with their formats."""
     rows: list[Interaction] = []
     faults: list[ReadFault] = []
     formats: list[FormatName | None] = []
@@ -101,15 +100,15 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
 
 
 def hash_line(line: bytes) -> str:
-    """What names a row of a log for good: the hash of its bytes, without the spaces around them."""
+    """Identify a row of a log: the hash of its bytes without surrounding white space."""
     return hashlib.sha256(line.strip()).hexdigest()[:HASH_LENGTH]
 
 
 def read_block(block: LogBlock, *, settings: DataSettings) -> Iterator[ReadRow]:
-    """The rows of one block and the faults of its container, in the order of lines."""
+    """Yield the rows of one block and the faults of its container, in line order."""
     faults = sorted(block.faults, key=lambda fault: fault.origin.line, reverse=True)
     lines = block.data.split(b"\n")
-    # Behind the last line end stands nothing, or a row that may still be being written.
+    # After the last line end there is nothing, or a row that is still being written.
     is_open = bool(lines[-1].strip())
     offsets = range(len(lines)) if block.offsets is None else block.offsets
     for offset, data in zip(offsets, lines, strict=False):
@@ -146,17 +145,17 @@ def _read_row(raw: bytes, origin: Origin, settings: DataSettings) -> list[Intera
         _refuse_repeated_keys(raw, row)
         return list(to_interactions(row, origin, settings=settings))
     except (BadRow, ValidationError) as error:
-        # Keys are the user's words, and people have put secrets there.
+        # Keys come from the user and may contain secrets.
         return [_fault(origin, "schema", redact(_name_key(error)).text)]
     except RecursionError:
         return [_fault(origin, "parse_error", "the row is nested too deeply")]
 
 
 def _parse_leniently(raw: bytes) -> Any:
-    """What others write and the strict parser refuses: NaN, Infinity and halves of a surrogate pair.
+    """Parse what the strict parser refuses: NaN, Infinity and lone surrogates.
 
-    The numbers are taken as not stated, the halves as the sign for what cannot be read. None if the
-    row is wrong in another way.
+    The numbers become null, the surrogates the replacement character. None if the row is invalid in another
+    way.
     """
     if not any(mark in raw for mark in _LENIENT_MARKS):
         return None
@@ -168,10 +167,10 @@ def _parse_leniently(raw: bytes) -> Any:
 
 
 def _refuse_repeated_keys(raw: bytes, row: dict[str, Any]) -> None:
-    """The parser keeps the last of equal keys in silence.
+    """Refuse repeated keys, of which the parser silently keeps the last.
 
-    Written again, a row that lost a key has fewer quotes than it came with, and both are cheap to
-    count. Where they differ the keys are counted, and where those differ the row is parsed again.
+    Written again, a row that lost a key has fewer quotes, which is cheap to count. Only where the counts
+    differ are keys counted, and only then is the row parsed again.
     """
     try:
         if orjson.dumps(row).count(b'"') == raw.count(b'"'):

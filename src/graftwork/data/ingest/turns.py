@@ -1,9 +1,9 @@
-"""Turns of a conversation with tool calls and reasoning, as text in the tags that models are trained on.
+"""Turns of a conversation as text, with tool calls and reasoning in the tags that models are trained on.
 
-In: a list of messages as the common APIs log them. Out: turns whose `content` is all that the model
-saw or wrote, reasoning apart. Tool calls stand in <tool_call> tags, tool definitions in a `# Tools`
-block of the system turn (both as in Qwen's template), reasoning of the reply in <think> tags before
-the answer. Reasoning of earlier turns is left out, as models are served without it.
+In: a list of messages as common APIs log them. Out: turns whose `content` is what the model saw or wrote.
+Tool calls are in <tool_call> tags, tool definitions in a `# Tools` block of the system turn (both as in
+Qwen's template), the reply's reasoning in <think> tags before the answer. Reasoning of earlier turns is
+left out, as models are served without it.
 """
 
 import re
@@ -68,7 +68,7 @@ class PromptAndReply(NamedTuple):
 
 
 def take_turns(value: Any, key: str) -> list[LogTurn]:
-    """The turns of a list of messages with `role` and `content`."""
+    """Read a list of messages with `role` and `content`."""
     value = open_json(value)
     if not isinstance(value, list) or not value:
         raise BadRow(f"`{key}` must be a list of messages, and is {name_type(value)}")
@@ -79,7 +79,7 @@ def take_turns(value: Any, key: str) -> list[LogTurn]:
 
 
 def take_message(value: Any, key: str) -> list[LogTurn]:
-    """One message; results of tools that stand in a user's message become turns of their own."""
+    """Read one message; tool results in a user's message become turns of their own."""
     if not isinstance(value, dict):
         raise BadRow(f"`{key}` must be an object with role and content, and is {name_type(value)}")
     role = value.get("role")
@@ -103,7 +103,7 @@ def require_user(messages: Iterable[Message | LogTurn], key: str) -> None:
 
 
 def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message, ...]:
-    """Turns as the model is shown them: without reasoning, with the tools that it may call."""
+    """Return the messages as the model sees them: without reasoning, with the tools it may call."""
     messages = [Message(role=turn.role, content=_without_thoughts(turn)) for turn in turns]
     block = write_tools(tools)
     if block:
@@ -116,14 +116,14 @@ def to_messages(turns: Iterable[LogTurn], *, tools: Any = None) -> tuple[Message
 
 
 def to_exchange(turns: list[LogTurn], key: str, *, tools: Any = None) -> PromptAndReply:
-    """The last turn of the assistant is the reply; what was said behind it, such as thanks, is left out."""
+    """Split off the assistant's last turn as the reply; turns after it, such as thanks, are dropped."""
     *before, last = cut_after_reply(turns, key)
     require_user(before, key)
     return PromptAndReply(to_messages(before, tools=tools), write_reply(last))
 
 
 def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
-    """The turns up to the last one of the assistant."""
+    """Return the turns up to the assistant's last one."""
     end = len(turns)
     while end and turns[end - 1].role != "assistant":
         end -= 1
@@ -133,20 +133,20 @@ def cut_after_reply(turns: list[LogTurn], key: str) -> list[LogTurn]:
 
 
 def write_reply(turn: LogTurn) -> str:
-    """A reply with its reasoning before it."""
+    """Return a reply with its reasoning before it."""
     if not turn.reasoning or turn.content.lstrip().startswith("<think>"):
         return turn.content
     return f"<think>\n{turn.reasoning}\n</think>\n\n{turn.content}"
 
 
 def drop_reasoning(reply: str) -> str:
-    """A reply without the reasoning before it. Reasoning that was cut off stays: it is a fault to see."""
+    """Remove the reasoning before a reply. Reasoning that was cut off stays: it is a fault to report."""
     thought = _THOUGHT.match(reply) if "<think>" in reply else None
     return reply[thought.end() :] if thought else reply
 
 
 def write_call(name: Any, arguments: Any, key: str) -> str:
-    """One call of a tool; arguments that were logged as text are opened."""
+    """Write a tool call; arguments that were logged as text are parsed."""
     call = {
         "name": take_text(name, f"{key}.name"),
         "arguments": {} if arguments is None else open_json(arguments),
@@ -155,7 +155,7 @@ def write_call(name: Any, arguments: Any, key: str) -> str:
 
 
 def write_result(content: Any, key: str) -> str:
-    """What a tool gave back: text, text parts, or any JSON."""
+    """Write the result of a tool: text, text parts, or any JSON."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -165,9 +165,9 @@ def write_result(content: Any, key: str) -> str:
 
 
 def write_tools(tools: Any) -> str:
-    """The definitions of tools as Qwen's template shows them to the model; nothing if there are none.
+    """Write tool definitions as Qwen's template does; empty if there are none.
 
-    What is no definition, such as the bare name of a tool, says nothing about how to call it.
+    The bare name of a tool is not a definition.
     """
     opened = open_json(tools)
     listed = opened if isinstance(opened, list) else [opened]
@@ -179,7 +179,7 @@ def write_tools(tools: Any) -> str:
 
 
 def take_assistant_parts(content: Any, key: str) -> LogTurn:
-    """Content parts of an assistant: text, reasoning and calls of tools in their order."""
+    """Read the content parts of an assistant: text, reasoning and tool calls in order."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[str] = []
@@ -196,7 +196,7 @@ def take_assistant_parts(content: Any, key: str) -> LogTurn:
 
 
 def _take_text_part(part: Any, key: str) -> str:
-    """A text part under its own place in the list, so that a fault names the right one."""
+    """Read a text part under its own index, so that an error names the right one."""
     try:
         return take_text([part], key)
     except BadRow as error:
@@ -231,7 +231,7 @@ def _take_calls(value: dict[str, Any], key: str) -> list[str]:
 
 
 def _take_reasoning(value: dict[str, Any], key: str) -> str:
-    """Reasoning by any of its names; what was encrypted has none."""
+    """Return reasoning by any of its names; encrypted reasoning has none."""
     for name in (*_REASONING_KEYS, *(("text", "summary", "content") if "type" in value else ())):
         found = value.get(name)
         if isinstance(found, str) and found:

@@ -1,7 +1,7 @@
-"""Rows and drops of a dataset as keys of eight bytes, to compare millions of them in memory.
+"""Compares two datasets: settings, base, inputs, rows, drops and tokens that differ.
 
-In: the folder of a dataset. Out: arrays with one entry a row, and one a drop by step. A key stands for
-the id of a row, or for the line of a drop. Does not know what is compared with what.
+In: the folders of two datasets. Out: a `DatasetDiff`. Rows are identified by their id; only eight bytes per
+row are in memory, so that datasets of millions of rows can be compared.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ SPLIT_CODES: tuple[Split, ...] = get_args(Split)
 
 @dataclass(frozen=True)
 class RowKeys:
-    """One entry a row, sorted by key: its split, its number there and a hash of what is trained on."""
+    """One entry per row, sorted by key: its split, its number there and a hash of what is trained on."""
 
     key: "NDArray[np.uint64]"
     split: "NDArray[np.uint8]"
@@ -69,7 +69,7 @@ def _hash_texts(texts: list[str]) -> "NDArray[np.uint64]":
 
 
 def _hash_tokens(batch: "pa.RecordBatch") -> "NDArray[np.uint64]":
-    """Of all that training sees of a row."""
+    """Hash everything that training sees of a row."""
     import numpy as np
 
     lists = batch.column("tokens")
@@ -84,7 +84,7 @@ def _hash_tokens(batch: "pa.RecordBatch") -> "NDArray[np.uint64]":
 
 
 def _number_repeated_keys(key: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
-    """Logs may use an id twice: the second row of an id gets a key of its own, and so on."""
+    """Logs may use an id twice: repeated ids get keys of their own."""
     import numpy as np
 
     order = np.argsort(key, kind="stable")
@@ -113,9 +113,9 @@ def read_drop_keys(folder: Path, dataset: Dataset) -> "dict[str, NDArray[np.uint
 
 
 NAMED = 20
-"""So many rows of a kind are named; the rest is counted."""
+"""Rows named per kind; the rest is counted."""
 NOWHERE = 255
-"""The code of no split."""
+"""The code for no split."""
 
 
 class ValueChange(Record):
@@ -127,7 +127,7 @@ class ValueChange(Record):
 
 
 class NamedRow(Record):
-    """A row by name, with the split that it stands in before and after."""
+    """A row, with its split before and after."""
 
     id: str
     origin: Origin
@@ -136,7 +136,7 @@ class NamedRow(Record):
 
 
 class RowChanges(Record):
-    """`changed` rows stand where they stood and are rendered otherwise. The first of each are named."""
+    """`changed` rows are in the same split and rendered differently. The first of each kind are named."""
 
     same: int
     added: int
@@ -209,7 +209,7 @@ def _made_for(dataset: Dataset) -> dict[str, Any]:
 
 
 def _flatten(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by dotted keys."""
+    """Flatten nested settings to dotted keys."""
     for key, inner in value.items():
         if isinstance(inner, dict) and inner:
             yield from _flatten(inner, f"{path}{key}.")
@@ -281,7 +281,7 @@ def _name(
     before: "NDArray[np.uint8]",
     after: "NDArray[np.uint8]",
 ) -> tuple[NamedRow, ...]:
-    """The first of these rows by id and origin, fetched from the folder that holds them."""
+    """Read id and origin of the first of these rows from their dataset."""
     import numpy as np
 
     first = places[np.lexsort((keys.number[places], keys.split[places]))][:NAMED]

@@ -1,7 +1,6 @@
-"""Rows as text again, with what is trained on told apart from what is only read.
+"""Shows rows as text, with the trained part marked.
 
-In: rows of a dataset and somebody who decodes tokens. Out: pieces of text, each with the flags
-`trained` and `control`. Does not know where the tokenizer comes from, nor how pieces are drawn.
+In: rows of a dataset and a token decoder. Out: pieces of text, each with the flags `trained` and `control`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 LONGEST_CHARACTER = 4
-"""A character of UTF-8 has four bytes at most, so at most four tokens."""
+"""A UTF-8 character has at most four bytes, so at most four tokens."""
 
 
 class TokenDecoder(Protocol):
-    """The base model's tokenizer, the way back."""
+    """Turns tokens back into text."""
 
     @property
     def control_tokens(self) -> frozenset[int]:
@@ -34,7 +33,7 @@ class TokenDecoder(Protocol):
         ...
 
     def decode_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """A text for each token; of tokens that share a character, the last one has it."""
+        """Return a text for each token; of tokens that share a character, the last one has it."""
         ...
 
 
@@ -48,7 +47,7 @@ class TextPiece(Record):
 
 
 class ShownRow(Record):
-    """A row with its text; `number` is its place in the split, counted from 0."""
+    """A row with its text; `number` is its position in the split, counted from 0."""
 
     split: Split
     number: int
@@ -69,7 +68,7 @@ def show_rows(
     row_id: str | None = None,
     by_token: bool = False,
 ) -> tuple[ShownRow, ...]:
-    """The first rows of a split, or the rows of one id wherever they stand."""
+    """Return the first rows of a split, or all rows with one id."""
     dataset = read_manifest(folder)
     if row_id is None:
         size = dataset.splits[split].rows if split in dataset.splits else 0
@@ -102,7 +101,7 @@ def show_row(
 
 
 def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: TokenDecoder) -> tuple[TextPiece, ...]:
-    """One piece a token; tokens that share a character share a piece."""
+    """Return one piece per token; tokens that share a character share a piece."""
     control = decoder.control_tokens
     pieces: list[TextPiece] = []
     waiting: list[int] = []
@@ -118,7 +117,7 @@ def cut_pieces(tokens: Sequence[int], *, trained_from: int, decoder: TokenDecode
 
 
 def join_pieces(pieces: Sequence[TextPiece]) -> tuple[TextPiece, ...]:
-    """Neighbours of one kind as one piece."""
+    """Join neighbouring pieces with the same flags."""
     joined = []
     for (trained, control), members in groupby(pieces, key=lambda piece: (piece.trained, piece.control)):
         run = list(members)
@@ -134,7 +133,7 @@ def join_pieces(pieces: Sequence[TextPiece]) -> tuple[TextPiece, ...]:
 
 
 def find_row_id(folder: Path, dataset: Dataset, row_id: str) -> dict[Split, list[int]]:
-    """Where the rows of this id stand, or of the one id that begins so."""
+    """Return the positions of the rows with this id, or with the one id that begins with it."""
     exact: dict[Split, list[int]] = {}
     begun: dict[str, dict[Split, list[int]]] = {}
     for split, number, found in iterate_ids(folder, dataset, lambda one: one.startswith(row_id)):
@@ -176,13 +175,13 @@ def _no_such_row(dataset: Dataset, *, split: Split, row_id: str | None) -> UserM
 
 
 class TokenizerDecoder:
-    """Decodes by the tokenizer.json of a base model."""
+    """Decodes with the tokenizer.json of a base model."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def load(self) -> None:
-        """Say now, not at the first token, that the tokenizer cannot be read."""
+        """Load the tokenizer now, so that errors come before any output."""
         _ = self._tokenizer
 
     @cached_property
@@ -208,8 +207,9 @@ class TokenizerDecoder:
         return frozenset(place for place, token in added.items() if token.special)
 
     def decode_pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Each piece is what its token adds to the text before it: a tokenizer that writes a space as
-        part of a token drops it at the beginning, and only there."""
+        """Return what each token adds to the text before it: some tokenizers drop a leading space at the
+        beginning only.
+        """
         pieces: list[str] = []
         before, begun = 0, 0
         for place in range(len(tokens)):

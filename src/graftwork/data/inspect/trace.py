@@ -1,7 +1,7 @@
-"""Whether a line of a log is still the one that a dataset was made of.
+"""Traces rows and tokens back to the log, and log lines to what became of them.
 
-In: where the line stood and its hash. Out: same, changed, gone or not checked, in words. The hash is
-the first half of the SHA-256 of the line's bytes without the white space around them.
+In: a dataset and `file:line`, a row id, or `split:number[:token]`. Out: the matching rows and drops, and
+whether the log line is unchanged (by its SHA-256). Reads columns, never all rows.
 """
 
 import re
@@ -31,7 +31,7 @@ class LogCheck(Record):
 
 
 def check_line(origin: Origin, *, expected: str, root: Path) -> LogCheck:
-    """Read the line again, where there are lines, and compare."""
+    """Read the line again, where the file has lines, and compare."""
     path = root / origin.file
     hindrance = _find_hindrance(origin, expected=expected)
     if hindrance is not None:
@@ -78,7 +78,7 @@ SPLIT_NAMES: tuple[str, ...] = get_args(Split)
 
 
 class TracedToken(Record):
-    """A token of a row. `place` counts from 0; `text` is None where nobody decodes."""
+    """A token of a row. `place` counts from 0; `text` is None without a decoder."""
 
     place: int
     token: int
@@ -87,7 +87,7 @@ class TracedToken(Record):
 
 
 class RowPlace(Record):
-    """Where a row stands; `number` counts from 0."""
+    """The position of a row; `number` counts from 0."""
 
     split: Split
     number: int
@@ -96,7 +96,7 @@ class RowPlace(Record):
 
 
 class TracedRow(Record):
-    """A row of the dataset and its log line. The tokens from `trained_from` on are trained."""
+    """A row of the dataset and its log line. The tokens from `trained_from` on are trained on."""
 
     place: RowPlace
     input_hash: str
@@ -112,7 +112,7 @@ class TracedRow(Record):
 
 
 class TracedDrop(Record):
-    """A line that is in no split, the rule that left it out, and the rows that it names as kept."""
+    """A line that is in no split, the rule that dropped it, and the kept rows that its reason names."""
 
     drop: Drop
     log: LogCheck
@@ -141,7 +141,7 @@ class _Tracer:
 
 
 def trace(folder: Path, what: str, *, root: Path, decoder: TokenDecoder | None = None) -> Trace:
-    """All that the dataset knows of `what`. Log files are looked for below `root`."""
+    """Return everything the dataset knows about `what`. Log files are looked for below `root`."""
     dataset = read_manifest(folder)
     tracer = _Tracer(folder, dataset, root, decoder)
     asked = _parse_place(what)
@@ -162,13 +162,13 @@ def trace(folder: Path, what: str, *, root: Path, decoder: TokenDecoder | None =
 
 
 def names_token(what: str) -> bool:
-    """Whether a single token is asked for, whose text one would like to see."""
+    """Whether `what` names a single token."""
     asked = _parse_place(what)
     return asked is not None and asked.token is not None
 
 
 def _parse_place(what: str) -> _RowAddress | None:
-    """`train:17` or `train:17:203`."""
+    """Parse `train:17` or `train:17:203`."""
     match = re.fullmatch(r"(\w+):(\d+)(?::(\d+))?", what)
     if match is None or match[1] not in SPLIT_NAMES:
         return None
@@ -182,19 +182,19 @@ def _parse_origin(what: str) -> Origin | None:
 
 
 def _same_file(dataset: Dataset, asked: Origin, *, root: Path) -> list[Origin]:
-    """The asked line under every name that the dataset has for its file."""
+    """Return the line under every name that the dataset has for its file."""
     names = {one.file for one in dataset.inputs}
     if asked.file in names:
         return [asked]
     paths = {(root / asked.file).resolve(), Path(asked.file).resolve()}
     same = [name for name in names if (root / name).resolve() in paths]
     ending = [name for name in names if name.endswith(f"/{asked.file}")]
-    # A name that no input bears is still looked for: drops may know files that gave no row.
+    # A name that is not an input is still looked for: drops may name files without rows.
     return [Origin(file=name, line=asked.line) for name in sorted(same or ending or [asked.file])]
 
 
 def _find_origins(tracer: _Tracer, origins: Iterable[Origin]) -> dict[Split, list[int]]:
-    """The places of all rows that these lines gave."""
+    """Return the positions of all rows from these lines."""
     wanted = {(origin.file, origin.line) for origin in origins}
     lines = {line for _, line in wanted}
     places: dict[Split, list[int]] = {}
@@ -299,7 +299,7 @@ def _find_drops(tracer: _Tracer, origins: Collection[Origin]) -> Iterable[Drop]:
 
 
 def _named_in(reason: str, dataset: Dataset) -> list[Origin]:
-    """The lines that a reason names; a file's name may hold spaces, so the inputs say what is one."""
+    """Return the lines that a reason names. File names may contain spaces, so the inputs are searched for."""
     return [
         Origin(file=one.file, line=int(match[1]))
         for one in dataset.inputs

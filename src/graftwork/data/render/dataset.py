@@ -1,11 +1,10 @@
-"""Rows into training sequences: best fit decreasing, and the borders that keep documents apart.
+"""From kept rows to dataset folders: rendered shards, packed sequences, the list of dropped rows, the
+manifest.
 
-In: lengths. Out: which rows share a sequence; for one sequence, where its documents begin and what
-position each token has in its own. Pure; knows nothing of tokens or files.
-
-A row is never divided. The longest row goes first, each into the fullest sequence that still has
-room. The open sequences lie in buckets by the room that is left, and a bit for each bucket that is
-not empty finds the best one, so that no sequence is ever searched for.
+In: the corpus, the kept rows and each model's subset. Out: `out/<content_hash>` per model, which appears
+whole or not at all. Shards are named by everything they depend on and are reused; datasets link to them.
+`content_hash` covers the manifest, and through the hashes in it every row. Packing is best fit decreasing:
+the longest row first, each into the fullest sequence with room.
 """
 
 import os
@@ -77,7 +76,7 @@ class PackedRows(NamedTuple):
 
 
 def pack_rows(lengths: "Lengths", *, length: int) -> PackedRows:
-    """Every row once, in sequences of at most `length` tokens. The same lengths always pack alike."""
+    """Pack every row once into sequences of at most `length` tokens. Deterministic."""
     import numpy as np
 
     sizes = np.asarray(lengths, dtype=np.int64)
@@ -90,7 +89,7 @@ def pack_rows(lengths: "Lengths", *, length: int) -> PackedRows:
 
 
 def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
-    """The sequence of each row, for rows that come longest first."""
+    """Return the sequence of each row, for rows sorted by length in descending order."""
     import numpy as np
 
     bits = [1 << room for room in range(length + 1)]
@@ -118,14 +117,14 @@ def _fit(sizes: list[int], *, length: int) -> "NDArray[np.int64]":
 
 
 def boundaries(lengths: "Lengths") -> "NDArray[np.int32]":
-    """Where the documents of one sequence begin, and where the last one ends (`cu_seqlens`)."""
+    """Return where the documents of a sequence begin, and where the last one ends (`cu_seqlens`)."""
     import numpy as np
 
     return np.concatenate(([0], np.cumsum(np.asarray(lengths, dtype=np.int64)))).astype(np.int32)
 
 
 def positions(lengths: "Lengths") -> "NDArray[np.int64]":
-    """The position of each token of a sequence in its own document: it begins anew at each border."""
+    """Return the position of each token in its own document."""
     import numpy as np
 
     sizes = np.asarray(lengths, dtype=np.int64)
@@ -137,7 +136,7 @@ PACKS = "packs.parquet"
 
 
 class PlacedShard(NamedTuple):
-    """A shard, the folder that it was rendered into, and the question group of each of its rows."""
+    """A shard, the folder it was rendered into, and the question group of each of its rows."""
 
     shard: RenderedShard
     folder: Path
@@ -147,7 +146,7 @@ class PlacedShard(NamedTuple):
 def assemble(
     head: Dataset, placed: Sequence[PlacedShard], *, drops: Path, scratch: Path, out: Path, pack_tokens: int
 ) -> tuple[Dataset, Path]:
-    """`head` is the manifest without what is known only now: the splits, the packing, its name."""
+    """Write the dataset folder. `head` is the manifest without splits, packing and name."""
     by_split: dict[Split, list[PlacedShard]] = {split: [] for split in SPLITS}
     for one in placed:
         by_split.setdefault(one.shard.split, []).append(one)
@@ -176,7 +175,7 @@ def assemble(
 
 
 def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
-    """A folder of this name that does not hold what its name says makes room for the new one."""
+    """Remove a folder of this name whose content does not match its name."""
     if not folder.exists():
         return
     try:
@@ -191,7 +190,7 @@ def _put_away_if_damaged(folder: Path, dataset: Dataset) -> None:
 
 
 def write_drops(path: Path, tables: Iterable["pa.Table"]) -> tuple[Shard, dict[str, int]]:
-    """Every dropped row in one file, table by table; and how many each step dropped."""
+    """Write all dropped rows to one file. Returns the shard and the number of drops per step."""
     import pyarrow.parquet as pq
 
     counts: Counter[str] = Counter()
@@ -232,7 +231,7 @@ def _summarise(placed: Sequence[PlacedShard], names: Mapping[Path, str]) -> Spli
 
 
 def _pack(shards: Sequence[RenderedShard], *, length: int) -> tuple["pa.Table", Packing]:
-    """Which training rows, by their numbers in the split, share a sequence."""
+    """Pack the training rows, by their numbers in the split."""
     import pyarrow as pa
 
     lengths = np.concatenate([shard.lengths for shard in shards] or [np.zeros(0, dtype=np.int32)])
@@ -248,7 +247,7 @@ def _pack(shards: Sequence[RenderedShard], *, length: int) -> tuple["pa.Table", 
 
 
 def _link(source: Path, target: Path) -> None:
-    """The same file under a second name; a copy where the disk knows no links."""
+    """Hard-link the file; copy it where the file system has no links."""
     make_folder(target.parent)
     try:
         os.link(source, target)
@@ -257,7 +256,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 REPEAT_STEPS = ("", "conflicting_answers", "duplicate", "near_duplicate")
-"""The steps by the numbers that `Repeats.step` gives them."""
+"""The steps by their numbers in `Repeats.step`."""
 
 _WORDS = {
     "conflicting_answers": "other reply to the same prompt in",
@@ -272,7 +271,7 @@ UNFIT_REFERENCE = (
 
 
 class RowOutcomes(NamedTuple):
-    """What each step decided, by place."""
+    """What each step decided, by row position."""
 
     repeats: Repeats
     assignment: SplitAssignment
@@ -283,7 +282,7 @@ class RowOutcomes(NamedTuple):
 
 
 def list_dropped(corpus: Corpus, decided: RowOutcomes) -> Iterator["pa.Table"]:
-    """Rows that could not be read first, then the others in their order."""
+    """List unreadable rows first, then the others in row order."""
     unread = [
         Drop(origin=fault.origin, step="read", reason=f"{fault.code}: {fault.message}", input_hash=line_hash)
         for line_hash, fault in corpus.faults()
@@ -320,7 +319,7 @@ def _judge(
     if place in decided.unwanted:
         return "models", "no model under models: is made of it"
     if place in decided.refused or place in decided.shortened:
-        # A row that was shortened stands in a shard too, without the part that was left out.
+        # A shortened row is in a shard too, without the part that was left out.
         step = "render" if place in decided.refused else "render_part"
         return step, decided.refused.get(place) or decided.shortened[place]
     return None
@@ -343,7 +342,7 @@ def count_kept(
     refused: int,
     unfit_references: Collection[int] = (),
 ) -> dict[str, int]:
-    """How many rows were left after each step."""
+    """Count the rows left after each step."""
     left = int(passed.sum())
     after = {"read": len(passed), "filter": left, "redact": left}
     for number, step in enumerate(REPEAT_STEPS[1:], start=1):
@@ -360,16 +359,16 @@ def count_kept(
 
 
 SHARDS_FORM = 3
-"""Counts up when shards change their form: older ones are then rendered anew."""
+"""Incremented when the format of shards changes: older shards are then rendered again."""
 
 RENDER_SETTINGS = (
     *("system_prompt", "system_prompts", "logged_system_prompt", "train_on", "max_tokens", "overlong"),
 )
-"""The settings that a rendered row depends on; which rows are rendered is hashed beside them."""
+"""The settings that a rendered row depends on; the rows themselves are hashed separately."""
 
 
 class RenderedSegment(NamedTuple):
-    """A rendered segment: where its shards lie, and from row numbers in the block to places."""
+    """A rendered segment: the folder of its shards, and the offset from row numbers to positions."""
 
     block: RenderedBlock
     folder: Path
@@ -406,7 +405,7 @@ def render_corpus(
     report: Progress,
     processes: int | None,
 ) -> list[RenderedSegment]:
-    """Every segment in order. `staged` names the models whose rows carry their stage."""
+    """Render every segment in order. `staged` names the models whose rows keep their stage."""
     render_key = fingerprint(
         [
             renderer.template_fingerprint,

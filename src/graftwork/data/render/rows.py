@@ -1,8 +1,8 @@
-"""What becomes of a row that is longer than the training length.
+"""Renders the kept rows of one block to shards of tokens, for every model that they belong to.
 
-In: the turns and the reply of a row, and a function that counts their tokens. Out: the rows that
-are made of it, each of which fits, and where something was left out, why. Turns are left out whole;
-no text is ever cut: half an answer teaches half answers. Does not know tokenizers or templates.
+In: a feature file, the numbers of the kept rows, and each model's split and weight for them. Out: one
+Parquet file per model and split, and a summary, written last. Rows longer than `max_tokens` are dropped,
+split by turn, or lose their oldest turns; text is never cut. Runs in worker processes.
 """
 
 import re
@@ -29,21 +29,21 @@ Count = Callable[[Sequence[Message], str], int]
 
 
 class Answer(NamedTuple):
-    """What is asked and what is to be learned as the answer."""
+    """The messages before an answer, and the answer to learn."""
 
     messages: tuple[Message, ...]
     reply: str
 
 
 class Fitted(NamedTuple):
-    """The rows made of one row. `reason` says what was left out; it is empty where nothing was."""
+    """The rows made of one row. `reason` says what was left out; empty if nothing was."""
 
     rows: list[Answer]
     reason: str = ""
 
 
 def fit_row(messages: Sequence[Message], reply: str, *, count: Count, settings: DataSettings) -> Fitted:
-    """The row as it is where it fits; otherwise what the rule `overlong` makes of it."""
+    """Return the row if it fits, otherwise what `data.overlong` makes of it."""
     whole = Answer(tuple(messages), reply)
     tokens, most = count(whole.messages, reply), settings.max_tokens
     if tokens <= most:
@@ -65,7 +65,7 @@ def _truncate(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitte
 
 
 def list_answers(messages: Sequence[Message], reply: str) -> list[Answer]:
-    """A row of each assistant turn that answers somebody, with all that stood before it."""
+    """Return a row for each assistant turn after the first question, with all turns before it."""
     turns = (*messages, Message(role="assistant", content=reply))
     asked = next((at for at, turn in enumerate(turns) if turn.role == "user"), len(turns))
     return [
@@ -76,7 +76,7 @@ def list_answers(messages: Sequence[Message], reply: str) -> list[Answer]:
 
 
 def _split_by_turn(whole: Answer, *, count: Count, most: int, too_long: str) -> Fitted:
-    """A row of each answer, with as much before it as fits."""
+    """Return a row for each answer, with as many earlier turns as fit."""
     answers = list_answers(*whole)
     fitting = (_leave_out_oldest(answer, count=count, most=most) for answer in answers)
     rows = [row for row in fitting if row is not None]
@@ -88,10 +88,10 @@ def _split_by_turn(whole: Answer, *, count: Count, most: int, too_long: str) -> 
 
 
 def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
-    """The longest end of the conversation that fits, behind the system turns; None if none does.
+    """Return the longest end of the conversation that fits, after the system turns; None if none does.
 
-    An end is the whole, or begins with a turn of the user: so no reply stands without its question,
-    and no result of a tool without the call that it answers.
+    An end is the whole conversation or begins with a user turn: no reply without its question, and no tool
+    result without its call.
     """
     questions = [at for at, message in enumerate(row.messages) if message.role == "user"]
     if not questions:
@@ -108,8 +108,7 @@ def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
     fits = len(begins) - 1
     if not does_fit(fits):
         return None
-    # Backwards in growing strides, in shorter ones after a miss: a long conversation is not counted
-    # whole for each of its turns.
+    # Searches backwards in growing strides, so that a long conversation is not counted for each of its turns.
     first, stride = 0, 1
     while first < fits:
         probe = max(fits - stride, first)
@@ -121,7 +120,7 @@ def _leave_out_oldest(row: Answer, *, count: Count, most: int) -> Answer | None:
     return end(fits)
 
 
-# The definitions of tools as the reading writes them behind the system prompt.
+# Tool definitions as the formats write them after the system prompt.
 _TOOLS = re.compile(
     r"# Tools\n\n[^\n]*\n\n[^\n]*\n<tools>\n.*?\n</tools>\n\n[^\n]*\n<tool_call>.*?</tool_call>", re.DOTALL
 )
@@ -129,28 +128,28 @@ _TOOLS = re.compile(
 
 @lru_cache(maxsize=256)
 def _without_secrets(prompt: str) -> str:
-    """The same prompt stands before many rows."""
+    """Cached: many rows have the same prompt."""
     return publish_text(prompt)
 
 
 def apply_system_prompt(
     messages: Sequence[Message], *, role: str | None, settings: DataSettings
 ) -> tuple[Message, ...]:
-    """The turns with the prompt of their role, else with the one for all, else as they were logged.
+    """Apply the prompt of the row's role, else the one for all roles, else keep the logged one.
 
-    An empty prompt is given too: it takes the logged one away.
+    An empty prompt removes the logged one.
     """
     given = settings.system_prompts.get(role) if role is not None else None
     if given is None:
         given = settings.system_prompt
     if given is None:
         return tuple(messages)
-    # It is trained on and sent to whoever is evaluated, as the rows are: without secrets, as they are.
+    # The prompt is trained on and sent to evaluated models, so it is redacted like the rows.
     parts = [_without_secrets(given) if settings.redact else given]
     if settings.logged_system_prompt == "keep_behind":
         parts += [message.content for message in messages if message.role == "system"]
     else:
-        # The tools that could be called are no part of the prompt: without them the calls make no sense.
+        # Tool definitions stay: without them the calls make no sense.
         parts += [
             block for turn in messages if turn.role == "system" for block in _TOOLS.findall(turn.content)
         ]
@@ -161,7 +160,7 @@ def apply_system_prompt(
 
 SUMMARY = "summary.json"
 SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
-"""A portion's numbers for the splits are places in this list."""
+"""The splits of a model subset are indexes into this list."""
 
 
 class TokenizedRow(Protocol):
@@ -175,9 +174,9 @@ class TokenizedRow(Protocol):
 
 
 class Renderer(Protocol):
-    """The base model's chat template and tokenizer, and the proof of which ones they are.
+    """The base model's chat template and tokenizer, with their fingerprints.
 
-    It can be pickled, so that each process of a pool has its own.
+    It can be pickled, so that each worker process has its own.
     """
 
     @property
@@ -188,34 +187,32 @@ class Renderer(Protocol):
 
     @property
     def control_tokens(self) -> frozenset[str]:
-        """What only the template may write: in a content it would forge a turn."""
+        """Tokens that only the template may write: in a message they would forge a turn."""
         ...
 
     @property
     def writes_reasoning(self) -> bool:
-        """Whether the template knows reasoning in tags of its own."""
+        """Whether the template has its own tags for reasoning."""
         ...
 
     def render(self, messages: Sequence[Message], reply: str) -> TokenizedRow:
-        """One row, or a UserMistake that says why its mask cannot be proven."""
+        """Render one row. Raises UserMistake if its loss mask cannot be proven."""
         ...
 
     def render_batch(
         self, conversations: Sequence[tuple[Sequence[Message], str]]
     ) -> Sequence[TokenizedRow | UserMistake]:
-        """The same for many rows at once; a row that is refused has its refusal in its place.
+        """Render many rows at once; a refused row yields its UserMistake.
 
-        The tokens support the buffer protocol as 32-bit integers where that is quicker than tuples.
+        Tokens may support the buffer protocol as 32-bit integers, which is faster than tuples.
         """
         ...
 
-    def count_tokens(self, messages: Sequence[Message], reply: str) -> int:
-        """How many tokens the row has."""
-        ...
+    def count_tokens(self, messages: Sequence[Message], reply: str) -> int: ...
 
 
 class SubsetRows(NamedTuple):
-    """What one model gets of a block: a split and a weight for each kept row."""
+    """One model's split and weight for each kept row of a block."""
 
     split: "np.ndarray[Any, np.dtype[np.uint8]]"
     weight: "np.ndarray[Any, np.dtype[np.float64]]"
@@ -232,7 +229,7 @@ class RenderTask(NamedTuple):
 
 
 class RenderedShard(NamedTuple):
-    """A shard; the length of each of its rows and their numbers in the block, as arrays: they are many."""
+    """A shard, with the length and the number in the block of each of its rows."""
 
     model: str
     split: Split
@@ -244,7 +241,7 @@ class RenderedShard(NamedTuple):
 
 
 class RenderedBlock(NamedTuple):
-    """The shards of a block, the rows that got no place in one, and those of which only a part did."""
+    """The shards of a block, the rows that are in none, and the rows that are there only in part."""
 
     shards: list[RenderedShard]
     refused: dict[int, str]
@@ -252,7 +249,7 @@ class RenderedBlock(NamedTuple):
 
 
 class _RenderedPart(NamedTuple):
-    """A rendered row; `position` is its place among the kept rows of the block."""
+    """A rendered row; `position` is its index among the kept rows of the block."""
 
     position: int
     row: Interaction
@@ -266,13 +263,13 @@ _tools: tuple[Renderer, DataSettings] | None = None
 
 
 def init_worker(renderer: Renderer, settings: DataSettings) -> None:
-    """What every process needs before its first block."""
+    """Set what every process needs before its first block."""
     global _tools  # noqa: PLW0603  a worker process has one renderer for its whole life
     _tools = (renderer, settings)
 
 
 def render_block(task: RenderTask) -> RenderedBlock:
-    """Render, prove, write."""
+    """Render the rows, check their loss masks, write the shards."""
     if _tools is None:
         raise RuntimeError("`begin` has not been called in this process")
     renderer, settings = _tools
@@ -306,7 +303,7 @@ def _to_json(value: Any) -> Any:
 
 
 def find_rendered(folder: Path) -> RenderedBlock | None:
-    """What an earlier run has rendered into this folder, if it is whole and still the same bytes."""
+    """Return what an earlier run rendered into this folder, if it is complete and intact."""
     try:
         said = orjson.loads((folder / SUMMARY).read_bytes())
         for shard in said["shards"]:
@@ -330,7 +327,7 @@ def find_rendered(folder: Path) -> RenderedBlock | None:
 
 
 class _RenderRequest(NamedTuple):
-    """What is to be rendered of a kept row; `part` counts the answers of one row."""
+    """A conversation to render; `part` counts the answers of one row."""
 
     position: int
     part: int
@@ -375,7 +372,7 @@ def _render(
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
     messages = apply_system_prompt(row.messages, role=row.group, settings=settings)
     answers = [(messages, row.reply)]
-    # The earlier replies of a captured conversation are captures of their own, with feedback of their own.
+    # Earlier replies of a captured conversation are captures of their own, with their own feedback.
     if settings.train_on == "every" and row.capture is None:
         answers = [*list_answers(messages, row.reply)] or answers
     for part, (before, reply) in enumerate(answers):
@@ -463,6 +460,6 @@ def _to_table(
 
 
 def _name(one: _RenderedPart, keys: Mapping[str, list[Any]]) -> str:
-    """Logs repeat their own ids; the content is what makes a row the one it is."""
+    """Name a row by its content: logs repeat their own ids."""
     mixed = (keys["prompt"][one.position] * 31 + keys["reply"][one.position]) % 2**64
     return f"{mixed:016x}" + (f".{one.part}" if one.part else "")

@@ -1,9 +1,10 @@
-"""How many groups each split gets, and which.
+"""Split assignment: groups rows that ask the same and assigns each group to a split.
 
-In: the founders of groups, one after the other. Out: the split of each. A founder is dealt by the
-hash of its question and the seed, so it goes where it would go in any other log; within a role or
-domain that is corrected as soon as a split would be more than one group off its share. Only founders
-before count.
+In: the corpus. Out: for each row that passed its split and the first row of its group, or the two rows it
+conflicts with. Rows are assigned in row order, each by the rows before it, so later rows move none. A group
+goes to the split that the hash of its question and the seed select, corrected within a role or domain when
+a split would be more than one group off its share. Groups are never divided. An unconfirmed captured reply
+starts a group only in train.
 """
 
 from array import array
@@ -25,14 +26,14 @@ _ROUNDING = 1e-9
 
 
 def draw(keys: Array, *, seed: int) -> Array:
-    """For each key a number from 0 to below 1, evenly spread, anew for every seed."""
+    """Draw a number in [0, 1) for each key, differently per seed."""
     salt = np.uint64(number_text(f"seed {seed}"))
     drawn: Array = (spread(spread(keys) ^ salt) >> np.uint64(11)) / 2.0**53
     return drawn
 
 
 class SplitShares:
-    """Deals founders, and keeps count of them by stratum."""
+    """Chooses the split of new groups, and counts groups by stratum."""
 
     def __init__(self, corpus: CorpusColumns, *, settings: DataSettings) -> None:
         together = corpus.column("together")
@@ -46,7 +47,7 @@ class SplitShares:
         self.founders: list[int] = []
 
     def resume(self, founders: Array, split: Array) -> None:
-        """Count founders that were dealt before."""
+        """Count the groups of an earlier assignment."""
         self.founders += founders.tolist()
         if self._strata is None or not len(founders):
             return
@@ -58,22 +59,22 @@ class SplitShares:
             self._founded.setdefault(stratum, [0] * len(SPLITS))[assigned] += count
 
     def count(self, founder: int, split: int) -> int:
-        """A founder whose split is settled."""
+        """Count a group whose split is given."""
         self.founders.append(founder)
         if self._strata is not None:
             self._founded.setdefault(int(self._strata[founder]), [0] * len(SPLITS))[split] += 1
         return split
 
     def assign_group(self, founder: int) -> int:
-        """The split of a new group, as an index into SPLITS."""
+        """Choose the split of a new group, as an index into SPLITS."""
         self.founders.append(founder)
         drawn = float(self._drawn[founder])
         if self._strata is None:
             return _pick(drawn, self._shares)
         founded = self._founded.setdefault(int(self._strata[founder]), [0] * len(SPLITS))
         total = sum(founded) + 1
-        # What each split lacks of its share, this group counted. The sum is 1, and none was more than
-        # 1 off before: at most one lacks more than a group, and one at least has room for it.
+        # What each split lacks of its share, this group included. The sum is 1, and none was more than 1 off
+        # before: at most one split lacks more than a group, and at least one has room.
         lacking = [share * total - count for share, count in zip(self._shares, founded, strict=True)]
         most = max(range(len(SPLITS)), key=lacking.__getitem__)
         if lacking[most] >= 1 - _ROUNDING:
@@ -91,7 +92,7 @@ class SplitShares:
 
 
 def _pick(drawn: float, shares: list[float]) -> int:
-    """The share that `drawn` falls into, held-out splits first."""
+    """Return the share that `drawn` falls into, held-out splits first."""
     at = drawn * sum(shares)
     for split in reversed(range(1, len(shares))):
         if at < shares[split]:
@@ -106,12 +107,11 @@ _ROWS_AT_ONCE = 50_000
 
 
 class SplitAssignment(NamedTuple):
-    """`split` is an index into SPLITS, 255 for a row that is in none; `group` the founder's place, or -1.
+    """`split` indexes SPLITS, 255 for a row in none; `group` is the first row of the group, or -1.
 
-    Captured rows that nobody confirmed may follow others into a held-out split: `find_unfit_references`
-    says which these are. `aside` holds the rows that were set aside, each with two rows that it asks the
-    same as and that stand in different splits. `founders` are the rows that were like none before them: two
-    groups that a later row joins have two.
+    `excluded` holds rows that ask the same as two rows in different splits, with those two rows. `founders`
+    are the rows that were similar to none before them. Unconfirmed captured rows may follow others into a
+    held-out split: see `find_unfit_references`.
     """
 
     split: Array
@@ -121,7 +121,7 @@ class SplitAssignment(NamedTuple):
 
 
 class KnownAssignment(NamedTuple):
-    """The fields of a dealing, and which rows were kept when nothing leaked: `Decided(*dealing, kept)`."""
+    """A `SplitAssignment` of the first rows, and which of them were kept when nothing leaked."""
 
     split: Array
     group: Array
@@ -135,7 +135,7 @@ class KnownAssignment(NamedTuple):
 
 
 def find_unfit_references(corpus: CorpusColumns, assignment: SplitAssignment) -> Array:
-    """The places of rows in held-out splits whose replies a model wrote and nobody confirmed."""
+    """Return the rows in held-out splits whose replies a model wrote and nobody confirmed."""
     held_out = (assignment.split != UNASSIGNED) & (assignment.split != TRAIN)
     found: Array = np.flatnonzero((corpus.column("unconfirmed") != 0) & held_out)
     return found
@@ -149,16 +149,16 @@ def assign_splits(
     known: KnownAssignment | None = None,
     previous: Array | None = None,
 ) -> SplitAssignment:
-    """Every row that passed the filter into a split, or aside. With an embedder, paraphrases are grouped.
+    """Assign every row that passed to a split, or exclude it. An embedder also groups paraphrases.
 
-    `pinned` is the split that each row had in an earlier corpus, 255 where it had none: there it goes
-    again, also if those that it was grouped with are gone.
+    `previous` is the earlier split of each row, 255 for none: the row keeps it, even if the rows it was
+    grouped with are gone.
 
-    `known` is what was dealt, by the same settings, when the corpus had only its first rows: then only
-    the rows behind those are looked at. The result is the same as without it.
+    `known` is the assignment of the first rows by the same settings: then only later rows are compared,
+    with the same result.
     """
     if embedder is not None and known is not None and known.rows < MOST_ROWS:
-        # Lines go by the spelling in which they were first embedded: all are embedded again, in order.
+        # Lines are embedded as first spelled: all are embedded again, in order.
         known = None
     since = known.rows if known is not None else 0
     fresh = np.arange(corpus.rows) >= since if known is not None else None
@@ -192,7 +192,7 @@ def assign_splits(
 
 
 class _SimilarRows(NamedTuple):
-    """The rows before each row with a line or turn that is alike, or with the same rare question."""
+    """For each row, earlier rows with a similar line or turn, or with the same rare question."""
 
     lines: dict[int, list[int]]
     turns: dict[int, list[int]]
@@ -200,7 +200,7 @@ class _SimilarRows(NamedTuple):
 
 
 class _Assigner:
-    """Who sits where: the first row of each split with each turn, line, conversation and key."""
+    """Tracks the first row of each split with each turn, line, conversation and key."""
 
     def __init__(
         self, corpus: CorpusColumns, *, turns_first: Array, passed: Array, settings: DataSettings
@@ -213,7 +213,7 @@ class _Assigner:
         self._excluded: dict[int, tuple[int, int]] = {}
         self._unconfirmed = corpus.column("unconfirmed") != 0
         self._shares = SplitShares(corpus, settings=settings)
-        # By the first row of a class: the first row of it that was dealt. All that were are in one split.
+        # By the first row of a class: its first assigned row. All assigned rows of a class are in one split.
         keys = (corpus.column(name) for name in ("opening", "together"))
         shared = (find_first(key, among=passed) for key in keys if key.any())
         self._classes = [(first, _no_rows(rows)) for first in (turns_first, *shared)]
@@ -227,7 +227,7 @@ class _Assigner:
         np.frombuffer(self._previous, dtype=np.uint8)[:] = previous
 
     def resume(self, known: KnownAssignment) -> None:
-        """Seat the first rows where they sat before."""
+        """Restore the assignment of the first rows."""
         np.frombuffer(self._split, dtype=np.uint8)[: known.rows] = known.split
         for place in np.flatnonzero((known.group >= 0) & (known.group != np.arange(known.rows))).tolist():
             self._clusters.join(int(known.group[place]), place)
@@ -242,7 +242,7 @@ class _Assigner:
         }
 
     def open_window(self, asked: Questions, *, until: int) -> None:
-        """Seat the rows that were dealt before, up to `until`, by the lines they ask on this ground."""
+        """Index the rows assigned before `until` by the question lines of this window."""
         low, high = asked.window.low, asked.window.high
         self._line_first = asked.first
         self._is_probe = np.zeros(high, dtype=bool)
@@ -272,7 +272,7 @@ class _Assigner:
             conflict = conflicting or self._find_conflict(place, neighbours)
             if conflict:
                 self._excluded[place] = conflict
-                # Whoever asks the same to the letter is judged by the first who did.
+                # Rows with exactly the same question follow the first of them.
                 if turn == place:
                     self._excluded_turns[turn] = conflict
                 if probes[at]:
@@ -281,7 +281,7 @@ class _Assigner:
                 self._assign(place, line, classes, neighbours)
 
     def _neighbours(self, place: int, line: int, classes: list[int], alike: _SimilarRows) -> list[int]:
-        """Dealt rows before this one that it must not be parted from."""
+        """Return assigned rows before this one that must be in the same split."""
         found = [first_rows[line] for first_rows in self._line_rows]
         for other in alike.lines.get(place, ()):
             there = int(self._line_first[other])
@@ -298,7 +298,7 @@ class _Assigner:
                 low, high = sorted((neighbours[0], other))
                 return low, high
         if neighbours and self._previous[place] not in (UNASSIGNED, self._split[neighbours[0]]):
-            # It was held apart from them before, and what is known now says that it should not be.
+            # It was in another split before, and now turns out to belong to these rows.
             return neighbours[0], place
         return None
 
@@ -308,7 +308,7 @@ class _Assigner:
         elif self._previous[place] != UNASSIGNED:
             split = self._shares.count(place, self._previous[place])
         elif self._unconfirmed[place]:
-            # A reply that nobody confirmed can be held out from nothing. It takes no share from other rows.
+            # An unconfirmed reply cannot be held out, and takes no share from other rows.
             split = TRAIN
         else:
             split = self._shares.assign_group(place)
@@ -333,13 +333,13 @@ def _no_rows(size: int) -> "array[int]":
 
 
 def _place_first(first_rows: "array[int]", class_of: Array, places: Array) -> None:
-    """Of each class the first of these rows, which ascend."""
-    # From the last to the first, so that the first one stays.
+    """Set the first of these ascending rows for each class."""
+    # From the last to the first, so that the first one remains.
     np.frombuffer(first_rows, dtype=np.int32)[class_of[places[::-1]]] = places[::-1]
 
 
 def _by_row(pairs: Array, low: int, high: int) -> dict[int, list[int]]:
-    """The earlier rows of each later row from `low` to before `high`."""
+    """Return the earlier rows of each later row from `low` to before `high`."""
     start, stop = np.searchsorted(pairs, np.array([low, high], dtype=np.uint64) << np.uint64(32))
     found: dict[int, list[int]] = {}
     for later, earlier in _walk(pairs[start:stop]):

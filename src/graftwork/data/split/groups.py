@@ -1,8 +1,8 @@
-"""Rows whose turns are alike beyond the line that asks: as a whole, or in long runs of rare words.
+"""Rows whose turns are similar beyond the question line: as a whole, or by long runs of rare words.
 
-In: the prints of the turns. Out: pairs of rows that must not stand in different splits. Only the
-first row with a turn takes part: the others follow it. 13-grams that stand in many rows are
-boilerplate or shared sources and pair nothing. Does not know splits.
+In: fingerprints of the turns. Out: pairs of rows that must be in the same split. Only the first row with a
+turn is compared; the others follow it. 13-grams that occur in many rows are boilerplate or shared sources
+and pair nothing.
 """
 
 from typing import NamedTuple
@@ -33,10 +33,10 @@ from graftwork.text.similarity import TOLERANCE, Array, distinct, measure_pairs
 RARE_ROWS = 5
 # A line of four words has this many runs of one and two words, unless it repeats itself.
 QUESTION_RUNS = 7
-# Turns ask the same when this part of the 13-grams of the shorter one is shared, and rare.
+# Turns ask the same when they share this share of the 13-grams of the shorter one, and these are rare.
 RARE_SHARE = 0.5
 _PAIRS_AT_ONCE = 100_000
-# Of fresh rows, so many 13-grams may stand in every other row: boilerplate.
+# This many 13-grams of fresh rows may occur in every other row: boilerplate.
 _GRAMS_LOOKED_UP = 8
 
 
@@ -64,9 +64,9 @@ def pair_turns(
     wanted: PairFilter | None = None,
     fresh: Array | None = None,
 ) -> Array:
-    """Turns that are alike as a whole. MinHash proposes, the measure on the later row's ground decides.
+    """Pair turns that are similar as a whole: LSH proposes, the weighted similarity decides.
 
-    Where some rows are marked as `fresh`, here and below, only pairs with one of them.
+    With `fresh`, here and below, return only pairs that contain a row marked there.
     """
     pairs = NO_PAIRS
     if fresh is not None and not fresh.any():
@@ -102,10 +102,10 @@ def pair_turns(
 def pair_rare_questions(
     corpus: CorpusColumns, asked: Questions, *, passed: Array, fresh: Array | None = None
 ) -> Array:
-    """Rows of the window with rows before them that hold the same line that ends as a question.
+    """Pair rows of the window with earlier rows that contain the same line ending as a question.
 
-    The line that asks is not always told rightly, least so among the first rows of a log. So every
-    question near the end of a turn counts, if it is rare up to the later row.
+    The question line is not always recognized, least among the first rows of a log. So every question near
+    the end of a turn counts if it is rare up to the later row.
     """
     low, high = asked.window.low, asked.window.high
     few = _fresh_values(corpus, "lines", np.flatnonzero(passed[:high]), fresh)
@@ -130,9 +130,9 @@ def pair_rare_questions(
 def pair_rare_grams(
     corpus: CorpusColumns, turns: UserTurns, *, in_all: bool = False, fresh: Array | None = None
 ) -> Array:
-    """Turns that share many rare 13-grams.
+    """Pair turns that share many rare 13-grams.
 
-    A 13-gram is rare for a row if it stands in few rows up to that one; `in_all` counts all rows.
+    A 13-gram is rare for a row if it occurs in few rows up to that one; with `in_all`, in few of all rows.
     """
     if fresh is not None and not fresh.any():
         return NO_PAIRS
@@ -174,20 +174,20 @@ def _count_all(corpus: CorpusColumns, name: str) -> int:
 
 
 def _fresh_values(corpus: CorpusColumns, name: str, places: Array, fresh: Array | None) -> ValueLookup | None:
-    """The values of the fresh ones of these rows; None where those of all rows are needed."""
+    """Return the values of the fresh ones of these rows; None where those of all rows are needed."""
     if fresh is None or not is_worth_looking_up(fresh):
         return None
     return ValueLookup(distinct(read_rows(corpus, name, places[fresh[places]]).values))
 
 
 def _find_values(few: ValueLookup | None, values: Array, inside: Array) -> Array:
-    """Where the values stand that are looked for, of those inside."""
+    """Return the positions of the values that are looked for."""
     chosen: Array = np.flatnonzero(inside)
     return chosen if few is None else chosen[few.find(values[chosen])[0]]
 
 
 def _count_grams(corpus: CorpusColumns, places: Array) -> Array:
-    """How many different 13-grams each of these rows has."""
+    """Count the distinct 13-grams of each of these rows."""
     counts = [np.zeros(0, dtype=np.int64)]
     for rows in stream_rows(corpus, "grams", places):
         owners = rows.owners()
@@ -199,7 +199,7 @@ def _count_grams(corpus: CorpusColumns, places: Array) -> Array:
 
 
 def _count_pairs(pairs: Array, times: Array | None) -> tuple[Array, Array]:
-    """Each pair once, with how often it came."""
+    """Return each pair once, with how often it occurs."""
     order = np.argsort(pairs, kind="stable")
     ordered = pairs[order]
     starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(ordered)])
@@ -215,7 +215,7 @@ def _join_counts(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def _run_lengths(ranks: Array) -> Array:
-    """For each entry, how many entries have its value."""
+    """Return, for each entry, how many entries have its value."""
     starts = np.flatnonzero(ranks == 0)
     lengths = np.diff(np.append(starts, len(ranks)))
     return np.repeat(lengths, lengths)

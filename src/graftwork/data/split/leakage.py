@@ -1,8 +1,8 @@
-"""The proof that the held-out questions were not trained on.
+"""Proves that held-out questions are not trained on.
 
-In: the finished assignment of rows to splits, and which rows are kept. Out: nothing, or an error
-that names two rows. Looks again at the rows and does not trust how they were grouped; it measures
-with the same measures on the same ground, so that what was grouped right is never blocked.
+In: the split assignment and which rows are kept. Out: nothing, or an error that names two rows. Compares
+the rows again with the same measures instead of trusting the grouping, so that correctly grouped rows never
+fail.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Leak(NamedTuple):
-    """A row that is trained on and one that is held out, and what they share."""
+    """A training row and a held-out row, and what they share."""
 
     trained: int
     held_out: int
@@ -64,16 +64,16 @@ def find_leaks(
     known: KnownAssignment | None = None,
     most: int = 100,
 ) -> list[Leak]:
-    """Rows on both sides that ask the same: of each kind some at most, in order.
+    """Find training and held-out rows that ask the same: at most `most` of each kind, in order.
 
-    `known` is what was checked, by the same settings, when the corpus had only its first rows: then
-    pairs are left out that were looked at before and of which no row changed sides since.
+    `known` is an assignment of the first rows that was checked with the same settings: pairs of unchanged
+    rows are then skipped.
     """
     passed = corpus.column("passed").astype(bool)
     moved = _find_moved(assignment, kept & passed, known)
     since = int(np.argmax(moved)) if moved.any() else corpus.rows
     if embedder is not None and known is not None and since < 2 * MOST_ROWS:
-        # As in the dealing: what was embedded is not known. All windows with embedded rows end before that.
+        # Embeddings are not stored. All windows with embedded rows end before this row.
         known, since = None, 0
     sides = _Sides.of(assignment, kept & passed)
     turns = read_turns(corpus, passed=passed)
@@ -112,7 +112,7 @@ def find_leaks(
 
 
 def _find_moved(assignment: SplitAssignment, kept: Array, known: KnownAssignment | None) -> Array:
-    """The rows that are new, were dealt elsewhere or were not kept when the others were checked."""
+    """Return the rows that are new, changed their split, or were not kept when the others were checked."""
     moved = np.ones(len(kept), dtype=bool)
     if known is not None:
         before = slice(known.rows)
@@ -121,7 +121,7 @@ def _find_moved(assignment: SplitAssignment, kept: Array, known: KnownAssignment
 
 
 def _spread_over(first: Array, moved: Array) -> Array:
-    """The rows that ask the same as one that moved: they may be compared in its place."""
+    """Return the rows that ask the same as a row that moved: they may be compared in its place."""
     touched = np.zeros(len(first), dtype=bool)
     touched[first[moved[: len(first)]]] = True
     spread_over: Array = touched[first]
@@ -140,7 +140,7 @@ def require_no_leak(
     embedder: Embedder | None = None,
     known: KnownAssignment | None = None,
 ) -> None:
-    """Refuse a dataset with the same or nearly the same question on both sides of a split."""
+    """Refuse a dataset with the same or nearly the same question in train and in a held-out split."""
     leaks = find_leaks(corpus, assignment, kept, settings=settings, embedder=embedder, known=known, most=1)
     if leaks:
         leak = leaks[0]
@@ -157,7 +157,7 @@ def require_no_leak(
 
 
 class _Sides(NamedTuple):
-    """Which rows are trained on and which are held out; and all that are in any split, kept or not."""
+    """The rows that are trained on, those that are held out, and all rows in any split, kept or not."""
 
     trained: Array
     held_out: Array
@@ -165,7 +165,7 @@ class _Sides(NamedTuple):
 
     @classmethod
     def of(cls, assignment: SplitAssignment, kept: Array) -> "_Sides":
-        # Questions for reinforcement learning are trained on as well; they come behind SPLITS.
+        # Rows for reinforcement learning are trained on too; their split comes after SPLITS.
         held_out = (assignment.split == SPLITS.index("validation")) | (
             assignment.split == SPLITS.index("test")
         )
@@ -185,7 +185,7 @@ class _Sides(NamedTuple):
 
 
 class _SideRange(NamedTuple):
-    """For each class of rows (named by its first) the earliest and the latest row that is marked."""
+    """For each class of rows (named by its first row), the earliest and the latest row on one side."""
 
     earliest: Array
     latest: Array
@@ -198,14 +198,14 @@ class _ClassSides(NamedTuple):
     assigned: _SideRange
 
     def in_both(self, *, since: int = 0) -> Iterator[tuple[int, int]]:
-        """Classes with rows on both sides, the later of them not before `since`."""
+        """Yield classes with rows on both sides, the later of them not before `since`."""
         both = (self.trained.latest >= 0) & (self.held_out.latest >= 0)
         both &= np.maximum(self.trained.latest, self.held_out.latest) >= since
         for place in np.flatnonzero(both).tolist():
             yield int(self.trained.earliest[place]), int(self.held_out.earliest[place])
 
     def are_parted(self, later: Array, earlier: Array) -> Array:
-        """Whether rows of the two classes stand on different sides."""
+        """Whether rows of the two classes are on different sides."""
         return self._is_parted(later, earlier, self.trained, self.held_out) | self._is_parted(
             later, earlier, self.held_out, self.trained
         )
@@ -219,8 +219,9 @@ class _ClassSides(NamedTuple):
             yield int(self.trained.earliest[other[at]]), int(self.held_out.latest[one[at]])
 
     def _is_parted(self, later: Array, earlier: Array, side: _SideRange, other_side: _SideRange) -> Array:
-        """Of the later row's class counts who came with it or after it; of the other class everybody, if
-        the later row had anybody of it before it to go by."""
+        """Of the later row's class, count rows from that row on; of the other class, all rows if one came
+        before the later row.
+        """
         one, other = self.first[later], self.first[earlier]
         parted: Array = (side.latest[one] >= later) & (other_side.latest[other] >= 0)
         parted &= self.assigned.earliest[other] < later

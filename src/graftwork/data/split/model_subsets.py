@@ -1,8 +1,8 @@
-"""Which model of a project gets which rows, in which split, how often.
+"""Model subsets: the rows, splits and weights that each model under `models:` gets.
 
-In: facts of the kept rows as columns, and the `models:` of graft.yaml. Out: for each model one value
-a row. The splits are the corpus's own: what is held out is held out for every model. Each draw goes
-by a hash and the seed, so rows that are logged later change little. Knows no texts and no files.
+In: columns of the kept rows, and the settings. Out: per model one value per row, and warnings about
+settings that match no row. Held-out rows are held out for every model. Draws use a hash and the seed, so
+rows that are logged later change little.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
-"""As in SPLITS."""
+"""Indexes into SPLITS."""
 RL = 3
 NOT_SELECTED = 255
 
@@ -28,10 +28,10 @@ Mask = npt.NDArray[np.bool_]
 
 
 class KeptRows(NamedTuple):
-    """What the division goes by: one value for each row that was dealt to a split.
+    """Columns of the rows that were assigned to a split.
 
-    `role` and `domain` are places in their lists of names, -1 where the log states none, as for
-    `stage`. `group` is any number that rows of one question share; `key` is the row's content hash.
+    `role` and `domain` index their lists of names, -1 for none, as for `stage`. `group` is a number that
+    rows of one question share; `key` is the row's content hash.
     """
 
     role: npt.NDArray[np.int32]
@@ -45,11 +45,10 @@ class KeptRows(NamedTuple):
 
 
 class ModelSubset(NamedTuple):
-    """One model's part of the corpus.
+    """One model's rows.
 
-    `split` is the place in SPLITS, RL, or NOT_ITS_OWN; `own` is False where a row is replayed, or not
-    the model's at all; `weight` says how often a row is trained on in an epoch: 0 if it is not the
-    model's, 1 if it is held out.
+    `split` indexes SPLITS, or is RL or NOT_SELECTED. `own` is False for replayed rows and for rows that are
+    not selected. `weight` is how often a row is trained on per epoch: 0 if not selected, 1 if held out.
     """
 
     name: str
@@ -59,7 +58,7 @@ class ModelSubset(NamedTuple):
 
 
 class SubsetSummary(Record):
-    """Who gets what, as numbers of rows. `stages` counts training rows, replayed ones included."""
+    """Row counts of one model. `stages` counts training rows, replayed ones included."""
 
     model: str
     own: int
@@ -70,28 +69,26 @@ class SubsetSummary(Record):
     stages: dict[int, int]
     without_stage: int
     rows_an_epoch: float
-    """Training rows, each as often as its weight says."""
+    """Training rows, each counted by its weight."""
 
 
 class UnmatchedValue(NamedTuple):
-    """A value that `models:` names and no row has: perhaps a slip of the pen."""
+    """A value under `models:` that no row has, perhaps a typo."""
 
     key: str
     value: str
 
 
 def select_subsets(facts: KeptRows, models: dict[str, ModelSettings], *, seed: int) -> list[ModelSubset]:
-    """The portion of each model, in the order of `models`."""
     return [_select_subset(facts, name, settings, seed=seed) for name, settings in models.items()]
 
 
 def summarize_subsets(subsets: list[ModelSubset], facts: KeptRows) -> list[SubsetSummary]:
-    """A line for each model."""
     return [_summarise(subset, facts) for subset in subsets]
 
 
 def find_unmatched(facts: KeptRows, models: dict[str, ModelSettings]) -> list[UnmatchedValue]:
-    """Every single value under `models:` that no row has, beside others that some row has."""
+    """List every value under `models:` that no row has."""
     known = _values_that_occur(facts)
     found: list[UnmatchedValue] = []
     for name, settings in models.items():
@@ -116,7 +113,7 @@ def _select_subset(facts: KeptRows, name: str, settings: ModelSettings, *, seed:
 
 
 def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
-    """The rows that a model is made of, of every split."""
+    """Select the rows that a model is trained and evaluated on, in every split."""
     own = np.ones(len(facts.split), dtype=np.bool_)
     known = _values_that_occur(facts)
     for key, wanted in keep:
@@ -139,14 +136,14 @@ def _find_own(facts: KeptRows, name: str, keep: Keep) -> Mask:
 
 def _match(facts: KeptRows, key: str, wanted: tuple[str, ...] | tuple[int, ...]) -> Mask:
     if key == "stage":
-        # -1 stands for none: it cannot be asked for.
+        # -1 means none and cannot be selected.
         return np.isin(facts.stage, [stage for stage in wanted if int(stage) >= 0])
     column, names = (facts.role, facts.role_names) if key == "role" else (facts.domain, facts.domain_names)
     return np.isin(column, [place for place, name in enumerate(names) if name in wanted])
 
 
 def _values_that_occur(facts: KeptRows) -> dict[str, list[str] | list[int]]:
-    """By key of `keep`, what the rows have."""
+    """Return the values that occur, by key of `keep`."""
     roles, domains, stages = (
         np.unique(column).tolist() for column in (facts.role, facts.domain, facts.stage)
     )
@@ -170,10 +167,10 @@ def _nothing_matches(
 
 
 def _draw_replay(facts: KeptRows, share: float, *, own: Mask, apart: Mask, seed: int) -> Mask:
-    """The training rows of others that are to make up `share` of this model's, or all there are.
+    """Draw training rows of other models so that they make up `share` of this model's, or all there are.
 
-    Those with the smallest hashes are drawn: a row that is logged later takes the place of few. A
-    question that is set apart for reinforcement learning is not brought back by another's row.
+    Rows with the smallest hashes are drawn, so a row that is logged later replaces few. Rows that share a
+    question with an RL row are not drawn.
     """
     drawn = np.zeros(len(own), dtype=np.bool_)
     candidates = np.flatnonzero((facts.split == TRAIN) & ~own)
@@ -195,7 +192,7 @@ def _draw_replay(facts: KeptRows, share: float, *, own: Mask, apart: Mask, seed:
 def _weigh(
     facts: KeptRows, weights: dict[str, float], split: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.float64]:
-    # The last place is for rows without a role: -1 finds it.
+    # The last element is for rows without a role: index -1.
     by_role = np.array([weights.get(name, 1.0) for name in facts.role_names] + [1.0])
     held_out = (split == VALIDATION) | (split == TEST)
     weight = np.where(held_out, 1.0, by_role[facts.role])
@@ -204,13 +201,13 @@ def _weigh(
 
 
 def _falls_below(share: float, values: npt.NDArray[np.int64], *, seed: int) -> Mask:
-    """True for about this share of all values, the same ones whatever else is there."""
+    """Select about this share of the values, independently of which other values there are."""
     hashes = _mix(values.astype(np.int64).view(np.uint64), purpose="rl", seed=seed)
     return hashes < np.uint64(int(share * 2**64))
 
 
 def _mix(values: npt.NDArray[np.uint64], *, purpose: str, seed: int) -> npt.NDArray[np.uint64]:
-    """A 64-bit hash of each value, another one for another purpose or seed (the end of splitmix64)."""
+    """Hash each value to 64 bits, differently per purpose and seed (the finalizer of splitmix64)."""
     salt = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()[:8]
     mixed = values ^ np.uint64(int.from_bytes(salt))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -244,7 +241,7 @@ SAMPLED_ROWS = 200
 
 
 def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, settings: DataSettings) -> list[str]:
-    """Refuse a key that no row has; say how many rows lack it."""
+    """Refuse a `data.split_by` key that no row has; warn about rows that lack it."""
     if settings.split_by == "question" or not passed.any():
         return []
     lacking = int((passed & (corpus.column("together") == 0)).sum())
@@ -263,7 +260,7 @@ def require_split_key(corpus: Corpus, passed: "np.ndarray[Any, Any]", *, setting
 def find_setting_warnings(
     facts: KeptRows, *, settings: DataSettings, models: Mapping[str, ModelSettings]
 ) -> list[str]:
-    """What is named and not there, one sentence each."""
+    """Warn about settings that name something no kept row has."""
     warnings = [f"{key}: no kept row has {value!r}" for key, value in find_unmatched(facts, dict(models))]
     roles = {facts.role_names[place] for place in np.unique(facts.role).tolist() if place >= 0}
     warnings += [
@@ -281,7 +278,7 @@ def find_setting_warnings(
 
 
 def _name_keys(corpus: Corpus, passed: "np.ndarray[Any, Any]") -> list[str]:
-    """The keys that the first rows have."""
+    """Return the keys that the first rows have."""
     places = np.flatnonzero(passed)[:SAMPLED_ROWS].tolist()
     rows = [row for _, row in islice(corpus.rows_at(places), SAMPLED_ROWS)]
     fields = [name for name, field in SPLIT_FIELDS.items() if any(getattr(row, field) for row in rows)]

@@ -1,9 +1,8 @@
-"""The split that each row had the last time, so that it has the same one this time.
+"""Split state: which split each row had in earlier preparations, so that it keeps it.
 
-In: the hashes of the rows' lines, their splits, the settings. Out: a file, and from it the split of
-every row that was dealt before, wherever its line stands now. Rows that were deleted from the logs
-take nothing with them: those that stood in a group with them stay where they were. Settings that ask
-for another split are obeyed: then nothing is pinned.
+In: the working folder, the corpus, the settings. Out: the previous split of each row wherever its line is
+now, and the full assignment of the first rows if they are unchanged. Settings that ask for another split
+start anew. Written only after the leakage check has passed. Missing or damaged files only cost time.
 """
 
 import hashlib
@@ -37,7 +36,7 @@ class PreviousSplits(NamedTuple):
 
 
 def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: DataSettings) -> None:
-    """Keep these splits, and those of rows that are not there this time: they may come back."""
+    """Store these splits, and those of rows that are absent this time: they may come back."""
     old = _read_splits(path, settings=settings)
     stood = find_places(keys, old.keys)
     before = np.where(stood >= 0, np.append(old.split, UNASSIGNED)[stood], UNASSIGNED)
@@ -57,10 +56,10 @@ def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: Dat
 def read_previous_splits(
     path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None
 ) -> Array:
-    """The split of each of these rows the last time; 255 for a row that was in none.
+    """Return the previous split of each of these rows; 255 for none.
 
-    Once, `conversations` (rows of several turns) were grouped by their last turn alone: splits from that
-    time are not held on to for them.
+    Older files grouped `conversations` (rows of several turns) by their last turn alone: their splits are
+    not kept for such rows.
     """
     known = _read_splits(path, settings=settings)
     places = find_places(keys, known.keys)
@@ -71,7 +70,7 @@ def read_previous_splits(
 
 
 def _read_splits(path: Path, *, settings: DataSettings) -> PreviousSplits:
-    """What was kept under the same settings; nothing where it is lost or damaged."""
+    """Read the splits stored under the same settings; none if the file is missing or damaged."""
     none = PreviousSplits(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint8))
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -89,13 +88,13 @@ ASSIGNMENT_FORM = 1
 
 
 Identify = Callable[[int], str]
-"""A digest of the first so many rows of the corpus at hand: of all that was read and sifted of them."""
+"""A digest of the first rows of the corpus: everything that was read of them."""
 
 
 def write_assignment(
     path: Path, decided: KnownAssignment, *, settings: DataSettings, identify: Identify, embedded: bool
 ) -> None:
-    """Keep what was decided. `embedded` says whether an embedder took part."""
+    """Store the assignment. `embedded` says whether an embedder was used."""
     founded = np.zeros(decided.rows, dtype=bool)
     founded[decided.founders] = True
     excluded = [(place, *pair) for place, pair in decided.excluded.items()]
@@ -109,14 +108,14 @@ def write_assignment(
         founded=np.packbits(founded),
         kept=np.packbits(decided.kept.astype(bool)),
     )
-    # Of no use after a power cut that it does not survive: then it is decided anew.
+    # Not durable: after a power cut it is computed again.
     write_whole(path, buffer.getvalue(), durable=False)
 
 
 def read_assignment(
     path: Path, *, rows: int, settings: DataSettings, identify: Identify, embedded: bool
 ) -> KnownAssignment | None:
-    """What was decided for the first of these `rows`, if it still holds."""
+    """Read the assignment of the first of these `rows`, if it still holds."""
     try:
         with np.load(path, allow_pickle=False) as file:
             known = len(file["split"])
@@ -136,7 +135,7 @@ def read_assignment(
 
 
 def _fingerprint_assignment(settings: DataSettings, *, embedded: bool, rows: str) -> str:
-    # Files may come and go under `logs`: the rows themselves say what was in them.
+    # Log files may come and go: the rows themselves identify the input.
     chosen = settings.model_dump(mode="json", exclude={"logs"})
     return fingerprint([ASSIGNMENT_FORM, __version__, chosen, embedded, rows])
 
@@ -145,7 +144,7 @@ ASSIGNMENT_FILE, SPLITS_FILE = "decided.npz", "pins.npz"
 
 
 class SplitState:
-    """`pinned` is the split of each row the last time; `known` all that was decided of the first rows."""
+    """`previous` is the previous split of each row; `known` the full assignment of the first rows."""
 
     def __init__(self, folder: Path, corpus: Corpus, *, settings: DataSettings) -> None:
         self._folder, self._settings = folder, settings
