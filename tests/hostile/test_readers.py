@@ -141,7 +141,7 @@ def write(name, data):
 READ = """
 import os, resource
 from pathlib import Path
-from graftwork.data.read import read_file
+from graftwork.data.ingest.read import read_file
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.containers import split_parquet
 M = 1 << 20

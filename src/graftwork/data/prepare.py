@@ -27,6 +27,7 @@ from graftwork.data.dedup.repeats import Repeats, find_repeats
 from graftwork.data.render.dataset import (
     PlacedShard,
     RenderedSegment,
+    RenderOptions,
     RowOutcomes,
     assemble,
     count_kept,
@@ -36,7 +37,7 @@ from graftwork.data.render.dataset import (
 )
 from graftwork.data.render.rows import SUBSET_SPLITS, Renderer
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.data.split.assignment import SplitAssignment, assign_splits, find_unfit_references
+from graftwork.data.split.assignment import UNASSIGNED, SplitAssignment, assign_splits, find_unfit_references
 from graftwork.data.split.leakage import require_no_leak
 from graftwork.data.split.model_subsets import (
     NOT_SELECTED,
@@ -97,98 +98,88 @@ class _Decisions(NamedTuple):
     warnings: list[str]
 
 
+class PrepareJob(NamedTuple):
+    """What to prepare. Log files are named relative to `root`."""
+
+    context: AuditContext
+    base: RenderTarget
+    work: Path
+    out: Path
+    root: Path = Path()
+    models: Mapping[str, ModelSettings] = MAIN
+
+
 def prepare(
-    context: AuditContext,
-    *,
-    base: RenderTarget,
-    work: Path,
-    out: Path,
-    root: Path = Path(),
-    models: Mapping[str, ModelSettings] = MAIN,
-    on_progress: Progress | None = None,
-    processes: int | None = None,
+    job: PrepareJob, *, on_progress: Progress | None = None, processes: int | None = None
 ) -> Preparation:
-    """Prepare the datasets of all models. Log files are named relative to `root`."""
+    """Prepare the datasets of all models."""
     report = on_progress or _ignore_progress
-    corpus = build_corpus(context, folder=work / FEATURES, root=root, on_progress=report, processes=processes)
-    decided = _decide(corpus, models=models, context=context, work=work, report=report)
+    features = job.work / FEATURES
+    corpus = build_corpus(
+        job.context, folder=features, root=job.root, on_progress=report, processes=processes
+    )
+    decided = _decide(corpus, job, report=report)
+    options = RenderOptions(
+        renderer=job.base.renderer,
+        settings=job.context.settings,
+        folder=job.work / SHARDS,
+        staged=frozenset(name for name, model in job.models.items() if model.curriculum),
+    )
+    kept = decided.kept
     rendering = render_corpus(
-        corpus,
-        decided.kept.places,
-        decided.kept.subsets,
-        staged={name for name, model in models.items() if model.curriculum},
-        renderer=base.renderer,
-        settings=context.settings,
-        folder=work / SHARDS,
-        report=report,
-        processes=processes,
+        corpus, kept.places, kept.subsets, options=options, report=report, processes=processes
     )
     report("write", 0, 1)
-    made = _write(corpus, decided, rendering, base=base, models=models, context=context, work=work, out=out)
-    summaries = summarize_subsets(decided.kept.subsets, decided.kept.facts)
-    datasets = [PreparedDataset(*one, summary) for one, summary in zip(made, summaries, strict=True)]
+    made = _write(corpus, decided, rendering, job)
+    summaries = summarize_subsets(kept.subsets, kept.facts)
+    datasets = [PreparedDataset(*written, summary) for written, summary in zip(made, summaries, strict=True)]
     return Preparation(datasets, decided.warnings)
 
 
-def _decide(
-    corpus: Corpus,
-    *,
-    models: Mapping[str, ModelSettings],
-    context: AuditContext,
-    work: Path,
-    report: Progress,
-) -> _Decisions:
+def _decide(corpus: Corpus, job: PrepareJob, *, report: Progress) -> _Decisions:
     """Decide which rows are kept, in which split, for which model, and prove that nothing leaks."""
-    settings = context.settings
+    settings = job.context.settings
     report("find repeats", 0, 1)
     repeats = find_repeats(corpus, settings=settings)
     report("group and split", 0, 1)
     passed = corpus.column("passed")
     warnings = require_split_key(corpus, passed, settings=settings)
-    memory = SplitState(work, corpus, settings=settings)
+    state = SplitState(job.work, corpus, settings=settings)
     embedder = find_embedder(settings)
     assignment = assign_splits(
-        corpus, settings=settings, embedder=embedder, known=memory.known, previous=memory.previous
+        corpus, settings=settings, embedder=embedder, known=state.known, previous=state.previous
     )
     unfit = find_unfit_references(corpus, assignment)
     passed_on = passed & ~_to_mask(unfit, corpus.rows)
-    kept = _choose(corpus, repeats, assignment, passed_on, models=models, context=context)
+    kept = _choose(corpus, repeats, assignment, passed_on, job=job)
     report("leak check", 0, 1)
     marked = _to_mask(kept.places, corpus.rows)
-    require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=memory.known)
-    memory.keep(assignment, marked)
-    warnings += find_setting_warnings(kept.facts, settings=settings, models=models)
+    require_no_leak(corpus, assignment, marked, settings=settings, embedder=embedder, known=state.known)
+    state.store(assignment, marked)
+    warnings += find_setting_warnings(kept.facts, settings=settings, models=job.models)
     corpus.forget()
     return _Decisions(passed, repeats, assignment, kept, set(unfit.tolist()), warnings)
 
 
 def _write(
-    corpus: Corpus,
-    decided: _Decisions,
-    rendering: list[RenderedSegment],
-    *,
-    base: RenderTarget,
-    models: Mapping[str, ModelSettings],
-    context: AuditContext,
-    work: Path,
-    out: Path,
+    corpus: Corpus, decided: _Decisions, rendering: list[RenderedSegment], job: PrepareJob
 ) -> list[tuple[Dataset, Path]]:
     """Write the dataset folder of each model."""
     passed, repeats, assignment, kept, unfit, _ = decided
     refused = {place: reason for block in rendering for place, reason in block.refused.items()}
     _require_some_proven(len(kept.places), refused)
     unconfirmed = int((corpus.column("unconfirmed")[kept.places] != 0).sum())
-    with TemporaryDirectory(dir=work, prefix=".part-") as scratch:
+    with TemporaryDirectory(dir=job.work, prefix=".part-") as scratch:
         drops = Path(scratch) / DROPS
         shortened = {place: reason for block in rendering for place, reason in block.shortened.items()}
         each = RowOutcomes(repeats, assignment, refused, shortened, _find_unwanted(kept), unfit)
         shard, dropped = write_drops(drops, list_dropped(corpus, each))
         head = Dataset(
             content_hash="",
-            base=base.name,
-            base_fingerprint=base.fingerprint,
-            template_fingerprint=base.renderer.template_fingerprint,
-            tokenizer_fingerprint=base.renderer.tokenizer_fingerprint,
+            base=job.base.name,
+            base_fingerprint=job.base.fingerprint,
+            template_fingerprint=job.base.renderer.template_fingerprint,
+            tokenizer_fingerprint=job.base.renderer.tokenizer_fingerprint,
             inputs=corpus.inputs,
             splits={},
             kept_after=count_kept(
@@ -201,44 +192,19 @@ def _write(
             dropped=dropped,
             drops=shard,
             redactions=_count_redactions(corpus, passed),
-            settings=context.settings.to_manifest(),
+            settings=job.context.settings.to_manifest(),
         )
-        return [
-            _assemble(
-                head,
-                subset,
-                rendering,
-                assignment,
-                models=models,
-                drops=drops,
-                out=out,
-                unconfirmed=unconfirmed,
+        made = []
+        for subset in kept.subsets:
+            placed = [shard for block in rendering for shard in block.placed(subset.name, assignment)]
+            _require_rows(placed, job, model=subset.name, after=head.kept_after, unconfirmed=unconfirmed)
+            settings = {**head.settings, "model": publishable(job.models[subset.name])}
+            own = head.model_copy(update={"model": subset.name, "settings": settings})
+            length = job.context.settings.pack_tokens or job.context.settings.max_tokens
+            made.append(
+                assemble(own, placed, drops=drops, scratch=drops.parent, out=job.out, pack_tokens=length)
             )
-            for subset in kept.subsets
-        ]
-
-
-def _assemble(
-    head: Dataset,
-    subset: ModelSubset,
-    rendering: list[RenderedSegment],
-    assignment: SplitAssignment,
-    *,
-    models: Mapping[str, ModelSettings],
-    drops: Path,
-    out: Path,
-    unconfirmed: int,
-) -> tuple[Dataset, Path]:
-    settings = DataSettings.model_validate(head.settings)
-    placed = [one for block in rendering for one in block.placed(subset.name, assignment)]
-    main = subset.name == next(iter(models))
-    _require_rows(
-        placed, settings, model=subset.name, after=head.kept_after, main=main, unconfirmed=unconfirmed
-    )
-    model = publishable(models[subset.name])
-    own = head.model_copy(update={"model": subset.name, "settings": {**head.settings, "model": model}})
-    length = settings.pack_tokens or settings.max_tokens
-    return assemble(own, placed, drops=drops, scratch=drops.parent, out=out, pack_tokens=length)
+        return made
 
 
 def _choose(
@@ -247,10 +213,9 @@ def _choose(
     assignment: SplitAssignment,
     passed: "np.ndarray[Any, Any]",
     *,
-    models: Mapping[str, ModelSettings],
-    context: AuditContext,
+    job: PrepareJob,
 ) -> _Kept:
-    places = np.flatnonzero(passed & (repeats.instead < 0) & (assignment.split != 255))
+    places = np.flatnonzero(passed & (repeats.instead < 0) & (assignment.split != UNASSIGNED))
     roles, domains = corpus.labels("group"), corpus.labels("domain")
     facts = KeptRows(
         role=roles.numbers[places],
@@ -263,7 +228,7 @@ def _choose(
         group=corpus.column("turn")[assignment.group[places]].view(np.int64),
         key=(corpus.column("prompt") * np.uint64(31) + corpus.column("reply"))[places],
     )
-    return _Kept(places, facts, select_subsets(facts, dict(models), seed=context.settings.seed))
+    return _Kept(places, facts, select_subsets(facts, dict(job.models), seed=job.context.settings.seed))
 
 
 def _find_unwanted(kept: _Kept) -> set[int]:
@@ -301,18 +266,13 @@ def _require_some_proven(rows: int, refused: Mapping[int, str]) -> None:
 
 
 def _require_rows(
-    placed: list[PlacedShard],
-    settings: DataSettings,
-    *,
-    model: str,
-    after: Mapping[str, int],
-    main: bool,
-    unconfirmed: int,
+    placed: list[PlacedShard], job: PrepareJob, *, model: str, after: Mapping[str, int], unconfirmed: int
 ) -> None:
     """Refuse to write a dataset in which a requested split is empty."""
+    settings = job.context.settings
     shares = {"train": 1.0, "validation": settings.validation, "test": settings.test}
-    there = {one.shard.split for one in placed}
-    wanted = SPLITS if main else SUBSET_SPLITS[:1]
+    there = {shard.shard.split for shard in placed}
+    wanted = SPLITS if model == next(iter(job.models)) else SUBSET_SPLITS[:1]
     empty = [split for split in wanted if shares[split] > 0 and split not in there]
     if not empty:
         return

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graftwork.data.audit.row_checks import AuditContext
 from graftwork.data.corpus import build
-from graftwork.data.prepare import RenderTarget, audit_files, prepare
+from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
 from graftwork.data.render import rows
 from graftwork.data.settings import DataSettings, ModelSettings
 from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
@@ -36,12 +36,14 @@ def run_all(tmp_path, rows=None, renderer=None, models=None, processes=1, on_pro
     chosen = {"logs": ("log.jsonl",), "validation": 0.2, "test": 0.3, **changes}
     (tmp_path / "work").mkdir(exist_ok=True)
     return prepare(
-        AuditContext(settings=DataSettings(**chosen)),
-        base=RenderTarget("base", "f", renderer or WordRenderer()),
-        work=tmp_path / "work",
-        out=tmp_path / "out",
-        root=tmp_path,
-        models=models or {"main": ModelSettings()},
+        PrepareJob(
+            AuditContext(settings=DataSettings(**chosen)),
+            base=RenderTarget("base", "f", renderer or WordRenderer()),
+            work=tmp_path / "work",
+            out=tmp_path / "out",
+            root=tmp_path,
+            models=models or {"main": ModelSettings()},
+        ),
         processes=processes,
         on_progress=on_progress,
     ).datasets
@@ -478,16 +480,18 @@ def test_settings_that_name_what_no_row_has_are_pointed_out(tmp_path):
     write_log(tmp_path / "log.jsonl", [*rows[:40], *({**row, "team": "x"} for row in rows[40:])])
     (tmp_path / "work").mkdir()
     done = prepare(
-        AuditContext(
-            settings=DataSettings(
-                logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
-            )
+        PrepareJob(
+            AuditContext(
+                settings=DataSettings(
+                    logs=("log.jsonl",), test=0.3, split_by="team", system_prompts={"codr": "Write code."}
+                )
+            ),
+            base=RenderTarget("base", "f", WordRenderer()),
+            work=tmp_path / "work",
+            out=tmp_path / "out",
+            root=tmp_path,
+            models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
         ),
-        base=RenderTarget("base", "f", WordRenderer()),
-        work=tmp_path / "work",
-        out=tmp_path / "out",
-        root=tmp_path,
-        models={"main": ModelSettings(curriculum=True, weights={"tester": 2})},
         processes=1,
     )
     assert done.warnings == [

@@ -17,9 +17,9 @@ from graftwork.data.audit.findings import (
     PROMPT_FINGERPRINT,
     REPLY_FINGERPRINT,
     AuditFacts,
+    Wording,
     count_rows,
     finding_from_rows,
-    make_finding,
     show_row,
 )
 from graftwork.records.audit import Cluster, ClusterKind, Finding
@@ -74,10 +74,12 @@ def _find_rare(facts: AuditFacts, label: str, kind: str) -> Iterator[Finding]:
         places,
         show=lambda row, place: f"{names[numbers[place]]}: {row.question}",
         reasons={names[number]: int(usable[number]) for number in ordered[:40]},
-        title=count_rows(len(places), "belong")
-        + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
-        effect="too few to learn from, and too few to hold some out and measure",
-        fix="log more of them, or leave them out of the files under data.logs",
+        wording=Wording(
+            title=count_rows(len(places), "belong")
+            + f" to {kind} with fewer than {RARE} usable rows ({named}{more})",
+            effect="too few to learn from, and too few to hold some out and measure",
+            fix="log more of them, or leave them out of the files under data.logs",
+        ),
     )
 
 
@@ -96,9 +98,11 @@ def _find_dominant(facts: AuditFacts, label: str) -> Iterator[Finding]:
         "info",
         np.flatnonzero(facts.usable & (numbers == largest)),
         show=lambda row, place: row.question,
-        title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
-        effect="the model becomes good at this group at the cost of the others",
-        fix="log more of the other groups, or look at the figures of each group in the evaluation",
+        wording=Wording(
+            title=f"{counts[largest]:,} of {rows:,} usable rows belong to {names[largest]}",
+            effect="the model becomes good at this group at the cost of the others",
+            fix="log more of the other groups, or look at the figures of each group in the evaluation",
+        ),
     )
 
 
@@ -119,9 +123,11 @@ def _find_same_reply(facts: AuditFacts) -> Iterator[Finding]:
             "info",
             usable[number == most],
             show=lambda row, place: row.reply,
-            title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
-            effect="the model may give this reply where another is right",
-            fix="check that the evaluation measures both sides: where this reply is right and where not",
+            wording=Wording(
+                title=f"{counts[most]:,} of {len(usable):,} usable rows have the same reply",
+                effect="the model may give this reply where another is right",
+                fix="check that the evaluation measures both sides: where this reply is right and where not",
+            ),
         )
 
 
@@ -142,9 +148,11 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             "warning",
             same,
             show=lambda row, place: f"the same as {_kept(facts, place)}: {row.question}",
-            title=count_rows(len(same), "repeat an earlier row"),
-            effect="repeated rows are learned by heart, and one that is held out is no test",
-            fix=kept,
+            wording=Wording(
+                title=count_rows(len(same), "repeat an earlier row"),
+                effect="repeated rows are learned by heart, and one that is held out is no test",
+                fix=kept,
+            ),
         )
     near = _places_of(facts, NEAR_DUPLICATE)
     if len(near):
@@ -154,9 +162,11 @@ def find_repeated(facts: AuditFacts) -> Iterator[Finding]:
             "warning",
             near,
             show=lambda row, place: f"nearly the same as {_kept(facts, place)}: {row.question}",
-            title=count_rows(len(near), "nearly repeat an earlier row"),
-            effect="they weigh in training as if they were different rows",
-            fix=f"{kept}; data.near_duplicate sets how alike ({facts.settings.near_duplicate})",
+            wording=Wording(
+                title=count_rows(len(near), "nearly repeat an earlier row"),
+                effect="they weigh in training as if they were different rows",
+                fix=f"{kept}; data.near_duplicate sets how alike ({facts.settings.near_duplicate})",
+            ),
         )
     yield from _find_conflicts(facts)
 
@@ -197,10 +207,12 @@ def _find_conflicts(facts: AuditFacts) -> Iterator[Finding]:
         "warning" if len(places) else "info",
         places if len(places) else logged,
         show=lambda row, place: row.reply,
-        title=title,
-        effect="the model is pulled both ways and learns neither",
-        fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
-        f"(data.conflicts: {facts.settings.conflicts})",
+        wording=Wording(
+            title=title,
+            effect="the model is pulled both ways and learns neither",
+            fix=f"`graft data prepare` {_CONFLICTS_DONE[facts.settings.conflicts]} "
+            f"(data.conflicts: {facts.settings.conflicts})",
+        ),
     )
 
 
@@ -391,11 +403,13 @@ def _find_leaked(facts: AuditFacts, sides: Sides) -> Iterator[Finding]:
             "blocker",
             places,
             show=lambda row, place: f"{met} in {facts.corpus.origin(int(twin[place]))} too: {row.question}",
-            title=f"{len(places):,} of {held_out:,} held-out rows "
-            + say_like_another(split_by, "a training row"),
-            effect="the evaluation measures memory and calls it skill",
-            fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
-            f"{say_together(split_by)} (data.split_by)",
+            wording=Wording(
+                title=f"{len(places):,} of {held_out:,} held-out rows "
+                + say_like_another(split_by, "a training row"),
+                effect="the evaluation measures memory and calls it skill",
+                fix="take these rows out of one of the sides; `graft data prepare` keeps rows together that "
+                f"{say_together(split_by)} (data.split_by)",
+            ),
         )
 
 
@@ -415,7 +429,7 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
     sides = find_sides(facts)
     title = (
         count_rows(len(places), say_like_another(settings.split_by, "another row"))
-        + f": a random split would put about {expected:,.0f} of them into the test beside a trained twin"
+        + f": a random split would put about {expected:,.0f} of them into the test next to a trained twin"
     )
     fingerprints = facts.fingerprints(PROMPT_FINGERPRINT)
     _, logged = np.unique(fingerprints[fingerprints != 0], return_counts=True)
@@ -430,11 +444,13 @@ def _find_random_leak(facts: AuditFacts) -> Iterator[Finding]:
         "warning",
         places,
         show=lambda row, place: row.question,
-        title=title,
-        effect="the evaluation would measure memory and call it skill",
-        fix="`graft data prepare` splits by group, never by row: rows that "
-        f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
-        f"how alike ({settings.question_similarity})",
+        wording=Wording(
+            title=title,
+            effect="the evaluation would measure memory and call it skill",
+            fix="`graft data prepare` splits by group, never by row: rows that "
+            f"{say_together(settings.split_by)} stay together (data.split_by); data.question_similarity sets "
+            f"how alike ({settings.question_similarity})",
+        ),
     )
 
 
@@ -449,11 +465,11 @@ def find_unusable(facts: AuditFacts) -> Iterator[Finding]:
     readable = facts.corpus.rows
     unreadable = sum(1 for _ in facts.corpus.faults())
     lost = islice(facts.corpus.faults(), max(0, MOST_ROWS - readable))
-    yield make_finding(
-        "nothing_usable",
-        "blocker",
+    yield Finding(
+        code="nothing_usable",
+        severity="blocker",
         count=readable + unreadable,
-        rows=[*facts.origins(range(min(readable, MOST_ROWS))), *(fault.origin for _, fault in lost)],
+        rows=(*facts.origins(range(min(readable, MOST_ROWS))), *(fault.origin for _, fault in lost)),
         examples=(),
         title="no row is left to train on",
         effect="there is nothing to learn from",
@@ -485,10 +501,12 @@ def _find_empty_split(facts: AuditFacts) -> Iterator[Finding]:
         "blocker",
         places,
         show=lambda row, _place: row.question,
-        title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask alike, and no row is left for "
-        f"{' and '.join(empty)}",
-        effect="`graft data prepare` keeps rows that ask alike in one split and would refuse this log",
-        fix="log more different questions; raise data.question_similarity "
-        f"({settings.question_similarity}) if these ask different things; or set the share of a split that "
-        "you do not need to 0",
+        wording=Wording(
+            title=f"{len(places):,} of {int(facts.usable.sum()):,} usable rows ask the same; "
+            f"no row is left for {' and '.join(empty)}",
+            effect="`graft data prepare` keeps rows that ask the same in one split and would refuse this log",
+            fix="log more different questions; raise data.question_similarity "
+            f"({settings.question_similarity}) if these ask different things; or set the share of "
+            "an unneeded split to 0",
+        ),
     )

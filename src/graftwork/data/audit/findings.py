@@ -232,30 +232,12 @@ class AuditFacts:
         return {place: row if self.settings.redact else redact_row(row).row for place, row in rows}
 
 
-def make_finding(
-    code: str,
-    severity: Severity,
-    *,
-    count: int,
-    rows: Sequence[Origin],
-    examples: Sequence[Example],
-    title: str,
-    effect: str,
-    fix: str,
-    reasons: dict[str, int] | None = None,
-) -> Finding:
-    """The excerpts of `examples` must come from redacted rows."""
-    return Finding(
-        code=code,
-        severity=severity,
-        count=count,
-        title=title,
-        effect=effect,
-        fix=fix,
-        rows=tuple(rows),
-        examples=tuple(examples),
-        reasons=reasons or {},
-    )
+class Wording(NamedTuple):
+    """What is wrong, what it does to training, and how to fix it."""
+
+    title: str
+    effect: str
+    fix: str
 
 
 def finding_from_notes(
@@ -263,24 +245,22 @@ def finding_from_notes(
     code: str,
     severity: Severity,
     *,
-    title: str,
-    effect: str,
-    fix: str,
+    wording: Wording,
     noted: str | None = None,
     reasons: dict[str, int] | None = None,
 ) -> Finding:
     """Make a finding from the notes with the code `noted`, or with its own code."""
     found = facts.notes[noted or code]
-    return make_finding(
-        code,
-        severity,
+    return Finding(
+        code=code,
+        severity=severity,
         count=found.count,
         rows=facts.origins(found.places),
-        examples=[Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown],
+        examples=tuple(
+            Example(origin=facts.corpus.origin(place), excerpt=text) for place, text in found.shown
+        ),
         reasons=found.sort_reasons() if reasons is None else reasons,
-        title=title,
-        effect=effect,
-        fix=fix,
+        **wording._asdict(),
     )
 
 
@@ -290,28 +270,24 @@ def finding_from_rows(
     severity: Severity,
     places: "NDArray[Any]",
     *,
+    wording: Wording,
     show: Callable[[Interaction, int], str],
-    title: str,
-    effect: str,
-    fix: str,
     reasons: dict[str, int] | None = None,
 ) -> Finding:
     """Make a finding from row positions; `show` selects the text of a row that is quoted."""
     shown = [int(place) for place in places[:MOST_EXAMPLES]]
     rows = facts.read(shown)
-    return make_finding(
-        code,
-        severity,
+    return Finding(
+        code=code,
+        severity=severity,
         count=len(places),
         rows=facts.origins(places[:MOST_ROWS]),
-        examples=[
+        examples=tuple(
             Example(origin=facts.corpus.origin(place), excerpt=show_start(show(rows[place], place)))
             for place in shown
-        ],
-        reasons=reasons,
-        title=title,
-        effect=effect,
-        fix=fix,
+        ),
+        reasons=reasons or {},
+        **wording._asdict(),
     )
 
 

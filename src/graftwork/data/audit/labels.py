@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.data.audit.findings import DUPLICATE, AuditFacts, make_finding, shorten
+from graftwork.data.audit.findings import DUPLICATE, AuditFacts, shorten
 from graftwork.records.audit import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
 from graftwork.records.figure import Figure
 from graftwork.records.interaction import Interaction
@@ -344,15 +344,18 @@ def find_wrong_labels(noise: LabelNoise) -> Iterator[Finding]:
             continue
         rows = [one for one in noise.suspicious if one.field == field.field]
         named = f"the field {field.field}" if field.field else "the reply"
-        yield make_finding(
-            "label_noise",
-            "warning",
+        yield Finding(
+            code="label_noise",
+            severity="warning",
             count=round(field.rate.value * field.rows),
-            rows=[one.origin for one in rows],
-            examples=[
-                Example(origin=one.origin, excerpt=f"{one.label}, probably {one.suggested}: {one.question}")
-                for one in rows
-            ],
+            rows=tuple(suspect.origin for suspect in rows),
+            examples=tuple(
+                Example(
+                    origin=suspect.origin,
+                    excerpt=f"{suspect.label}, probably {suspect.suggested}: {suspect.question}",
+                )
+                for suspect in rows
+            ),
             title=f"about {field.rate.value:.0%} of the labels in {named} are wrong "
             f"({field.rate.low:.1%} to {field.rate.high:.1%})",
             effect="the model learns the errors, and even a perfect one cannot score above what is right",

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graftwork.data.audit.findings import (
     AuditFacts,
+    Wording,
     count_rows,
     finding_from_notes,
     finding_from_rows,
-    make_finding,
     merge_faults,
     say_fix,
 )
@@ -54,9 +54,11 @@ def find_bad_replies(facts: AuditFacts) -> Iterator[Finding]:
                 facts,
                 code,
                 wording.severity,
-                title=count_rows(count, wording.what) + _name_statuses(facts, code),
-                effect=wording.effect,
-                fix=wording.fix(facts.settings),
+                wording=Wording(
+                    title=count_rows(count, wording.what) + _name_statuses(facts, code),
+                    effect=wording.effect,
+                    fix=wording.fix(facts.settings),
+                ),
             )
 
 
@@ -111,8 +113,8 @@ _WORDINGS = {
         lambda settings: "`graft data prepare` drops these always",
     ),
     "placeholder": _Wording(
-        "have a stand-in where the answer belongs",
-        "trained on, they teach the model to answer with stand-ins",
+        "have a placeholder instead of an answer",
+        "trained on, they teach the model to answer with placeholders",
         lambda settings: say_fix("drop_placeholders", on=settings.drop_placeholders, done="drops these"),
     ),
     "truncated": _Wording(
@@ -133,9 +135,11 @@ def find_placeholder_prompts(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             "placeholder_prompt",
             "warning",
-            title=count_rows(count, "have made-up content in the prompt"),
-            effect="the reply cannot follow from such a prompt: the model learns to invent",
-            fix="log the real content, or leave these rows out of the file",
+            wording=Wording(
+                title=count_rows(count, "have made-up content in the prompt"),
+                effect="the reply cannot follow from such a prompt: the model learns to invent",
+                fix="log the real content, or leave these rows out of the file",
+            ),
         )
 
 
@@ -147,9 +151,11 @@ def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             "secret",
             "blocker",
-            title=f"{count_rows(secrets, 'hold a secret')} ({facts.notes['secret'].say_reasons()})",
-            effect="a model repeats the secrets that it was trained on to whoever asks",
-            fix=f"{fix}; revoke them: they are in a log file",
+            wording=Wording(
+                title=f"{count_rows(secrets, 'hold a secret')} ({facts.notes['secret'].say_reasons()})",
+                effect="a model repeats the secrets that it was trained on to anyone who asks",
+                fix=f"{fix}; revoke them: they are in a log file",
+            ),
         )
     personal = facts.notes["personal_data"].count
     if personal:
@@ -158,9 +164,11 @@ def find_private_data(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             "personal_data",
             "warning",
-            title=f"{count_rows(personal, 'hold personal data')} ({kinds})",
-            effect="the model may repeat it, and nobody can take it out of the weights again",
-            fix=fix,
+            wording=Wording(
+                title=f"{count_rows(personal, 'hold personal data')} ({kinds})",
+                effect="the model may repeat it, and nobody can take it out of the weights again",
+                fix=fix,
+            ),
         )
 
 
@@ -172,11 +180,12 @@ def find_control_tokens_in_text(facts: AuditFacts) -> Iterator[Finding]:
             facts,
             CONTROL_TOKENS,
             "warning",
-            title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
-            + f" ({noted.say_reasons(4)})",
-            effect="read as control tokens they forge turns: a quoted document speaks as the system",
-            fix="`graft data prepare` neutralises them: they are tokenised as plain text, and the mask of "
-            "every row is proven",
+            wording=Wording(
+                title=count_rows(noted.count, f"hold control tokens of {whose or 'chat models'} as text")
+                + f" ({noted.say_reasons(4)})",
+                effect="read as control tokens they forge turns: a quoted document speaks as the system",
+                fix="`graft data prepare` tokenizes them as plain text and proves the loss mask of every row",
+            ),
         )
 
 
@@ -189,9 +198,9 @@ NO_LETTERS = "none"
 def find_damaged_text(facts: AuditFacts) -> Iterator[Finding]:
     damaged = merge_faults(facts, "encoding", noted=ENCODING)
     if damaged.count:
-        yield make_finding(
-            ENCODING,
-            "warning",
+        yield Finding(
+            code=ENCODING,
+            severity="warning",
             count=damaged.count,
             rows=damaged.rows,
             examples=damaged.examples,
@@ -229,10 +238,14 @@ def _find_other_scripts(facts: AuditFacts) -> Iterator[Finding]:
         others,
         show=lambda row, place: row.question,
         reasons=named,
-        title=count_rows(len(others), f"are not written in {names[main].capitalize()} letters like the rest")
-        + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
-        effect="too few to learn another language from, and enough to answer in it at the wrong time",
-        fix="leave them out of the files under data.logs, or log more of them if the model is to know both",
+        wording=Wording(
+            title=count_rows(
+                len(others), f"are not written in {names[main].capitalize()} letters like the rest"
+            )
+            + f" ({', '.join(f'{name} {count:,}' for name, count in named.items())})",
+            effect="too few to learn another language from, and enough to answer in it at the wrong time",
+            fix="leave them out of the files under data.logs, or log more of them",
+        ),
     )
 
 
@@ -258,12 +271,14 @@ def find_overlong(facts: AuditFacts) -> Iterator[Finding]:
         TOO_LONG,
         "warning",
         reasons=cuts,
-        title=count_rows(count, f"are longer than {settings.max_tokens:,} tokens")
-        + f" (the longest has about {longest:,}{counted})",
-        effect=f"a trainer that cuts at that length takes about {lost:,} tokens off their ends, and teaches "
-        "the model not to finish",
-        fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); or raise "
-        "data.max_tokens",
+        wording=Wording(
+            title=count_rows(count, f"are longer than {settings.max_tokens:,} tokens")
+            + f" (the longest has about {longest:,}{counted})",
+            effect=f"a trainer that cuts at that length removes about {lost:,} tokens from their ends and "
+            "teaches the model not to finish",
+            fix=f"`graft data prepare` {_DONE[settings.overlong]} (data.overlong: {settings.overlong}); "
+            "or raise data.max_tokens",
+        ),
     )
 
 
@@ -332,9 +347,11 @@ def _find_models(facts: AuditFacts) -> Iterator[Finding]:
         places,
         show=lambda row, place: f"{row.model}: {row.reply}",
         reasons={names[number]: int(counts[number]) for number in order[:20]},
-        title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
-        effect="the base learns the habits of each of them, what it could not know itself included",
-        fix="keep the rows of the model whose answers you want, and look at examples of each",
+        wording=Wording(
+            title=f"{count_rows(len(places), what)} ({named}{more}){unseen}",
+            effect="the base learns the habits of each of them, what it could not know itself included",
+            fix="keep the rows of the model whose answers you want, and look at examples of each",
+        ),
     )
 
 
@@ -359,7 +376,7 @@ def _find_reasoning(facts: AuditFacts) -> Iterator[Finding]:
         else "set data.reasoning to drop to train on the answers alone, or keep rows of one kind only"
     )
     yield finding_from_notes(
-        facts, FOREIGN_MODEL, "warning", noted=REASONING, title=title, effect=effect, fix=fix
+        facts, FOREIGN_MODEL, "warning", noted=REASONING, wording=Wording(title=title, effect=effect, fix=fix)
     )
 
 
@@ -379,19 +396,21 @@ def find_unconfirmed_captures(facts: AuditFacts) -> Iterator[Finding]:
         "info",
         places,
         show=lambda row, _place: row.question,
-        title=count_rows(len(places), "hold a served reply that nobody confirmed"),
-        effect="they may be trained on; none is a reference for a test, or the model would grade itself",
-        fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
-        "data.captures.feedback: positive leaves them out",
+        wording=Wording(
+            title=count_rows(len(places), "hold a served reply that nobody confirmed"),
+            effect="they may be trained on; none is a reference for a test, or the model would grade itself",
+            fix="send corrections to /v1/feedback, or set data.captures.positive_confirms; "
+            "data.captures.feedback: positive leaves them out",
+        ),
     )
 
 
 # The reasons say why each row could not be read.
 _TITLES = {"parse_error": "are unreadable", "schema": "have a shape, a key or a type that does not fit"}
 _UNKNOWN_SHAPE = ("no known shape", "no row of the format")
-_DROPPED = "mend the lines in the log, or leave them: `graft data prepare` drops them by name"
+_DROPPED = "fix the lines in the log, or leave them: `graft data prepare` drops and lists them"
 _MAP = (
-    "name the shape under data.format, or say under data.mapping where the question and the reply stand; "
+    "set data.format, or give the paths of the question and the reply under data.mapping; "
     "`graft data prepare` drops the others by name"
 )
 
@@ -400,9 +419,9 @@ def find_unreadable(facts: AuditFacts) -> Iterator[Finding]:
     for code, title in _TITLES.items():
         merged = merge_faults(facts, code)
         if merged.count:
-            yield make_finding(
-                code,
-                "warning",
+            yield Finding(
+                code=code,
+                severity="warning",
                 count=merged.count,
                 rows=merged.rows,
                 examples=merged.examples,

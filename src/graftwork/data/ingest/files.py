@@ -138,7 +138,7 @@ def _explain(error: OSError, path: Path) -> Exception:
         return UserMistake(
             "this is a symbolic link that leads to itself",
             why="there is no file at its end",
-            fix="mend the link or take it out of data.logs",
+            fix="fix the link or remove it from data.logs",
             where=str(path),
         )
     return explain_os_error(error, path)

@@ -393,19 +393,26 @@ class _Task(NamedTuple):
     offset: int
 
 
+class RenderOptions(NamedTuple):
+    """How rows are rendered, and into which folder. `staged` names the models whose rows keep their stage."""
+
+    renderer: Renderer
+    settings: DataSettings
+    folder: Path
+    staged: frozenset[str] = frozenset()
+
+
 def render_corpus(
     corpus: Corpus,
     places: "np.ndarray[Any, np.dtype[np.int64]]",
     subsets: Sequence[ModelSubset],
     *,
-    staged: Collection[str],
-    renderer: Renderer,
-    settings: DataSettings,
-    folder: Path,
+    options: RenderOptions,
     report: Progress,
     processes: int | None,
 ) -> list[RenderedSegment]:
-    """Render every segment in order. `staged` names the models whose rows keep their stage."""
+    """Render every segment in order."""
+    renderer, settings, folder, staged = options
     render_key = fingerprint(
         [
             renderer.template_fingerprint,

@@ -164,7 +164,7 @@ class SplitState:
             embedded=self._embedded,
         )
 
-    def keep(self, assignment: SplitAssignment, kept: Array) -> None:
+    def store(self, assignment: SplitAssignment, kept: Array) -> None:
         write_previous_splits(
             self._folder / SPLITS_FILE, keys=self._keys, split=assignment.split, settings=self._settings
         )

@@ -23,17 +23,19 @@ class Prepared(Record):
 
 
 def _do(work: Workplace, _made: Made) -> Prepared:
-    from graftwork.data.prepare import RenderTarget, prepare
+    from graftwork.data.prepare import PrepareJob, RenderTarget, prepare
 
     template = load_template(work)
     models = work.settings.all_models
     done = prepare(
-        see(work, template=template),
-        base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
-        work=work.project.data,
-        out=work.project.datasets,
-        root=work.project.root,
-        models=models,
+        PrepareJob(
+            see(work, template=template),
+            base=RenderTarget(name=work.base.name, fingerprint=work.base.revision, renderer=template),
+            work=work.project.data,
+            out=work.project.datasets,
+            root=work.project.root,
+            models=models,
+        ),
         on_progress=tell_pace(work.narrator),
     )
     for doubt in done.warnings:
