@@ -12,12 +12,11 @@ from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.data.export.run import FormatName
-    from graftwork.data.show_tokens import Decoder
+    from graftwork.data.inspect.rows import TokenDecoder
     from graftwork.records.dataset import Split
 
 if TYPE_CHECKING:
-    from graftwork.data.rules.note import Sight
+    from graftwork.data.audit.row_checks import AuditContext
     from graftwork.data.settings import CaptureSettings
     from graftwork.project.load import ProjectFolder
     from graftwork.records.audit import Audit
@@ -55,8 +54,8 @@ def trace(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_trace
-    from graftwork.data.trace import names_token
-    from graftwork.data.trace import trace as trace_in
+    from graftwork.data.inspect.trace import names_token
+    from graftwork.data.inspect.trace import trace as trace_in
 
     folder, root = _find_dataset(dataset, project)
     decoder = _open_decoder_if_there(folder, root) if names_token(what) else None
@@ -85,7 +84,7 @@ def show(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_rows as print_rows
-    from graftwork.data.show_tokens import show_rows
+    from graftwork.data.inspect.rows import show_rows
     from graftwork.files.dataset import read_manifest
 
     chosen = _to_split(split)
@@ -111,7 +110,7 @@ def diff(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_diff
-    from graftwork.data.diff import diff_datasets
+    from graftwork.data.inspect.diff import diff_datasets
 
     found = diff_datasets(_find_dataset(before, project)[0], _find_dataset(after, project)[0])
     if json:
@@ -148,14 +147,14 @@ def export(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_export
-    from graftwork.data.export.record import ExportOptions
     from graftwork.data.export.run import export_dataset
+    from graftwork.data.export.sink import ExportOptions
     from graftwork.records.dataset import SPLITS
 
-    form, splits = _to_format(format_name), [_to_split(one) for one in split or SPLITS]
+    splits = [_to_split(name) for name in split or SPLITS]
     options = ExportOptions(name=name, title=title, license=license_name)
     folder, _ = _find_dataset(dataset, project)
-    made = export_dataset(folder, out, format_name=form, splits=splits, options=options, force=force)
+    made = export_dataset(folder, out, format_name=format_name, splits=splits, options=options, force=force)
     if json:
         print_json({"folder": str(out), **made.model_dump(mode="json")})
     else:
@@ -227,9 +226,9 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
     )
 
 
-def _open_decoder(folder: Path, root: Path) -> "Decoder":
+def _open_decoder(folder: Path, root: Path) -> "TokenDecoder":
     """The tokenizer of the base that the dataset was rendered for."""
-    from graftwork.data.show_tokens import TokenizerDecoder
+    from graftwork.data.inspect.rows import TokenizerDecoder
     from graftwork.files.dataset import read_manifest
     from graftwork.model.base import find_base
     from graftwork.records.errors import EnvironmentLacks
@@ -248,7 +247,7 @@ def _open_decoder(folder: Path, root: Path) -> "Decoder":
     return decoder
 
 
-def _open_decoder_if_there(folder: Path, root: Path) -> "Decoder | None":
+def _open_decoder_if_there(folder: Path, root: Path) -> "TokenDecoder | None":
     """A trace is of use without the text of the token too."""
     from graftwork.records.errors import GraftError
 
@@ -266,16 +265,6 @@ def _to_split(name: str) -> "Split":
     if name not in NAMES_OF_SPLITS:
         raise UserMistake(f"there is no split {name!r}", fix=f"name one of {', '.join(NAMES_OF_SPLITS)}")
     return cast("Split", name)
-
-
-def _to_format(name: str) -> "FormatName":
-    from graftwork.data.export.run import FORMATS
-    from graftwork.records.errors import UserMistake
-
-    for known in FORMATS:
-        if known == name:
-            return known
-    raise UserMistake(f"there is no format {name!r}", fix=f"name one of {', '.join(FORMATS)}")
 
 
 app = typer.Typer(help="Look at logs, and make datasets of them.", no_args_is_help=True)
@@ -332,31 +321,31 @@ def _audit_files(files: tuple[str, ...], project: Path | None) -> "Audit":
     import tempfile
 
     from graftwork.cli.progress import RichReporter
-    from graftwork.data.audit import audit as audit_logs
+    from graftwork.data.prepare import audit_logs
     from graftwork.pipeline.reporter import progress_listener
 
-    sight = _see_files(files, project)
+    context = _see_files(files, project)
     with RichReporter() as reporter, tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit_logs(sight, folder=Path(folder), on_progress=progress_listener(reporter))
+        return audit_logs(context, folder=Path(folder), on_progress=progress_listener(reporter))
 
 
-def _see_files(files: tuple[str, ...], project: Path | None) -> "Sight":
+def _see_files(files: tuple[str, ...], project: Path | None) -> "AuditContext":
     from dataclasses import replace
 
     from graftwork.cli.output import stderr
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.data.rules.note import Sight
+    from graftwork.data.audit.row_checks import AuditContext
     from graftwork.data.settings import DataSettings
     from graftwork.pipeline.steps.data import audit_context_here
     from graftwork.project.load import find_project, open_project
 
     root = project or find_project()
     if root is None:
-        return Sight(settings=DataSettings(logs=files))
+        return AuditContext(settings=DataSettings(logs=files))
     opened = open_project(root)
     print_line(stderr, f"[dim]with the data settings of {quote(opened.file)}[/]", soft_wrap=True)
-    sight = audit_context_here(opened)
-    return replace(sight, settings=sight.settings.model_copy(update={"logs": files}))
+    context = audit_context_here(opened)
+    return replace(context, settings=context.settings.model_copy(update={"logs": files}))
 
 
 @contextmanager
@@ -378,7 +367,7 @@ def _sifting_folder(project: "ProjectFolder") -> "Iterator[Path]":
 
 def _audit_project(project: Path | None) -> "tuple[Audit, Path]":
     from graftwork.cli.progress import RichReporter
-    from graftwork.data.audit import audit as audit_logs
+    from graftwork.data.prepare import audit_logs
     from graftwork.pipeline.reporter import progress_listener
     from graftwork.pipeline.steps.data import audit_context_here
     from graftwork.project.load import open_project

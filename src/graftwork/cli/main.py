@@ -145,7 +145,7 @@ class _Told(logging.Handler):
 
 def _show_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The traceback of a bug, without the secrets that the words of a library may hold."""
-    from graftwork.text.publish import hide_in_tracebacks
+    from graftwork.text.redact import hide_in_tracebacks
 
     hide_in_tracebacks()
     sys.excepthook(kind, error, trace)

@@ -21,7 +21,7 @@ from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin, Role
 from graftwork.records.report import Case
-from graftwork.text.normalise import normalise
+from graftwork.text.similarity import normalise
 
 
 def choose_cases(rows: Iterable[Row], *, most: int | None = None) -> tuple[Case, ...]:

@@ -25,7 +25,7 @@ from graftwork.records import errors
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, WorkerFailed
 from graftwork.records.report import Case, EvalJob, Generation
-from graftwork.text.publish import hide_in_tracebacks
+from graftwork.text.redact import hide_in_tracebacks
 
 POLL_SECONDS = 0.2
 PATIENCE_SECONDS = 60.0
