@@ -184,7 +184,7 @@ def test_a_session_that_made_it_worse_is_gone_back_behind(bench):
     assert (found["adapter_hash"], found["adapter_folder"]) == (ONE, str(bench.folder / "adapter-1"))
     said = bench.graft("--session")
     assert said.exit_code == 1
-    assert "GO BACK TO THE ONE BEFORE" in said.stdout
+    assert "START FROM THE PREVIOUS CHECKPOINT" in said.stdout
     assert f"train.start_from: {bench.folder / 'adapter-1'}" in said.stdout
 
 
