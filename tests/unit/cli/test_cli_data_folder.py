@@ -7,10 +7,9 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 
-from graftwork.cli.data import add_to
+from graftwork.cli.data import app
 from graftwork.cli.show.data import show_rows
 from graftwork.data.show_tokens import TokenizerDecoder
 from graftwork.data.show_tokens import show_rows as shown_rows
@@ -28,11 +27,9 @@ LINE = b'{"prompt": "Where is the fern?", "completion": "By the pond."}'
 @pytest.fixture
 def data(capsys):
     """Run a verb; gives back what it printed, read as JSON where that was asked for."""
-    app = typer.Typer()
-    add_to(app)
 
     def run(*arguments):
-        app([str(one) for one in arguments], standalone_mode=False)
+        app([str(argument) for argument in arguments], standalone_mode=False)
         out = capsys.readouterr().out
         return json.loads(out) if "--json" in arguments else out
 
