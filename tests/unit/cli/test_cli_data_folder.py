@@ -107,7 +107,7 @@ def test_a_dataset_that_is_not_there_is_a_mistake(data, project, dataset, name):
 def test_a_project_without_a_dataset_is_told_to_prepare(data, project):
     with pytest.raises(UserMistake) as caught:
         data("show", "-C", project)
-    assert caught.value.fix == "graft data prepare"
+    assert caught.value.fix == "run `graft data prepare`"
 
 
 def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
@@ -118,7 +118,7 @@ def test_an_ambiguous_hash_is_a_mistake(data, project, dataset):
 
 def test_a_trace_in_words_says_file_line_split_and_text(data, prepared):
     out = data("trace", "train:0:0", "-C", prepared)
-    for word in ("log.jsonl:1", "the log still says the same", "train", "only read", "<|user|>"):
+    for word in ("log.jsonl:1", "the log still says the same", "train", "not trained", "<|user|>"):
         assert word in out
 
 
@@ -170,7 +170,7 @@ def test_show_as_json_holds_pieces_with_flags(data, prepared, dataset):
 
 def test_show_refuses_a_base_model_that_is_not_the_datasets(data, prepared):
     (prepared / "base" / "model.safetensors").write_bytes(b"other weights")
-    with pytest.raises(EnvironmentLacks, match="another than"):
+    with pytest.raises(EnvironmentLacks, match="another version"):
         data("show", "-C", prepared)
 
 

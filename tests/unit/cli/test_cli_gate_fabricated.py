@@ -206,7 +206,7 @@ def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):
     code, found = bench.measured(worse, adapter_hash=ONE).json("--session")
     assert (code, found["start"], found["adapter_folder"]) == (1, "before", "")
     said = bench.graft("--session").stdout
-    assert "train.start_from: leave it out; the session began at the base itself" in said
+    assert "train.start_from: omit it; the session started from the base" in said
 
 
 def test_a_session_that_began_at_an_adapter_nobody_judged_is_told_what_to_do(bench):
