@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from graftwork.evaluate.ask import Asker, read_answers
+from graftwork.evaluate.ask.runner import Asker, read_answers
 from graftwork.evaluate.cases import insert_example
-from graftwork.evaluate.subjects.own import OwnModel
+from graftwork.inference.embedded import OwnModel
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base
 from graftwork.records.interaction import Message, Origin
@@ -70,7 +70,7 @@ def ask_one_by_one(model: Any, asked: list[list[int]], new_tokens: int) -> tuple
 
 def serve_vllm(job: EvalJob, cases: list[Case], pipe: Connection) -> None:
     """The third party: in another process, since vLLM changes the threads and the settings of its own."""
-    from graftwork.evaluate.subjects.vllm_engine import VllmModel
+    from graftwork.inference.vllm_engine import VllmModel
 
     begun = time.perf_counter()
     model = VllmModel(job)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graftwork.api.project import Project as Project
     from graftwork.api.project import init_project as init_project
     from graftwork.api.project import open_project as open_project
-    from graftwork.pipeline.evaluate_run import Evaluated as Evaluated
+    from graftwork.pipeline.evaluation import Evaluated as Evaluated
     from graftwork.pipeline.reporter import NullReporter as NullReporter
     from graftwork.pipeline.reporter import Reporter as Reporter
     from graftwork.pipeline.steps.prepare import Prepared as Prepared
@@ -43,7 +43,7 @@ _MODULES = {
     "graftwork.api.audits": ("audit_files",),
     "graftwork.api.plans": ("plan_fit",),
     "graftwork.api.project": ("Project", "init_project", "open_project"),
-    "graftwork.pipeline.evaluate_run": ("Evaluated",),
+    "graftwork.pipeline.evaluation": ("Evaluated",),
     "graftwork.pipeline.reporter": ("NullReporter", "Reporter"),
     "graftwork.pipeline.steps.prepare": ("Prepared",),
     "graftwork.records.audit": ("Audit",),

@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"records"},
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
+    "inference": {"model", "text", "files", "process", "records"},
     "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},
     "store": STAGES | GROUND,

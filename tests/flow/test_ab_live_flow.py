@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.data.formats.captured import to_interaction
-from graftwork.pipeline.ab_live import compare_live
+from graftwork.pipeline.ab import compare_live
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink, say_split

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
+from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake

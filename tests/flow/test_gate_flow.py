@@ -9,11 +9,10 @@ from xml.etree import ElementTree
 
 import yaml
 
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.files.journal import Journal
-from graftwork.pipeline.gate_all import gate_all
-from graftwork.pipeline.gate_rules import RULES
-from graftwork.pipeline.gate_session import judge_session
+from graftwork.pipeline.evaluation_commands import gate_all, judge_session
+from graftwork.pipeline.gate import RULES
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project

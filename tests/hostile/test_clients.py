@@ -14,12 +14,12 @@ from random import Random
 import pytest
 from hostile_server import HostileServer, Script, reply
 
+from graftwork.evaluate.ask import endpoint
+from graftwork.evaluate.ask.endpoint import ask_endpoint
 from graftwork.evaluate.cases import write_cases
 from graftwork.evaluate.judge.client import ChatClient, Unanswered
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.subjects import remote
-from graftwork.evaluate.subjects.endpoint import EndpointClient, Settings, TryAgain
-from graftwork.evaluate.subjects.remote import ask_endpoint
+from graftwork.evaluate.settings import JudgeSettings
+from graftwork.inference.endpoint import EndpointClient, Settings, TryAgain
 from graftwork.process.alert import post
 from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
@@ -387,7 +387,7 @@ RETRY_AFTER = (
 @pytest.mark.parametrize("header", RETRY_AFTER)
 def test_a_busy_endpoint_is_asked_a_bounded_number_of_times(serve, tmp_path, monkeypatch, header):
     """`Retry-After: 0` used to be retried without a pause and without counting."""
-    monkeypatch.setattr(remote, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.001)
     busy = reply(b"busy", status="429 Busy", more=f"Retry-After: {header}\r\n")
     server = serve(lambda server, connection: server.write(connection, busy))
     job = make_job(tmp_path, server.address, attempts=4)

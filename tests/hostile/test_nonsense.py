@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from graftwork.data.read import read
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.score import make_report, score
-from graftwork.grading.words import shared_words, words_of
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import score
+from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
 from graftwork.pipeline.init import start_project
 from graftwork.pipeline.pipeline import run_pipeline

@@ -22,8 +22,8 @@ from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import NextStart, Verdict
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.evaluate_run import Evaluated
-    from graftwork.pipeline.gate_all import GatedAll
+    from graftwork.pipeline.evaluation import Evaluated
+    from graftwork.pipeline.evaluation_commands import GatedAll
     from graftwork.pipeline.health import Standing
     from graftwork.pipeline.preflight import Preflight
     from graftwork.pipeline.step import Made
@@ -116,7 +116,7 @@ class Project:
 
         The gate decides on the evaluation without subjects, cases and limit.
         """
-        from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
+        from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
 
         asked = Asked(subjects=tuple(subjects), cases=cases, limit=limit, shards=shards, again=again)
         with self.open() as work:
@@ -132,7 +132,7 @@ class Project:
 
     def gate_all(self, *, update: bool = False) -> "GatedAll":
         """Decide for every model, corrected for how many are judged at once."""
-        from graftwork.pipeline.gate_all import gate_all
+        from graftwork.pipeline.evaluation_commands import gate_all
 
         with self.open() as work:
             allowed = None
@@ -142,7 +142,7 @@ class Project:
 
     def gate_session(self, *, update: bool = False) -> NextStart:
         """Choose the checkpoint from which the next training session starts: this one or the one before."""
-        from graftwork.pipeline.gate_session import judge_session
+        from graftwork.pipeline.evaluation_commands import judge_session
 
         with self.open() as work:
             return judge_session(work, may_do=_allowed(work, "evaluate", update=update))

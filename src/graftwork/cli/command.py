@@ -84,11 +84,11 @@ def print_record(record: "Record", *, as_json: bool) -> None:
 
 def start_detached(command: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
+    from graftwork.api.project import open_project
     from graftwork.pipeline.lineage import run_id_of
     from graftwork.process import detach, lock
-    from graftwork.project.folder import open_project
 
-    folder = open_project(project)
+    folder = open_project(project).folder
     holder = lock.holder_of(folder.state / "pipeline")
     if holder is not None:
         _print_detached(as_json, state="already running", run=_current_run(folder), pid=holder, log=None)

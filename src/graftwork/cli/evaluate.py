@@ -79,7 +79,7 @@ def import_results(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.evaluation import show_imported
-    from graftwork.pipeline.eval_exchange import import_evaluation
+    from graftwork.pipeline.evaluation_commands import import_evaluation
 
     with opened_with_progress(project, model) as work:
         imported = import_evaluation(work, [path.absolute() for path in files])
@@ -111,7 +111,7 @@ def export_results(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.eval_exchange import export_evaluation
+    from graftwork.pipeline.evaluation_commands import export_evaluation
 
     with opened_with_progress(project, model) as work:
         exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())

@@ -381,8 +381,7 @@ def ab(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_ab
-    from graftwork.pipeline.ab import compare_replayed
-    from graftwork.pipeline.ab_live import compare_live, watch_live
+    from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
     from graftwork.records.errors import UserMistake
 
     if traffic != "captures":

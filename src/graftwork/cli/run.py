@@ -102,7 +102,7 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
-    from graftwork.evaluate.wording import plural
+    from graftwork.grading.metrics import plural
 
     found = open_project(project).status()
     if json:

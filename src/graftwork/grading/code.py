@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Protocol
 
-from graftwork.grading.context import CannotGrade, Grade, GradeContext
+from graftwork.grading.interface import CannotGrade, Grade, GradeContext
 from graftwork.process.sandbox import Job, Sandbox, SandboxResult, run_jobs
 from graftwork.records.base import Record
 from graftwork.records.report import Case

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graftwork.model.base import copy_base, loadable_name
 from graftwork.pipeline.exchange_pace import tell_bytes
-from graftwork.pipeline.gate_reports import find_verdict
+from graftwork.pipeline.gate import find_verdict
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.workplace import Workplace, now

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 from graftwork.pipeline.reporter import Reporter
+from graftwork.records.units import MIB
 
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
 BETWEEN_SECONDS = 0.1
 """Between two words of the same phase: a fast disk has a thousand pieces a second."""
-MIB = 2**20
 
 
 def tell_bytes(

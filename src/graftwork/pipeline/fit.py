@@ -16,7 +16,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.plan.fit.roofline import require_possible
 from graftwork.plan.plain.decoder import FAMILIES
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.base import Record
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import UserMistake

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from graftwork.pipeline.reporter import Reporter
+from graftwork.records.units import MIB
 
 ENOUGH_SECONDS = 2.0
 """Before that the rate is chance."""
@@ -15,7 +16,7 @@ class Unit(NamedTuple):
     size: int
 
 
-UNITS = {"read and sift": Unit("MiB", 2**20)}
+UNITS = {"read and sift": Unit("MiB", MIB)}
 """What a phase counts in, if not in rows."""
 
 

@@ -12,11 +12,12 @@ from graftwork.evaluate.cases import choose_cases
 from graftwork.evaluate.power import what_cases_show
 from graftwork.evaluate.preflight import MetricTrial, Problem, Severity, try_out
 from graftwork.files.dataset_folder import iterate_rows
-from graftwork.grading import GradeContext, require_gradable
+from graftwork.grading.grade import require_gradable
+from graftwork.grading.interface import GradeContext
 from graftwork.pipeline.doctor.check import Check
 from graftwork.pipeline.doctor.machine import look_at_disk
 from graftwork.pipeline.doctor.project_files import look_at_port
-from graftwork.pipeline.evaluate_context import open_grading
+from graftwork.pipeline.evaluation import open_grading
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.evaluate.cases import choose_cases
-from graftwork.grading import LOWER_IS_BETTER, METRICS, TRUNCATED
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
+from graftwork.grading.metrics import LOWER_IS_BETTER, METRICS, TRUNCATED
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.report import Case

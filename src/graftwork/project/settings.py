@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.evaluate.gate_settings import NO_PRIMARY, GateSettings
+from graftwork.evaluate.gate.settings import NO_PRIMARY, GateSettings
 from graftwork.evaluate.settings import EvaluateSettings, choose_primary, require_evaluated, require_known
-from graftwork.grading import OF_ANSWERS
+from graftwork.grading.metrics import OF_ANSWERS
 from graftwork.plan.settings import PlanSettings
 from graftwork.project.partial import merge, part_of
 from graftwork.records.base import Record

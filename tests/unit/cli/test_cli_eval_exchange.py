@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from graftwork.cli.main import app
 from graftwork.cli.show.evaluation import show_evaluated
 from graftwork.evaluate.cases import write_cases
-from graftwork.pipeline.eval_exchange import last_evaluation
-from graftwork.pipeline.evaluate_run import Evaluated
-from graftwork.pipeline.evaluation_page import put_page
+from graftwork.pipeline.evaluation import Evaluated, put_page
+from graftwork.pipeline.evaluation_commands import last_evaluation
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace, who
 from graftwork.project.folder import open_project

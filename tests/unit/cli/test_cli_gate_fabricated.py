@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from graftwork.cli.main import app
 from graftwork.pipeline import freshness, pipeline
-from graftwork.pipeline.gate_reports import find_verdict
+from graftwork.pipeline.gate import find_verdict
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import Step
 from graftwork.pipeline.steps import gate

@@ -10,7 +10,7 @@ from rich.console import Console
 from graftwork.cli.run import _table_of_runs
 from graftwork.cli.show.releases import show_ab, show_entries, show_log
 from graftwork.cli.show.tables import fit_words, table
-from graftwork.pipeline.ab_result import ABResult
+from graftwork.evaluate.ab import ABResult
 from graftwork.pipeline.health import RunStanding
 from graftwork.records.release import AliasMove, ReleaseEntry
 

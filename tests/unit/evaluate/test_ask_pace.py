@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate import pace as pacing
-from graftwork.evaluate.ask import Asker, Timing
-from graftwork.evaluate.pace import Pace
+from graftwork.evaluate.ask import runner as pacing
+from graftwork.evaluate.ask.runner import Asker, Pace
+from graftwork.inference.engine import Timing
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob
 

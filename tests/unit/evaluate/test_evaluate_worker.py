@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate.ask import ANSWERS_FILE, Asker, cut_batches, read_answers
+from graftwork.evaluate.ask.runner import ANSWERS_FILE, Asker, cut_batches, read_answers
+from graftwork.evaluate.ask.worker import GENERATION_FILE, drop_answers_of_another_job, evaluate
 from graftwork.evaluate.cases import (
     choose_cases,
     choose_worked_example,
@@ -22,8 +23,7 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
-from graftwork.evaluate.worker import GENERATION_FILE, drop_answers_of_another_job, evaluate
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EXIT_RESUME_ME, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
@@ -218,7 +218,7 @@ def test_the_worked_example_answers_and_stands_behind_the_system_turn():
 def start_worker(job_file):
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [sys.executable, "-m", "graftwork.evaluate.worker", str(job_file)], env=environment
+        [sys.executable, "-m", "graftwork.evaluate.ask.worker", str(job_file)], env=environment
     )
 
 
@@ -312,7 +312,7 @@ def test_single_requests_are_timed_in_as_many_sessions_as_there_are():
 
 @pytest.mark.parametrize(("timed", "asked_anew"), [(0, True), (2, False), (3, False)])
 def test_answers_that_were_not_timed_are_timed_when_somebody_wants_to_know(tmp_path, timed, asked_anew):
-    from graftwork.evaluate import worker
+    from graftwork.evaluate.ask import worker
 
     cases = make_cases(2)
     job = make_job(tmp_path, latency_cases=3)

@@ -7,13 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from graftwork.evaluate.judge.budget import Budget, BudgetSpent
 from graftwork.evaluate.judge.client import ChatClient, Unanswered
-from graftwork.evaluate.judge.panel import open_judge
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.judge.store import REPLIES_FILE
+from graftwork.evaluate.judge.judge import REPLIES_FILE, Budget, BudgetSpent, open_judge
 from graftwork.evaluate.judge.tally import count_pairs
-from graftwork.grading import GradeContext, grade
+from graftwork.evaluate.settings import JudgeSettings
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case

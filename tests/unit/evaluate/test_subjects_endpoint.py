@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask import read_answers
+from graftwork.evaluate.ask import endpoint
+from graftwork.evaluate.ask.endpoint import ask_endpoint
+from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.subjects import remote
-from graftwork.evaluate.subjects.endpoint import EndpointClient, Settings, TryAgain
-from graftwork.evaluate.subjects.remote import ask_endpoint
-from graftwork.evaluate.worker import GENERATION_FILE, evaluate
+from graftwork.inference.endpoint import EndpointClient, Settings, TryAgain
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob, Generation
@@ -112,7 +112,7 @@ class Stand:
 
 @pytest.fixture
 def stand(monkeypatch):
-    monkeypatch.setattr(remote, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.001)
     found = Stand()
     yield found
     found.hold.set()

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from graftwork.evaluate.ask import Asker, Timing, read_answers, seed_of
+from graftwork.evaluate.ask.answers import Batch, KeptAnswers, forget_answers, key_of, repeats_of
+from graftwork.evaluate.ask.runner import Asker, read_answers, seed_of
 from graftwork.evaluate.cases import hash_cases
-from graftwork.evaluate.subjects.book import Batch, forget_answers
-from graftwork.evaluate.subjects.kept import KeptAnswers, key_of, repeats_of
-from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
+from graftwork.evaluate.subjects import answers_of_log, generation_of_log
+from graftwork.inference.engine import Timing
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask import read_answers
+from graftwork.evaluate.ask.answers import Batch
+from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.subjects.book import Batch
-from graftwork.evaluate.subjects.own import OwnModel
-from graftwork.evaluate.subjects.shards import share_out
-from graftwork.evaluate.worker import GENERATION_FILE, evaluate
+from graftwork.inference.embedded import OwnModel
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, EvalJob, Generation
 
@@ -96,7 +95,7 @@ def test_killed_while_shared_out_what_was_answered_stays(tmp_path, tiny_base):
         tmp_path, tiny_base, cases=40, batch_size=2, shards=2, answers_folder=str(tmp_path / "answers")
     )
     (tmp_path / "job.json").write_text(job.to_json())
-    command = [sys.executable, "-m", "graftwork.evaluate.worker", str(tmp_path / "job.json")]
+    command = [sys.executable, "-m", "graftwork.evaluate.ask.worker", str(tmp_path / "job.json")]
     worker = subprocess.Popen(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     wait_for_an_answer(tmp_path / "answers", worker)
     worker.kill()

@@ -7,9 +7,8 @@ import threading
 import pytest
 
 from graftwork.evaluate.judge.client import ChatClient, Unanswered
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.secrets import mask, tell
-from graftwork.evaluate.subjects.endpoint import LONGEST_WORDS, EndpointClient, Settings, TryAgain
+from graftwork.evaluate.settings import JudgeSettings
+from graftwork.inference.endpoint import LONGEST_WORDS, EndpointClient, Settings, TryAgain, mask, tell
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint

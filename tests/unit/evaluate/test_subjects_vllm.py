@@ -11,14 +11,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graftwork.evaluate.ask import read_answers
+from graftwork.evaluate.ask import worker
+from graftwork.evaluate.ask.answers import Batch
+from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.worker import GENERATION_FILE, evaluate, share_out
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.subjects import engines, shards
-from graftwork.evaluate.subjects.book import Batch
-from graftwork.evaluate.subjects.engines import agree_on_engine, can_use_vllm, lora_rank, settle
-from graftwork.evaluate.subjects.shards import share_out
-from graftwork.evaluate.subjects.vllm_engine import KEEPS_TO_ITSELF, NOT_COMPILED, VllmModel
-from graftwork.evaluate.worker import GENERATION_FILE, evaluate
+from graftwork.inference import selection
+from graftwork.inference.selection import agree_on_engine, can_use_vllm, lora_rank, settle
+from graftwork.inference.vllm_engine import KEEPS_TO_ITSELF, NOT_COMPILED, VllmModel
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob, Generation
@@ -103,7 +103,7 @@ def vllm(monkeypatch):
         "vllm.lora.request": request,
     }.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(engines, "vllm_version", lambda: package.__version__)
+    monkeypatch.setattr(selection, "vllm_version", lambda: package.__version__)
     for name in (*KEEPS_TO_ITSELF, *NOT_COMPILED, "VLLM_LOGGING_LEVEL"):
         # Set by the engine; set here first, each is as before when the test is over.
         monkeypatch.setenv(name, "as it was")
@@ -276,7 +276,7 @@ def test_each_card_gets_one_vllm_and_each_vllm_sees_one_card(tmp_path, tiny_base
     shares = share_out(job, batches, cards=2)
     assert [share.device for share in shares] == ["cuda:0", "cuda:1"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert [shards._card_for(share)["CUDA_VISIBLE_DEVICES"] for share in shares] == ["4", "7"]
+    assert [worker._card_for(share)["CUDA_VISIBLE_DEVICES"] for share in shares] == ["4", "7"]
     ours = job.model_copy(update={"engine": "graftwork"})
     assert len(share_out(ours, batches, cards=2)) == 5
-    assert shards._card_for(share_out(ours, batches, cards=2)[1]) == {}
+    assert worker._card_for(share_out(ours, batches, cards=2)[1]) == {}

@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.grading import KINDS, Check, GradeContext, grade, patterns
-from graftwork.grading.layout import follows_template
-from graftwork.grading.patterns import PatternTooSlow, matches
-from graftwork.grading.rules import numbers_in
+from graftwork.grading import matching
+from graftwork.grading.checks import KINDS, Check
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.matching import PatternTooSlow, matches
+from graftwork.grading.rules import follows_template, numbers_in
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -160,14 +162,14 @@ def test_patterns_work_from_any_thread_and_after_the_matching_process_was_killed
     for thread in threads:
         thread.join()
     assert found == [True] * 8
-    patterns._child._process.kill()
-    patterns._child._process.wait()
+    matching._child._process.kill()
+    matching._child._process.wait()
     assert matches(r"(\d)+", "12")
 
 
 @given(st.text(max_size=20), st.sampled_from(["a", "^a", "[ab]$", "a b", r"\d", r"x\.y"]))
 def test_a_simple_pattern_matched_here_is_matched_as_in_the_other_process(text, pattern):
-    assert matches(pattern, text) == patterns._child.ask(pattern, text, whole=False, seconds=5)
+    assert matches(pattern, text) == matching._child.ask(pattern, text, whole=False, seconds=5)
 
 
 def test_where_picks_the_cases():

@@ -17,7 +17,7 @@ from graftwork.grading.code import (
     grade_python_tests,
     jobs_for,
 )
-from graftwork.grading.context import CannotGrade, GradeContext
+from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.process.sandbox import Job, Limits, Sandbox, SandboxResult, why_not
 from graftwork.process.sandbox.available import WAYS
 from graftwork.records.interaction import Message, Origin

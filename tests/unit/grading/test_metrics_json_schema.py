@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.grading.json_schema import find_errors, fits, require_schema
+from graftwork.grading.matching import find_errors, fits, require_schema
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=4),

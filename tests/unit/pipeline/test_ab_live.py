@@ -17,9 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli.release import ab
-from graftwork.pipeline.ab_evidence import Exchange, LiveTest
-from graftwork.pipeline.ab_live import LiveLook, as_case, compare_live, watch_live
-from graftwork.pipeline.ab_result import find_pair
+from graftwork.evaluate.ab import Exchange, LiveTest
+from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace

@@ -7,13 +7,20 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from graftwork.evaluate.gate import Judged, decide
-from graftwork.evaluate.measure import measure
-from graftwork.evaluate.score import compare, make_rate
+from graftwork.evaluate.gate.decide import Judged, decide
+from graftwork.evaluate.score import compare, make_rate, measure
 from graftwork.files.journal import Journal
-from graftwork.pipeline.gate_champion import look_for_champion, surroundings_of, with_champion
-from graftwork.pipeline.gate_reports import find_better_run, find_report, keep_report
-from graftwork.pipeline.gate_rules import RULES, note_rules, with_changes
+from graftwork.pipeline.gate import (
+    RULES,
+    find_better_run,
+    find_report,
+    keep_report,
+    look_for_champion,
+    note_rules,
+    surroundings_of,
+    with_champion,
+    with_changes,
+)
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.gate import name_changed_rules
 from graftwork.pipeline.workplace import open_workplace

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from graftwork.grading import METRICS, OF_ANSWERS
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
+from graftwork.grading.metrics import METRICS, OF_ANSWERS
 from graftwork.model.adapter import AdapterShape, attach
 from graftwork.model.load import load_base
 from graftwork.model.template import Template

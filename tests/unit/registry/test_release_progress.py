@@ -17,10 +17,10 @@ from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
+from graftwork.records.units import MIB
 from graftwork.registry.exchange import ssh
 from graftwork.registry.publish import publish
 
-MIB = 2**20
 WEIGHTS = 3 * MIB
 
 

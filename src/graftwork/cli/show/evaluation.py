@@ -17,9 +17,8 @@ from graftwork.cli.show.tables import (
     table,
     whole_width,
 )
-from graftwork.evaluate.quantiles import fewest_for_quantile
-from graftwork.evaluate.wording import name_of, plural
-from graftwork.grading import FIRST_TOKEN, LATENCY, LOWER_IS_BETTER
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, LOWER_IS_BETTER, name_of, plural
 from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport
 from graftwork.records.verdict import Verdict
 

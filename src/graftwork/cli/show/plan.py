@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from graftwork.cli.show.tables import PlainTable, percent, print_line, quote, table
 from graftwork.cli.show.training import NAMES, number, show_run_plan
-from graftwork.evaluate.wording import name_of, plural
+from graftwork.grading.metrics import name_of, plural
 from graftwork.pipeline.past_residuals import PastResiduals
 from graftwork.pipeline.preflight import Preflight
 from graftwork.plan.serving.question import FormRow, ServeAnswer, SpecialistRow

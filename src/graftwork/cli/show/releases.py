@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
-from graftwork.pipeline.ab_result import ABResult, ArmFacts
+from graftwork.evaluate.ab import ABResult, ArmFacts
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
 from graftwork.registry.lineage import LineageGraph, LineageNode
 

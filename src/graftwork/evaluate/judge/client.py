@@ -12,14 +12,15 @@ import urllib.request
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.judge.wording import Chat
-from graftwork.evaluate.secrets import count_tokens, fits_header, mask_answer, tell, writable
+from graftwork.evaluate.settings import JudgeSettings
+from graftwork.inference.endpoint import count_tokens, fits_header, mask_answer, tell, writable
 from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
 from graftwork.process.retry import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.units import MIB
 
-LONGEST_REPLY = 4 * 1024 * 1024
+Chat = list[dict[str, str]]
+LONGEST_REPLY = 4 * MIB
 LONGEST_REFUSAL = 16 * 1024
 LONGEST_REASON = 200
 LONGEST_PAUSE = 30.0

@@ -23,6 +23,7 @@ from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
+from graftwork.records.units import MIB
 from graftwork.train.checkpoint import verify
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
@@ -88,7 +89,7 @@ def _checkpoint(folder: Path) -> Check:
             found=damage.what,
             fix="look at the disk: it does not keep what it is given",
         )
-    size = sum(manifest.sizes.values()) / 2**20
+    size = sum(manifest.sizes.values()) / MIB
     return Check(
         name="checkpoint",
         result="ok",

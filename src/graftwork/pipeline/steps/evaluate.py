@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import (
     choose_cases,
     choose_worked_example,
@@ -12,15 +13,20 @@ from graftwork.evaluate.cases import (
     read_cases,
     write_cases,
 )
-from graftwork.evaluate.subjects.named import CHAMPION, NamedSubject, parse_subject, parse_subjects
-from graftwork.evaluate.worker import GENERATION_FILE
+from graftwork.evaluate.subjects import (
+    CHAMPION,
+    Asking,
+    Lineup,
+    NamedSubject,
+    Subject,
+    parse_subject,
+    parse_subjects,
+)
 from graftwork.files.dataset_folder import read_rows
-from graftwork.grading.own import hash_own, is_own
-from graftwork.pipeline.evaluate_context import open_grading
-from graftwork.pipeline.evaluate_log import remark_on_log
-from graftwork.pipeline.evaluate_run import Evaluated, Lineup, measure_subjects, report_on
-from graftwork.pipeline.evaluate_subjects import Asking, Subject, find_champion, resolve_subject
-from graftwork.pipeline.gate_rules import note_rules
+from graftwork.grading.custom import hash_own, is_own
+from graftwork.pipeline.evaluation import Evaluated, measure_subjects, open_grading, remark_on_log, report_on
+from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
+from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace, now

@@ -3,11 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-from graftwork.evaluate.gate import STATISTICS, Judged, Training, decide
-from graftwork.evaluate.gate.changes import describe_outcomes
-from graftwork.pipeline.gate_champion import Champion, look_for_champion, surroundings_of, with_champion
-from graftwork.pipeline.gate_reports import find_better_run, keep_report, keep_verdict
-from graftwork.pipeline.gate_rules import note_rules, with_changes
+from graftwork.evaluate.gate.advice import Training
+from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide
+from graftwork.evaluate.gate.wording import describe_outcomes
+from graftwork.pipeline.gate import (
+    Champion,
+    find_better_run,
+    keep_report,
+    keep_verdict,
+    look_for_champion,
+    note_rules,
+    surroundings_of,
+    with_champion,
+    with_changes,
+)
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.workplace import Workplace

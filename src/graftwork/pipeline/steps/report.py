@@ -4,7 +4,7 @@ from pathlib import Path
 
 from graftwork.files.digest import file_digest
 from graftwork.files.whole import write_whole
-from graftwork.pipeline.evaluation_page import put_page
+from graftwork.pipeline.evaluation import put_page
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.prepare import Prepared

@@ -9,7 +9,7 @@ from graftwork.files.digest import folder_digest
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
-from graftwork.pipeline.gate_rules import note_rules
+from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.lineage import run_id_of, start_of
 from graftwork.pipeline.machines import launch_of
 from graftwork.pipeline.replan import as_replanned, replan

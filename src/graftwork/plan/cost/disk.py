@@ -5,8 +5,8 @@ Linux installation; the rest follows from the parameters. Does not know which fi
 """
 
 from graftwork.records.base import Figure, Record
+from graftwork.records.units import GIB
 
-GIB = 2.0**30
 # torch with its CUDA libraries, transformers and the rest, as installed on Linux, with pip's cache.
 PACKAGES_GIB = (7.0, 9.0, 14.0)
 # A token of text is about four characters, and is kept as text and as numbers.
