@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import Judged, decide
-from graftwork.evaluate.score import compare, make_rate, measure
+from graftwork.evaluate.score import make_rate, measure
 from graftwork.files.journal import Journal
 from graftwork.pipeline.gate import (
     RULES,
