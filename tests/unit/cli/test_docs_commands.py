@@ -15,14 +15,16 @@ from graftwork.cli.main import app, main
 
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_FENCED = re.compile(r"^```(?:console|bash|sh)?\n([\s\S]*?)^```$", re.MULTILINE)
+_FENCED = re.compile(r"^```(\w*)\n([\s\S]*?)^```$", re.MULTILINE)
+SHELLS = ("", "console", "bash", "sh")
 # Programs that Linux and macOS both have where this installs.
 PORTABLE = {"make", "python3", "pip", "graft", "curl", ".", "export"}
 
 
 def commands_in(text):
     """The commands in the blocks of a page, without comments and prompts."""
-    lines = [line for block in _FENCED.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    blocks = [block for language, block in _FENCED.findall(text) if language in SHELLS]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     found = (line.removeprefix("$ ").split(" #")[0].strip() for line in lines)
     return [line for line in found if line and not line.startswith("#")]
 
