@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask.runner import read_answers
+from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import write_cases
 from graftwork.process.heartbeat import read_beat

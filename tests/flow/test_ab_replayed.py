@@ -5,7 +5,7 @@ import json
 import yaml
 
 from graftwork.pipeline.ab import compare_replayed
-from graftwork.pipeline.exchange import import_release
+from graftwork.pipeline.release_transfer import import_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project

@@ -15,7 +15,7 @@ import yaml
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 CHILD = """
 import asyncio, sys
@@ -24,8 +24,8 @@ from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
 root, folder = sys.argv[1:]
@@ -34,11 +34,9 @@ with open_workplace(open_project(Path(root)), NullReporter()) as work:
     asyncio.run(serve(
         ServeSettings(port=0),
         engine_job=EngineJob(folder=folder, base_folder="none"),
-        sink=sink,
-        resolve_alias=dict,
+        project=ServedProject(resolve_aliases=dict, captures=sink, feedback=sink),
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.standin",
-        feedback=sink,
+        engine_module="graftwork.serve.stub_engine",
     ))
 """
 

@@ -5,7 +5,7 @@ import json
 from graftwork.files.dataset_folder import iterate_rows
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_lineage import trace_release
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import open_workplace

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.captures import CaptureExport
 from graftwork.pipeline.freshness import examine_steps
 from graftwork.pipeline.pipeline import STEPS, run_pipeline
 from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.steps.try_out import TryOut
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.process import lock

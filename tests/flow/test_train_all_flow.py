@@ -15,7 +15,7 @@ from graftwork.files.digest import file_digest
 from graftwork.files.journal import Journal
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
-from graftwork.pipeline.export_run import WORD_FILE, export_run
+from graftwork.pipeline.export import EXPORT_FILE, export_run
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.train_all import train_all
@@ -164,7 +164,7 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     assert found.positions > found.rows > 0
     assert merged.merged.merged_weights == 14
     for exported in (merged, adapter):
-        said = json.loads((Path(exported.folder) / WORD_FILE).read_text())
+        said = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
         for name, digest in said["files"].items():
             assert file_digest(Path(exported.folder) / name) == digest
     assert find_base(str(tiny_base), project_folder=tmp_path) == before

@@ -14,22 +14,20 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from store_samples import capture
 
 from graftwork.files.journal import Journal
 from graftwork.files.private import close_to_others, make_folder
 from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.pipeline import run_pipeline
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.release_transfer import export_release, import_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.process import lock
 from graftwork.process.detach import start_detached
 from graftwork.project.folder import open_project
-from graftwork.registry.publish import publish
 from graftwork.store.database import open_database
 
 
@@ -68,7 +66,7 @@ def write_state(work: Workplace) -> str:
     work.captures.add([capture("one")])
     store = open_store(work)
     adapter = write_adapter(work.project.root / "adapter")
-    release = publish(folder=store, index=work.releases, **parts(adapter)).id
+    release = publish_parts(folder=store, index=work.releases, **parts(adapter)).id
     store.sign(release, b"untrusted comment: x\n")
     promote_release(work, release)
     archive = export_release(work, release, target=work.project.root / "out.tar").path

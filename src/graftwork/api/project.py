@@ -195,10 +195,10 @@ class Project:
     @contextmanager
     def serving(self, settings: "ServeSettings | None" = None, *, port: int = 0) -> Iterator[str]:
         """Serve in a thread while the block runs; yields the URL. No challenger gets any traffic."""
-        from graftwork.pipeline.serving import served_beside
+        from graftwork.pipeline.serving import serve_in_background
 
         chosen = (settings or self.settings.serve).model_copy(update={"port": port})
-        with self.open() as work, served_beside(work, chosen) as url:
+        with self.open() as work, serve_in_background(work, chosen) as url:
             yield url
 
     @contextmanager

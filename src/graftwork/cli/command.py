@@ -85,7 +85,7 @@ def print_record(record: "Record", *, as_json: bool) -> None:
 def start_detached(command: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
     from graftwork.api.project import open_project
-    from graftwork.pipeline.lineage import run_id_of
+    from graftwork.pipeline.run_identity import run_id_of
     from graftwork.process import detach, lock
 
     folder = open_project(project).folder

@@ -126,13 +126,15 @@ def captures(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.whole import write_whole
-    from graftwork.pipeline.captures import CaptureExport, Feedback
+    from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
 
-    if feedback is not None and feedback not in get_args(Feedback):
-        raise typer.BadParameter(f"must be one of: {', '.join(get_args(Feedback))}", param_hint="--feedback")
+    if feedback is not None and feedback not in get_args(FeedbackFilter):
+        raise typer.BadParameter(
+            f"must be one of: {', '.join(get_args(FeedbackFilter))}", param_hint="--feedback"
+        )
     with opened(project) as work:
         defaults = work.project.settings.data.captures
-        chosen = cast(Feedback, feedback or defaults.feedback)
+        chosen = cast(FeedbackFilter, feedback or defaults.feedback)
         settings = _revise_captures(
             defaults,
             feedback=chosen if chosen == "positive" else "not_negative",

@@ -28,8 +28,8 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_known
-    from graftwork.pipeline.release_verdict import read_verdict
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.releases import read_verdict
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -52,13 +52,13 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     Example:  graft release verify champion
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange_pace import tell_bytes
-    from graftwork.pipeline.release_store import open_store
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.release_transfer import report_bytes
+    from graftwork.pipeline.releases import open_store
+    from graftwork.registry.aliases import find_release
 
     with opened_with_progress(project) as work:
         found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id, tell=tell_bytes(work.reporter))
+        release = open_store(work).verify(found.id, tell=report_bytes(work.reporter))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:
@@ -77,10 +77,10 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_log
-    from graftwork.pipeline.release_store import own_alias
+    from graftwork.pipeline.releases import full_alias
 
     with opened(project, model) as work:
-        full = own_alias(work, alias)
+        full = full_alias(work, alias)
         moves = work.releases.alias_log(full)
         decisions = {release.id: release.decision for release in work.releases.list()}
     if json:
@@ -102,9 +102,8 @@ def lineage(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_lineage
-    from graftwork.pipeline.release_lineage import trace_release
-    from graftwork.registry.lineage import to_dot
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.release_lineage import to_dot, trace_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)
@@ -134,7 +133,7 @@ def promote(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
-    from graftwork.pipeline.release_store import promote_release
+    from graftwork.pipeline.releases import promote_release
 
     with opened(project) as work:
         done = promote_release(work, name, alias=alias, reason=reason, force=force)
@@ -155,7 +154,7 @@ def rollback(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
-    from graftwork.pipeline.release_store import rollback_alias
+    from graftwork.pipeline.releases import rollback_alias
 
     with opened(project, model) as work:
         move = rollback_alias(work, alias=alias, reason=reason)
@@ -192,18 +191,11 @@ def list_(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
-    from graftwork.pipeline.release_query import make_query
+    from graftwork.pipeline.releases import make_query
+    from graftwork.records.release import ReleaseQuery
 
-    query = make_query(
-        tag=tag,
-        decision=decision,
-        model=model,
-        base=base,
-        since=since,
-        search=search,
-        collected=collected,
-        limit=limit,
-    )
+    filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
+    query = make_query(filters, decision=decision, since=since, limit=limit)
     with opened(project) as work:
         found, aliases = work.releases.entries(query), work.releases.aliases()
     more = limit and len(found) > limit
@@ -246,7 +238,7 @@ def collect(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_garbage
     from graftwork.cli.show.tables import print_line
-    from graftwork.pipeline.release_gc import collect_garbage
+    from graftwork.pipeline.releases import collect_garbage
 
     with opened_with_progress(project) as work:
         found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
@@ -275,7 +267,7 @@ def tag(
     Example:  graft release tag champion keep audited-2026-03
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -298,7 +290,7 @@ def note(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.workplace import now, who
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     if not text.strip():
         raise typer.BadParameter("the note is empty, and notes cannot be removed")
@@ -323,7 +315,7 @@ def version(
     Example:  graft release version champion 2.0.0
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)

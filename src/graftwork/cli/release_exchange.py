@@ -9,7 +9,7 @@ from graftwork.cli.command import Folder, Model, Name, opened, opened_with_progr
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.exchange import Imported
+    from graftwork.pipeline.release_transfer import ImportedRelease
     from graftwork.pipeline.workplace import Workplace
 
 ToUrl = Annotated[
@@ -113,20 +113,20 @@ def _send(
     work: "Workplace", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done: as JSON and as text."""
-    from graftwork.pipeline import exchange_push
+    from graftwork.pipeline import release_transfer
 
     body: dict[str, Any]
     if hub is not None:
-        on_hub = exchange_push.push_to_hub(work, name, repository=hub)
+        on_hub = release_transfer.push_to_hub(work, name, repository=hub)
         body = {"id": on_hub.release.id, "hub": hub, "commit": on_hub.commit, "tag": on_hub.tag}
         return body, f"{on_hub.release.id[:12]} is at {hub}, commit {on_hub.commit[:12]}, tag {on_hub.tag}"
     if ssh is not None:
-        there = exchange_push.push_to_machine(work, name, target=ssh, alias=alias)
+        there = release_transfer.push_to_machine(work, name, target=ssh, alias=alias)
         body = {"id": there.release.id, "ssh": ssh, "sent": there.sent, "alias": there.alias}
         text = f"{there.release.id[:12]} {'sent' if there.sent else 'already there'}: {ssh}"
         moved = f"; {there.alias} points at it there" if there.alias else ""
         return {**body, "previous": there.previous}, text + moved
-    pushed = exchange_push.push_to_url(work, name, url=to)
+    pushed = release_transfer.push_to_url(work, name, url=to)
     body = {"id": pushed.release.id, "sent": list(pushed.sent), "bytes": pushed.bytes}
     count, total = len(pushed.sent), len(pushed.release.files)
     return body, f"{pushed.release.id[:12]}: {count} of {total} files sent ({pushed.bytes:,} bytes)"
@@ -135,26 +135,26 @@ def _send(
 def _track(
     work: "Workplace", name: str, *, mlflow: str | None, trackio: str | None
 ) -> tuple[dict[str, Any], str]:
-    from graftwork.pipeline import exchange_push
+    from graftwork.pipeline import release_transfer
 
     if mlflow is not None:
-        entered = exchange_push.push_to_mlflow_registry(work, name, registered=mlflow)
+        entered = release_transfer.push_to_mlflow_registry(work, name, registered=mlflow)
         text = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", unchanged")
         return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, text
     assert trackio is not None
-    run = exchange_push.push_to_trackio_project(work, name, project=trackio)
+    run = release_transfer.push_to_trackio_project(work, name, project=trackio)
     body = {"trackio": trackio, "run": run.run, "artifact": run.artifact}
     return body, f"{run.artifact} in trackio project {trackio}, run {run.run}"
 
 
-def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "Imported":
-    from graftwork.pipeline import exchange_push
+def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
+    from graftwork.pipeline import release_transfer
     from graftwork.records.errors import UserMistake
 
     if hub is not None and url is None and name is None:
-        return exchange_push.pull_from_hub(work, hub)
+        return release_transfer.pull_from_hub(work, hub)
     if hub is None and name is not None:
-        return exchange_push.pull_from_url(work, name, url=url)
+        return release_transfer.pull_from_url(work, name, url=url)
     raise UserMistake(
         "the release is ambiguous",
         why="a release at a URL is named by its id, on the Hub by repository and revision",
@@ -188,7 +188,7 @@ def export(
     Example:  graft release export champion --to champion.tar --base champion-base
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange import export_base, export_release
+    from graftwork.pipeline.release_transfer import export_base, export_release
 
     with opened_with_progress(project) as work:
         done = export_release(work, name, target=to)
@@ -222,7 +222,7 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
     Example:  graft release import champion.tar
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange import import_release
+    from graftwork.pipeline.release_transfer import import_release
 
     with opened_with_progress(project, model) as work:
         done = import_release(work, source)
@@ -253,10 +253,10 @@ def sign(
     Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.release_store import open_store
+    from graftwork.pipeline.releases import open_store
     from graftwork.pipeline.workplace import now
-    from graftwork.registry.promote import find_release
-    from graftwork.registry.signature import load_secret_key, sign_manifest
+    from graftwork.registry.aliases import find_release
+    from graftwork.registry.signatures import load_secret_key, sign_manifest
 
     secret = load_secret_key(key)
     with opened(project) as work:
@@ -281,9 +281,9 @@ def keygen(
     Example:  graft release keygen ~/.graft-keys
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.signature import write_keys
+    from graftwork.registry.signatures import create_key_pair
 
-    pair = write_keys(folder)
+    pair = create_key_pair(folder)
     if json:
         print_json(
             {"secret_key": str(pair.secret), "public_key": pair.text, "public_key_file": str(pair.public)}

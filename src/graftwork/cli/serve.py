@@ -41,7 +41,7 @@ def serve(
     """
     from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.serving import say_split
+    from graftwork.pipeline.serving import describe_experiment
 
     opened = open_project(project)
     before = opened.settings.serve
@@ -54,7 +54,7 @@ def serve(
 
     def ready(url: str) -> None:
         with opened.open() as work:
-            split, aliases = say_split(work, settings), work.releases.aliases()
+            split, aliases = describe_experiment(work, settings), work.releases.aliases()
         if json:
             body = {"url": url, "aliases": aliases}
             print_json(body if split is None else {**body, "split": split})

@@ -142,7 +142,7 @@ def export(
 
     Example:  graft train export --to merged/
     """
-    from graftwork.pipeline.export_run import export_run
+    from graftwork.pipeline.export import export_run
 
     with reporting(project, model) as found, found.open() as work:
         exported = export_run(work, run=run, to=to.absolute(), format=format.value)

@@ -9,14 +9,14 @@ from typing import Literal
 
 from graftwork.model.base import is_ready
 from graftwork.pipeline import pipeline
-from graftwork.pipeline.lineage import starts_from_main
+from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, Stale
 from graftwork.records.plan import Plan
 from graftwork.records.verdict import Verdict
-from graftwork.store.steps import StepEntry
+from graftwork.store.runs import StepEntry
 
 State = Literal["fresh", "stale", "missing", "not_due"]
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from graftwork.pipeline.lineage import starts_from_main
 from graftwork.pipeline.preflight import Preflight, look_ahead, require_ready
+from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import plan_run, say_left
 from graftwork.pipeline.stage_times import gather_facts, record_stage, size_of_logs, time_spent
 from graftwork.pipeline.step import Inputs, Made, Step

@@ -24,7 +24,7 @@ from graftwork.plan.stages import MEASURED, StageFacts, estimate_stage, pool_sta
 from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Residual, Workload
 from graftwork.records.units import MIB
-from graftwork.store.residuals import STAGE
+from graftwork.store.runs import STAGE
 
 SAMPLE_BYTES = 4 * MIB
 CHARACTERS_A_TOKEN = 3.5

@@ -16,11 +16,9 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.looks import Looks
-from graftwork.store.releases import Releases
-from graftwork.store.residuals import Residuals
-from graftwork.store.runs import RunStore
-from graftwork.store.steps import StepLedger
+from graftwork.store.evaluation_log import EvaluationLog
+from graftwork.store.releases import ReleaseTable
+from graftwork.store.runs import ResidualStore, RunStore, StepLedger
 
 
 @dataclass(frozen=True)
@@ -65,20 +63,20 @@ class Workplace:
         return RunStore(self.database, project=self.settings.project)
 
     @property
-    def releases(self) -> Releases:
-        return Releases(self.database, project=self.settings.project)
+    def releases(self) -> ReleaseTable:
+        return ReleaseTable(self.database, project=self.settings.project)
 
     @property
     def captures(self) -> CaptureStore:
         return CaptureStore(self.database, project=self.settings.project)
 
     @property
-    def looks(self) -> Looks:
-        return Looks(self.database, who=who())
+    def looks(self) -> EvaluationLog:
+        return EvaluationLog(self.database, who=who())
 
     @property
-    def residuals(self) -> Residuals:
-        return Residuals(self.database)
+    def residuals(self) -> ResidualStore:
+        return ResidualStore(self.database)
 
 
 @contextmanager

@@ -133,8 +133,8 @@ def test_a_placeholder_is_no_emoji_and_a_terminal_obeys_nothing_of_a_log():
 
 def test_what_a_narrator_says_is_text_too():
     out = io.StringIO()
-    narrator = RichReporter(Console(file=out, width=100))
-    narrator.info("role: no kept row has '[red]:smile:\x1b[2J'")
+    reporter = RichReporter(Console(file=out, width=100))
+    reporter.info("role: no kept row has '[red]:smile:\x1b[2J'")
     assert "[red]:smile:␛[2J" in out.getvalue()
 
 

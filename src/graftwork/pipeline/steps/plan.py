@@ -18,8 +18,8 @@ from graftwork.model.processor_step import (
     why_plain_here,
 )
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.lineage import identity_of, start_of
 from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
+from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace
@@ -187,7 +187,7 @@ def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
 
 def _started_from(work: Workplace) -> dict[str, dict[str, str]]:
     """What the adapter goes on from: another start is another run."""
-    start = start_of(work)
+    start = find_start_adapter(work)
     return {} if start is None else {"started_from": start.named}
 
 
@@ -240,6 +240,6 @@ STEP = Step(
     ],
     do=_do,
     # Later steps care for what will be trained, not for how well it was foretold.
-    identity=identity_of,
+    identity=plan_identity,
     input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
 )

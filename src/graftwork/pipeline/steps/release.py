@@ -1,9 +1,9 @@
-"""Step: make a release of what the gate let through, and point the model's alias at it."""
+"""Step: publish what passed the gate, and point the alias of the model at it."""
 
 from pathlib import Path
 
 from graftwork.model.base import note_on_weights
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.pipeline.steps.prepare import Prepared
@@ -12,38 +12,42 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
+from graftwork.registry.aliases import Change, promote
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.licence import find_licence
-from graftwork.registry.promote import promote
-from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest
+from graftwork.registry.manifest import Lineage, ReleaseContext
+from graftwork.registry.publish import find_licence, publish
+from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.publish import publishable
 
 
 def _do(work: Workplace, made: Made) -> Release:
     outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", Prepared).dataset
-    alias, store = own_alias(work), open_store(work)
-    # Held until the alias points at it: until then nobody else would know that the release is wanted.
-    with store.adding():
+    alias, store = full_alias(work), open_store(work)
+    # Locked until the alias points at the release: until then garbage collection could remove it.
+    with store.shared_lock():
         release = publish(
-            folder=store,
-            index=work.releases,
-            project=work.settings.project,
-            base=work.base.name,
-            base_fingerprint=work.base.revision,
-            template_fingerprint=dataset.template_fingerprint,
+            store,
+            work.releases,
+            lineage=Lineage(
+                dataset=dataset,
+                plan=made.get("plan", Plan),
+                outcome=outcome,
+                report=made.get("evaluate", Evaluated).report,
+                verdict=made.get("gate", Verdict),
+            ),
+            context=ReleaseContext(
+                project=work.settings.project,
+                base=work.base.name,
+                base_fingerprint=work.base.revision,
+                template_fingerprint=dataset.template_fingerprint,
+                parent=work.releases.aliases().get(alias),
+                created_at=now(),
+                settings={**publishable(work.settings), **_note_on_base(work)},
+                versions=outcome.versions,
+                licence=find_licence(Path(work.base.folder)),
+            ),
             adapter_folder=Path(outcome.adapter_folder),
-            dataset=dataset,
-            plan=made.get("plan", Plan),
-            outcome=outcome,
-            report=made.get("evaluate", Evaluated).report,
-            verdict=made.get("gate", Verdict),
-            parent=work.releases.aliases().get(alias),
-            created_at=now(),
-            settings={**publishable(work.settings), **_note_on_base(work)},
-            versions=outcome.versions,
-            licence=find_licence(Path(work.base.folder)),
         )
         _sign(work, store, release)
         store.verify(release.id)
@@ -51,9 +55,7 @@ def _do(work: Workplace, made: Made) -> Release:
             work.releases,
             release,
             alias=alias,
-            who=who(),
-            when=now(),
-            why="the gate said deploy",
+            change=Change(who(), now(), "the gate said deploy"),
             require_verdict=work.settings.release.require_verdict,
         )
     return release
@@ -76,7 +78,7 @@ STEP = Step(
     title="release it",
     needs=("prepare", "plan", "train", "evaluate", "gate"),
     makes=Release,
-    # How long releases are kept does not make another release.
+    # Retention settings do not make another release.
     depends_on=lambda work, _made: work.settings.release.model_dump(
         mode="json", exclude={"keep_last", "keep_days", "store"}
     ),

@@ -10,9 +10,9 @@ from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.lineage import run_id_of, start_of
 from graftwork.pipeline.machines import launch_of
 from graftwork.pipeline.replan import as_replanned, replan
+from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.run_parts import read_parts
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.plan import kind_of_run
@@ -76,7 +76,7 @@ def set_beside(plan: Plan, outcome: TrainOutcome, folder: Path, *, minutes: floa
 
 def make_job(work: Workplace, made: Made) -> TrainJob:
     """All that the worker is told about this model's run."""
-    plan, start = made.get("plan", Plan), start_of(work)
+    plan, start = made.get("plan", Plan), find_start_adapter(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
     begun = clock.now()
     return TrainJob(

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
-from graftwork.pipeline.release_store import own_alias
-from graftwork.pipeline.serving import served_beside
+from graftwork.pipeline.releases import full_alias
+from graftwork.pipeline.serving import serve_in_background
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
 from graftwork.pipeline.workplace import Workplace
@@ -39,7 +39,7 @@ def _do(work: Workplace, made: Made) -> TryOut:
     release = made.get("release", Release)
     cases = _telling(made.get("evaluate", Evaluated))
     settings = work.settings.serve.model_copy(update={"port": 0, "host": "127.0.0.1", "api_key_env": None})
-    with served_beside(work, settings) as url:
+    with serve_in_background(work, settings) as url:
         client = _client(url)
         asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
     # The endpoint is down: all captures are in the store now.
@@ -109,7 +109,7 @@ def _ask_both(work: Workplace, client: Any, case: Case, place: int, total: int) 
     )
     begun = time.perf_counter()
     raw = client.chat.completions.with_raw_response.create(
-        model=own_alias(work),
+        model=full_alias(work),
         messages=messages,
         max_tokens=limit,
         temperature=0,
