@@ -22,11 +22,10 @@ NOISE = 0.02
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
-    from graftwork.cli.command import run_upto
-    from graftwork.pipeline.steps.data import PreparedData
+    from graftwork.api.project import open_project
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"
-    return Path(run_upto("prepare", project=example).get("prepare", PreparedData).folder)
+    return Path(open_project(example).prepare().folder)
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):

@@ -186,7 +186,7 @@ def test_a_session_that_made_it_worse_is_gone_back_behind(bench):
     assert (found["adapter_hash"], found["adapter_folder"]) == (ONE, str(bench.folder / "adapter-1"))
     said = bench.graft("--session")
     assert said.exit_code == 1
-    assert "GO BACK TO THE ONE BEFORE" in said.stdout
+    assert "START FROM THE PREVIOUS CHECKPOINT" in said.stdout
     assert f"train.start_from: {bench.folder / 'adapter-1'}" in said.stdout
 
 
@@ -208,7 +208,7 @@ def test_a_first_session_that_harmed_goes_back_to_the_base_and_says_how(bench):
     code, found = bench.measured(worse, adapter_hash=ONE).json("--session")
     assert (code, found["start"], found["adapter_folder"]) == (1, "before", "")
     said = bench.graft("--session").stdout
-    assert "train.start_from: leave it out; the session began at the base itself" in said
+    assert "train.start_from: omit it; the session started from the base" in said
 
 
 def test_a_session_that_began_at_an_adapter_nobody_judged_is_told_what_to_do(bench):

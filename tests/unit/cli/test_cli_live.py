@@ -54,9 +54,9 @@ def test_the_trend_counts_a_step_once_and_forgets_nothing_of_its_shape():
 
 def test_the_line_below_the_bar_says_loss_speed_gradient_memory_and_the_plan():
     text = describe_detail(DETAIL, LossTrend(), total=100)
-    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.50 s a step"):
+    for part in ("loss 1.250", "12,346 tokens/s", "gradient 0.5", "7.9 GiB", "0.50 s per step"):
         assert part in text
-    assert "plan: 0.40 s, 40 s in all" in text
+    assert "plan: 0.40 s, 40 s in total" in text
 
 
 def test_a_terminal_gets_the_bar_and_one_line_below_it():
@@ -119,7 +119,7 @@ def test_durations_read_as_people_say_them(seconds, text):
         (
             "look",
             {"step": 4, "metric": "loss", "value": 0.5, "better": True},
-            "loss 0.5000 (the best so far)",
+            "loss 0.5000 (best so far)",
         ),
         ("alert", {"what": "it is stuck", "why": "[b]swap"}, "it is stuck: [b]swap"),
         ("word", {"word": "\x1b[2J"}, "␛[2J"),

@@ -71,7 +71,7 @@ def test_releases_are_listed_shown_tagged_noted_and_found_again(place):
     assert shown["notes"][0]["text"] == "speaks French"
     assert place.ask("version", first[:8], "4.0.0")["version"] == "4.0.0"
     words = place.type("list") + place.type("show") + place.type("log") + place.type("verify")
-    for expected in (first[:12], "4.0.0", "champion", "speaks French", "first", "hold"):
+    for expected in (first[:12], "4.0.0", "champion", "speaks French", "first", "verified"):
         assert expected in words
 
 
