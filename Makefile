@@ -9,9 +9,11 @@ TORCH_INDEX ?=
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := examples/cited_answers
 FUZZ_SECONDS ?= 600
+OLD ?= HEAD
+ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench format clean
+.PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench compare format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -83,6 +85,9 @@ test-vllm: dev ## the tests that ask a real vLLM, on the processor; it and its p
 bench: dev ## the figures of docs/benchmarks.md, next to peers
 	$(BIN)/graft data prepare --project $(DEMO)
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+compare: dev ## the bytes of both examples, old commit against this tree: make compare OLD=COMMIT ARGS=--speed
+	$(BIN)/python tools/compare.py $(OLD) $(ARGS)
 
 format: dev ## format the code
 	$(BIN)/ruff format .
