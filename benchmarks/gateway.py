@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graftwork.records.capture import Capture
+from graftwork.records.interaction import Capture
 from graftwork.serve.client import Client
 from graftwork.serve.jobs import EngineJob
 from graftwork.serve.run import run, serve

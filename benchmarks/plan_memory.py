@@ -32,7 +32,8 @@ from plan_memory_shapes import (
     tuning_of,
 )
 
-GIB = 2**30
+from graftwork.records.units import GIB
+
 STEP_OF_LENGTHS = 64
 LONGEST = 65536
 CARD_GIB = 128.0

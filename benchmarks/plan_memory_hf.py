@@ -25,8 +25,8 @@ from plan_memory_hf_cases import CASES, Case, case_json, shape_of
 
 from graftwork.plan.memory_plain import plain_peak
 from graftwork.records.fit import PlainSetup
+from graftwork.records.units import GIB
 
-GIB = 2**30
 STEPS = 4
 SECONDS_EACH = 150.0
 Line = dict[str, Any]

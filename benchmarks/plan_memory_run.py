@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from graftwork.records.units import GIB
+
 SMALL = 10**6
 """Elements of a tensor on the host that are written: larger ones are pages of zeros."""
 STEPS, WARM_UP, TIMED = 3, 3, 6

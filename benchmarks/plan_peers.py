@@ -20,8 +20,8 @@ from plan_memory_shapes import name_of
 
 from graftwork.model.shape import total_parameters
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 WORST = 8
 Line = dict[str, Any]

@@ -29,7 +29,7 @@ PROBED = {"7b": 30.0}
 
 def predict(setting: Setting, tuning: Any, rates: Any) -> dict[str, float]:
     """Seconds of one step by parts, and their sum."""
-    from graftwork.plan.time import card_step
+    from graftwork.plan.timing.card import card_step
 
     shape = shape_of(setting.shape)
     step = card_step(
@@ -120,8 +120,9 @@ def run_all(settings: list[Setting], budget: float, out: Path) -> None:
     """Probe, predict, measure; a line as soon as it is there."""
     from graftwork.model.shape import layer_parameters
     from graftwork.plan.catalog.hardware import find_gpu
-    from graftwork.plan.time import rates_of, rates_of_probe
-    from graftwork.records.probe import ProbeFacts
+    from graftwork.plan.timing.probed import rates_of_probe
+    from graftwork.plan.timing.rates import rates_of
+    from graftwork.records.fit import ProbeFacts
 
     begun = time.perf_counter()
 

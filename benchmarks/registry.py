@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graftwork.files.whole import write_whole
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import open_project
 from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
@@ -156,7 +156,7 @@ def main() -> None:
         )
         project = open_project(root)
         database = open_database(project.database_url)
-        work = Workplace(project=project, database=database, narrator=Silent())
+        work = Workplace(project=project, database=database, reporter=NullReporter())
         ids = fill(work, asked.releases)
         ours, peer = measure_ours(work, ids), measure_peer(root / "peer", ids, work)
         database.close()

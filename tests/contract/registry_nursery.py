@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import parts, write_adapter
 
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
@@ -26,7 +26,7 @@ from graftwork.store.database import open_database
 
 
 def open_work(root: Path, url: str) -> Workplace:
-    return Workplace(project=open_project(root), database=open_database(url), narrator=Silent())
+    return Workplace(project=open_project(root), database=open_database(url), reporter=NullReporter())
 
 
 def make_release(work: Workplace, scratch: Path, *, weights: bytes, **more) -> str:

@@ -1,7 +1,7 @@
 import pytest
 from store_samples import WHEN, capture
 
-from graftwork.records.capture import Feedback
+from graftwork.records.interaction import Feedback
 from graftwork.store import feedback as store_feedback
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database

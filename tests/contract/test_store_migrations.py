@@ -7,8 +7,8 @@ from sqlalchemy import inspect
 from sqlalchemy import text as sql
 from store_samples import PROJECT, WHEN, capture, release
 
-from graftwork.records.capture import Feedback
 from graftwork.records.errors import EnvironmentLacks
+from graftwork.records.interaction import Feedback
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
 from graftwork.store.feedback import FeedbackStore

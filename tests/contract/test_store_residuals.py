@@ -1,7 +1,7 @@
 import pytest
 from store_samples import WHEN
 
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import Residual
 from graftwork.store.database import Database
 from graftwork.store.residuals import Residuals

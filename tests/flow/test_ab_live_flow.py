@@ -15,8 +15,8 @@ from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.data.formats.captured import to_interaction
 from graftwork.pipeline.ab import compare_live
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink, say_split
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
@@ -35,7 +35,7 @@ def prepare(root):
     """A project with two releases, behind champion and challenger."""
     settings = {"project": PROJECT, "data": {"logs": ["x.jsonl"]}, "evaluate": {"metrics": ["json_valid"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         for alias in ("champion", "challenger"):
             folder = write_adapter(root / alias, weights=alias.encode())
             made = publish(folder=open_store(work), index=work.releases, **parts(folder))
@@ -112,7 +112,7 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
     aliases = prepare(tmp_path)
     likes = {aliases["champion"]: 0.3, aliases["challenger"]: 0.95}
     settings = ServeSettings(port=0, split=SplitSettings(share=0.4))
-    with open_workplace(open_project(tmp_path), Silent()) as work:
+    with open_workplace(open_project(tmp_path), NullReporter()) as work:
         pair = (aliases["champion"], aliases["challenger"])
         assert "experiment" in say_split(work, settings)
         before = compare_live(work, "champion", "challenger", metric="feedback")

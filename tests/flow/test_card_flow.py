@@ -22,7 +22,7 @@ NOISE = 0.02
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
-    from graftwork.cli.steps import run_upto
+    from graftwork.cli.command import run_upto
     from graftwork.pipeline.steps.prepare import Prepared
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"

@@ -3,10 +3,10 @@
 import json
 
 from graftwork.files.dataset_folder import iterate_rows
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_lineage import trace_release
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
@@ -15,7 +15,7 @@ from graftwork.records.release import Release
 
 def test_a_specialist_is_released_with_its_whole_lineage(small_project, change_settings):
     change_settings(small_project, models={"main": {}, "tagger": {}})
-    with open_workplace(open_project(small_project), Silent(), model="tagger") as work:
+    with open_workplace(open_project(small_project), NullReporter(), model="tagger") as work:
         made = run_pipeline(work, upto="release")
         release = made.get("release", Release)
         assert release.model == "tagger"

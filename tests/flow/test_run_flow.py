@@ -13,8 +13,8 @@ import yaml
 
 from graftwork.pipeline.captures import CaptureExport
 from graftwork.pipeline.freshness import examine_steps
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import STEPS, run_pipeline
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.try_out import TryOut
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.process import lock
@@ -47,7 +47,7 @@ def graft(folder, *arguments, **options):
 
 def run_outputs(folder: Path) -> dict:
     """What the last `graft run` made, without doing anything again."""
-    with open_workplace(open_project(folder), Silent()) as work:
+    with open_workplace(open_project(folder), NullReporter()) as work:
         return {name: entry.output for name in ALL if (entry := work.ledger.get(name)) is not None}
 
 
@@ -259,7 +259,7 @@ def test_ctrl_c_stops_in_order_and_the_same_command_goes_on(long_project):
     assert finished_hash(long_project)
 
 
-class Impatient(Silent):
+class Impatient(NullReporter):
     """Presses Ctrl-C once, in the middle of a step where that step tells its progress."""
 
     def __init__(self, step):

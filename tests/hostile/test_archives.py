@@ -15,9 +15,9 @@ from archive_corpus import Good, make_corpus, of_format_1
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.pipeline.exchange import import_release
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
@@ -55,7 +55,7 @@ def work(tmp_path) -> Iterator[Workplace]:
     root = tmp_path / "outer" / "project"
     root.mkdir(parents=True)
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Silent()) as opened:
+    with open_workplace(open_project(root), NullReporter()) as opened:
         yield opened
 
 

@@ -21,10 +21,10 @@ from graftwork.files.journal import Journal
 from graftwork.files.private import close_to_others, make_folder
 from graftwork.files.whole import folder_made_whole, write_whole
 from graftwork.pipeline.exchange import export_release, import_release
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.process import lock
 from graftwork.process.detach import start_detached
@@ -95,7 +95,7 @@ def write_state(work: Workplace) -> str:
 
 
 def test_nothing_of_a_projects_state_can_be_read_by_others(root):
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         release = write_state(work)
         # Also while the database is open: its log lies in files of their own.
         assert {path.name for path in work.project.state.glob("state.db*")} >= {"state.db", "state.db-wal"}
@@ -126,7 +126,7 @@ def test_whatever_makes_the_state_first_makes_it_private(tmp_path, first):
 
 
 def test_a_state_that_was_open_is_closed_when_the_project_is_opened(root, tmp_path):
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         release = write_state(work)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_text("not of this project")
@@ -137,7 +137,7 @@ def test_a_state_that_was_open_is_closed_when_the_project_is_opened(root, tmp_pa
         if not path.is_symlink():
             path.chmod(mode(path) | (0o055 if path.is_dir() else 0o044))
     assert open_to_others(root / ".graft")
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         assert open_to_others(root / ".graft") == []
         assert open_store(work).verify(release).id == release
         assert work.captures.count() == 1
@@ -149,7 +149,7 @@ def test_a_state_that_was_open_is_closed_when_the_project_is_opened(root, tmp_pa
 
 
 def test_a_closing_that_was_interrupted_is_finished_by_the_next(root, monkeypatch):
-    with open_workplace(open_project(root), Silent()):
+    with open_workplace(open_project(root), NullReporter()):
         pass
     for path in (root / ".graft", root / ".graft" / "state.db"):
         path.chmod(0o755)
@@ -194,7 +194,7 @@ def test_what_is_written_for_the_user_has_the_modes_that_the_umask_gives(root):
 
 
 def test_exported_captures_are_for_their_owner_alone(root):
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         work.captures.add([capture("one")])
     out = root / "captured.jsonl"
     command = [
@@ -229,7 +229,7 @@ def test_the_whole_pipeline_leaves_nothing_for_others_to_read(root, tiny_base):
         "gate": {"rules": [{"metric": "latency_seconds", "under": 1000.0}]},
     }
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         run_pipeline(work)
         assert open_to_others(work.project.state) == []
     state = root / ".graft"

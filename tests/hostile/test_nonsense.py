@@ -15,8 +15,8 @@ from graftwork.evaluate.score import score
 from graftwork.grading.answers import shared_words, words_of
 from graftwork.model import probe
 from graftwork.pipeline.init import start_project
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.project.load import load_settings
@@ -155,7 +155,7 @@ def test_shuffled_labels_trained_for_real_are_not_deployed(tmp_path, seed, embed
     settings["train"]["epochs"] = 1
     settings["evaluate"]["latency_cases"] = 1
     path.write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), Silent()) as work:
+    with open_workplace(open_project(tmp_path), NullReporter()) as work:
         made = run_pipeline(work)
     assert made.get("gate", Verdict).decision != "deploy"
     assert "release" not in made.outputs

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.cli.command import Folder, Model
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder, Model
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Junit = Annotated[
     Path | None, typer.Option("--junit", help="Write a JUnit file too: one test case a rule.", metavar="FILE")
 ]
-Everything = Annotated[
+AllModels = Annotated[
     bool, typer.Option("--all", help="Every model of graft.yaml, corrected for how many are tried.")
 ]
 Update = Annotated[
@@ -37,7 +37,7 @@ Session = Annotated[
 def gate(
     project: Folder = None,
     model: Model = None,
-    everything: Everything = False,
+    everything: AllModels = False,
     session: Session = False,
     update: Update = False,
     junit: Junit = None,
@@ -128,7 +128,7 @@ def _show_session(project: Path | None, model: str | None, *, update: bool, as_j
 
 @contextmanager
 def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
-    from graftwork.cli.narrate import RichNarrator
+    from graftwork.cli.progress import RichReporter
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
@@ -136,8 +136,8 @@ def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
     found = open_project(project)
     with (
         stoppable(),
-        RichNarrator(tables=False) as narrator,
-        open_workplace(found, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        open_workplace(found, reporter, model=model) as work,
     ):
         yield work
 

@@ -16,8 +16,8 @@ from graftwork.evaluate.cases import clusters_of
 from graftwork.evaluate.statistics.anytime import MeanTest, PairedTest, TwoArms
 from graftwork.evaluate.statistics.intervals import Interval
 from graftwork.records.base import Record
-from graftwork.records.capture import Capture
 from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE
+from graftwork.records.interaction import Capture
 from graftwork.records.release import Release
 from graftwork.records.report import Case
 

@@ -24,10 +24,9 @@ from graftwork.grading.metrics import (
     TASK_SUCCESS,
 )
 from graftwork.process.sandbox.settings import SandboxSettings
-from graftwork.records.base import Record
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
-from graftwork.records.secret import NotSecret
 from graftwork.text.publish import VariableName
 
 RUBRIC = (

@@ -24,6 +24,7 @@ from graftwork.inference.engine import (
 )
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.interaction import Message
+from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
     from graftwork.model.generate import Generated, Sampling
@@ -200,7 +201,7 @@ class EmbeddedEngine:
         if self._device == "cpu":
             return peak_memory_gib()
         weights = sum(int(tensor.nbytes) for tensor in self._model.parameters())
-        return max(self._peak_of_one, weights) / 2**30
+        return max(self._peak_of_one, weights) / GIB
 
     def _make_room_for_one(self) -> None:
         """Before the first timed request: what batches left on the card is no part of it."""

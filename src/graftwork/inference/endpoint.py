@@ -30,11 +30,12 @@ from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message
 from graftwork.records.report import Endpoint
+from graftwork.records.units import MIB
 from graftwork.text.unsaid import hide, leave_unsaid
 
 LONGEST_REASON = 300
 LONGEST_REFUSAL = 64 * 2**10
-SHORTEST_LIMIT, BYTES_A_TOKEN = 2**20, 4 * 2**10
+SHORTEST_LIMIT, BYTES_A_TOKEN = MIB, 4 * 2**10
 """How large an answer may be: an event for each token is a few hundred bytes."""
 MOST_TOKENS = 10**9
 SHORTEST_IN_ANSWERS = 16

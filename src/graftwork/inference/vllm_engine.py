@@ -25,6 +25,7 @@ from graftwork.inference.engine import (
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.interaction import Message
+from graftwork.records.units import GIB
 
 SWITCH = "GRAFT_VLLM"
 TRIED = "0.32"
@@ -57,7 +58,7 @@ KEEPS_TO_ITSELF = {
 }
 NOT_COMPILED = {"TORCH_COMPILE_DISABLE": "1"}
 """On the processor compiling takes minutes, more than most evaluations, and needs a C++ compiler."""
-CACHE_ON_PROCESSOR = 2 * 2**30
+CACHE_ON_PROCESSOR = 2 * GIB
 """Bytes for the keys and values of what is answered at once. By itself vLLM takes 92 % of the machine."""
 SEEDS = 2**63
 
@@ -133,7 +134,7 @@ class VllmEngine:
                 "threads": threads,
                 "memory": "what vLLM reserves on the card, most of it for its cache"
                 if self._on_card
-                else f"with {CACHE_ON_PROCESSOR // 2**30} GiB that vLLM reserves for its cache",
+                else f"with {CACHE_ON_PROCESSOR // GIB} GiB that vLLM reserves for its cache",
             },
         )
 
@@ -203,7 +204,7 @@ class VllmEngine:
         import torch
 
         free, total = torch.cuda.mem_get_info()
-        return float((total - free) / 2**30)
+        return float((total - free) / GIB)
 
     def close(self) -> None:
         """vLLM runs inside this process and frees its memory with the object."""

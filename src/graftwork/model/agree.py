@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from graftwork.records.dataset import Row
-from graftwork.records.export import Agreement
+from graftwork.records.release import Agreement
 
 MOST_TOKENS = 512
 """A longer row is read up to here."""

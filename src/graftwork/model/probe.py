@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.records.plan import DeviceFacts
+from graftwork.records.units import GIB
 
 
 def describe_device(*, threads: int | None = None) -> DeviceFacts:
     """What can be known without torch."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return DeviceFacts(kind="cpu", name=_processor(), memory_gib=pages / 2**30, threads=threads or available)
+    return DeviceFacts(kind="cpu", name=_processor(), memory_gib=pages / GIB, threads=threads or available)
 
 
 def probe_device(*, threads: int | None = None) -> DeviceFacts:
@@ -54,7 +55,7 @@ def measure(threads: int) -> dict[str, Any]:
     return {
         "kind": "cuda",
         "name": card.name,
-        "memory_gib": card.total_memory / 2**30,
+        "memory_gib": card.total_memory / GIB,
         "capability": min(major + minor / 10 for major, minor in ages),
         "gflops": _measure_card(),
     }

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from graftwork.model.probe import describe_device
-from graftwork.records.probe import DeviceName
+from graftwork.records.fit import DeviceName
 
 CARDS = Path("/proc/driver/nvidia/gpus")
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.model.probe_products import time_go
+from graftwork.records.units import MIB
 
 TRANSFERRED_BYTES = 2**28
 DISK_BYTES, DISK_PIECE = 2**28, 2**23
@@ -33,7 +34,7 @@ def used_before() -> float | None:
     ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     try:
         said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
-        return float(said.split()[0]) * 2**20
+        return float(said.split()[0]) * MIB
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
 

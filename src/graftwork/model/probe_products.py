@@ -10,14 +10,15 @@ from statistics import median
 from typing import Any
 
 from graftwork.model.shape import linear_sizes
+from graftwork.records.fit import ProductRate
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import ProductRate
+from graftwork.records.units import GIB
 
 GOES = 5
 CARD_TOKENS = (256, 1024, 4096)
 PROCESSOR_TOKENS = (64, 256)
 CARD_GO_SECONDS, PROCESSOR_GO_SECONDS = 0.004, 0.02
-COPIED_BYTES = {"cuda": 2**30, "cpu": 2**27}
+COPIED_BYTES = {"cuda": GIB, "cpu": 2**27}
 LAUNCHES = 2000
 
 

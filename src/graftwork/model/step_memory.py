@@ -23,8 +23,8 @@ from graftwork.model.step_walk import (
     walk_of,
 )
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 
-GIB = 2**30
 WIDTH = 2
 """Bytes of an activation."""
 

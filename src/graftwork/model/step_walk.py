@@ -11,8 +11,9 @@ from graftwork.model import step_block, step_head
 from graftwork.model.step_pieces import HALF, WORD, free_all
 from graftwork.model.step_sizes import Memory, Sizes, sizes_of
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import MIB
 
-WORKSPACE = 32 * 2**20
+WORKSPACE = 32 * MIB
 """What cuBLAS is given on a Hopper card; on others 8 MiB."""
 
 LONG = 8

@@ -40,9 +40,8 @@ from graftwork.pipeline.steps.evaluate import log_look, put_cases
 from graftwork.pipeline.workplace import Workplace
 from graftwork.process.stopping import how_it_ended
 from graftwork.records.base import fingerprint
-from graftwork.records.capture import Capture
 from graftwork.records.errors import StoppedInOrder, UserMistake
-from graftwork.records.interaction import Message, Origin
+from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
 from graftwork.registry.promote import find_release
@@ -204,7 +203,7 @@ def watch_live(
             running = find_experiment(work, pair, experiment)
             if look is None or running != look.experiment:
                 look = LiveLook(work, pair, metric=name, experiment=running)
-                work.narrator.word(f"watching {_call(running)}")
+                work.reporter.info(f"watching {_call(running)}")
             found = look.look()
             _tell_progress(work, found)
             if not found.used and found.ungraded >= HOPELESS:
@@ -384,4 +383,4 @@ def _tell_progress(work: Workplace, found: ABResult) -> None:
         f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
     )
     phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} dealt)"
-    work.narrator.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})
+    work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

@@ -13,7 +13,7 @@ from pathlib import Path
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.model.base import verify_base
-from graftwork.pipeline.narrator import Narrator, OfModel
+from graftwork.pipeline.reporter import ModelReporter, Reporter
 from graftwork.pipeline.steps.train import watch_over
 from graftwork.pipeline.supervise import JOB_FILE, run_job
 from graftwork.pipeline.vigil import Vigil
@@ -21,9 +21,9 @@ from graftwork.pipeline.workplace import Workplace, now
 from graftwork.process import clock, lock
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.worker import ERROR_FILE
-from graftwork.records.alert import AlertKind
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
+from graftwork.records.job import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.train.files import ATTEMPTS, WORDS
 from graftwork.train.grouping import choose_groups
@@ -45,10 +45,10 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
     for job in jobs:
         # Whoever looks into a run's folder finds there what a run of its own would have been told.
         write_whole(Path(job.folder) / JOB_FILE, job.to_json())
-    work.narrator.started("train", f"train {many} in one process")
+    work.reporter.started("train", f"train {many} in one process")
     for group in groups:
         together = ", ".join(names[jobs[at].run_id] for at in group)
-        work.narrator.word(f"side by side: {together}")
+        work.reporter.info(f"side by side: {together}")
     with lock.hold(work.project.state / "pipeline"), ExitStack() as stack:
         round_ = _Round(work, batch, names, stack)
         verify_base(work.base)
@@ -58,7 +58,7 @@ def run_batch(work: Workplace, jobs: Sequence[TrainJob], *, names: Mapping[str, 
                 module=MODULE,
                 job=batch,
                 folder=folder,
-                narrator=work.narrator,
+                reporter=work.reporter,
                 # Each run counts its own crashes and gives up by itself; this only bounds them all.
                 max_restarts=sum(int(job.run.get("max_restarts", 3)) + 1 for job in jobs),
                 on_poll=round_.follow,
@@ -104,10 +104,10 @@ class _Round:
                 if job.run_id not in self._entered:
                     self._entered.add(job.run_id)
                     self._work.runs.update(job.run_id, state="running", when=now())
-                narrator = OfModel(self._work.narrator, self._names[job.run_id])
-                self._pass_words_on(job, narrator)
+                reporter = ModelReporter(self._work.reporter, self._names[job.run_id])
+                self._pass_words_on(job, reporter)
                 if not is_settled(job):
-                    self._pass_beat_on(job, narrator)
+                    self._pass_beat_on(job, reporter)
             self._tell_failure(job)
 
     @property
@@ -146,11 +146,11 @@ class _Round:
         latest = clock.read_moment(lines[-1]) if lines else None
         return latest is not None and clock.seconds_between(self._batch.begun, latest) >= 0
 
-    def _pass_beat_on(self, job: TrainJob, narrator: Narrator) -> None:
+    def _pass_beat_on(self, job: TrainJob, reporter: Reporter) -> None:
         beat = read_beat(Path(job.folder))
         if beat is None:
             return
-        narrator.progress(
+        reporter.progress(
             beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=beat.detail
         )
 
@@ -167,15 +167,15 @@ class _Round:
         """Of the one run, for whoever its own model's settings name."""
         if job.run_id not in self._vigils:
             name = self._names[job.run_id]
-            own = replace(self._work, asked_model=name, narrator=OfModel(self._work.narrator, name))
+            own = replace(self._work, asked_model=name, reporter=ModelReporter(self._work.reporter, name))
             self._vigils[job.run_id] = self._stack.enter_context(watch_over(own, job))
         return self._vigils[job.run_id]
 
-    def _pass_words_on(self, job: TrainJob, narrator: Narrator) -> None:
+    def _pass_words_on(self, job: TrainJob, reporter: Reporter) -> None:
         words = Journal(Path(job.folder) / WORDS)
         for line, offset in words.follow(self._heard[job.run_id]):
             self._heard[job.run_id] = offset
-            narrator.word(str(line["word"]))
+            reporter.info(str(line["word"]))
 
 
 def _end_of(journal: Journal) -> int:

@@ -14,8 +14,7 @@ from graftwork.data.captures import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
 from graftwork.pipeline.steps.prepare import Prepared
 from graftwork.pipeline.workplace import Workplace
-from graftwork.records.capture import Capture
-from graftwork.records.interaction import CaptureOrigin
+from graftwork.records.interaction import Capture, CaptureOrigin
 from graftwork.text.normalise import words
 
 Feedback = Literal["not_negative", "positive", "negative", "all"]

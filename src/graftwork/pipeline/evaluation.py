@@ -100,7 +100,7 @@ class Grading:
         return add_judgement(report, tally)
 
     def _tell(self, done: int, total: int) -> None:
-        self.work.narrator.progress("asking the judge", done, total, seconds_left=None, detail={})
+        self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
 
 
 def open_grading(work: Workplace, cases: Sequence[Case]) -> Grading:
@@ -164,7 +164,7 @@ def ask_subject(work: Workplace, subject: Subject, cases: Sequence[Case]) -> Non
         module="graftwork.evaluate.ask.worker",
         job=subject.job,
         folder=subject.folder,
-        narrator=work.narrator,
+        reporter=work.reporter,
     )
 
 
@@ -202,7 +202,7 @@ def time_together(work: Workplace, subjects: Sequence[Subject], cases: Sequence[
         module="graftwork.evaluate.ask.timing",
         job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
         folder=folder,
-        narrator=work.narrator,
+        reporter=work.reporter,
     )
 
 

@@ -38,9 +38,9 @@ from graftwork.pipeline.evaluation import (
 )
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
-from graftwork.pipeline.narrator import OfModel
 from graftwork.pipeline.pipeline import run_pipeline
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import ModelReporter
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.evaluate import (
     ADAPTER,
@@ -346,7 +346,7 @@ def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> Gated
     made: dict[str, Made] = {}
     judged: dict[str, Judged] = {}
     for name in work.project.settings.all_models:
-        works[name] = replace(work, asked_model=name, narrator=OfModel(work.narrator, name))
+        works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
         judged[name] = gather(works[name], made[name])
     verdicts = {

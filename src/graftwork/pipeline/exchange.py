@@ -37,7 +37,7 @@ def export_release(work: Workplace, name: str, *, target: Path | None = None) ->
     path = target or work.project.root
     if path.is_dir():
         path /= f"{release.project}-{release.id[:12]}.tar"
-    return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.narrator))
+    return write_archive(open_store(work), release.id, target=path, tell=tell_bytes(work.reporter))
 
 
 def export_base(work: Workplace, name: str, *, target: Path) -> int:
@@ -71,7 +71,7 @@ def require_own_project(work: Workplace, release: Release, *, where: str) -> Non
 
 
 def _import_archive(work: Workplace, path: Path) -> Imported:
-    store, tell = open_store(work), tell_bytes(work.narrator)
+    store, tell = open_store(work), tell_bytes(work.reporter)
     with store.adding(), read_archive(path, store=store, tell=tell) as unpacked:
         require_own_project(work, unpacked.release, where=str(path))
         arrived = unpacked.put_into(store, tell=tell)
@@ -111,5 +111,5 @@ def _import_folder(work: Workplace, folder: Path) -> Imported:
         remarks.append(f"left out: {', '.join(taken.left)}")
     with store.adding():
         new = not store.has(taken.release.id)
-        release = store.put(taken.release, sources=taken.sources, tell=tell_bytes(work.narrator))
+        release = store.put(taken.release, sources=taken.sources, tell=tell_bytes(work.reporter))
         return enter(work, release, new=new, remarks=tuple(remarks))

@@ -1,23 +1,23 @@
 """Tells how far a transfer is: MiB done of MiB in all, how fast, and the time left.
 
-In: a narrator. Out: a listener for `phase, bytes done, bytes in all`, as the registry calls it.
+In: a reporter. Out: a listener for `phase, bytes done, bytes in all`, as the registry calls it.
 """
 
 import math
 import time
 from collections.abc import Callable
 
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
+from graftwork.records.units import MIB
 
 ENOUGH_SECONDS = 1.0
 """Before that the rate is chance."""
 BETWEEN_SECONDS = 0.1
 """Between two words of the same phase: a fast disk has a thousand pieces a second."""
-MIB = 2**20
 
 
 def tell_bytes(
-    narrator: Narrator, *, clock: Callable[[], float] = time.monotonic
+    reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None]:
     """A phase begins anew when fewer bytes are done than before."""
     phase_now, began, last_told, last_done = "", 0.0, -math.inf, 0
@@ -34,7 +34,7 @@ def tell_bytes(
         seconds = now - began
         rate = done / seconds if seconds > 0 else 0.0
         known = rate > 0 and seconds >= ENOUGH_SECONDS
-        narrator.progress(
+        reporter.progress(
             phase,
             done / MIB,
             total / MIB,

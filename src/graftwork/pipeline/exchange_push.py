@@ -21,7 +21,7 @@ from graftwork.registry.promote import find_release
 def push_to_url(work: Workplace, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
     place = Place(_address(work, url))
-    return push_release(open_store(work), place, release.id, tell=tell_bytes(work.narrator))
+    return push_release(open_store(work), place, release.id, tell=tell_bytes(work.reporter))
 
 
 def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imported:
@@ -30,13 +30,13 @@ def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imp
     release_id = place.find(id_or_prefix)
     require_own_project(work, place.read(release_id), where=place.address)
     with store.adding():
-        arrived = pull_release(store, place, release_id, tell=tell_bytes(work.narrator))
+        arrived = pull_release(store, place, release_id, tell=tell_bytes(work.reporter))
         return enter(work, arrived.release, new=arrived.new)
 
 
 def push_to_hub(work: Workplace, name: str, *, repository: str) -> OnHub:
     release = find_release(work.releases, name)
-    return Hub(repository).push(open_store(work), release.id, tell=tell_bytes(work.narrator))
+    return Hub(repository).push(open_store(work), release.id, tell=tell_bytes(work.reporter))
 
 
 def pull_from_hub(work: Workplace, repository: str) -> Imported:
@@ -48,7 +48,7 @@ def pull_from_hub(work: Workplace, repository: str) -> Imported:
             store,
             revision=revision or "main",
             allow=lambda release: require_own_project(work, release, where=repository),
-            tell=tell_bytes(work.narrator),
+            tell=tell_bytes(work.reporter),
         )
         return enter(work, arrived.release, new=arrived.new)
 
@@ -69,7 +69,7 @@ def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | Non
         release.id,
         target=parse_target(target),
         alias=full,
-        tell=tell_bytes(work.narrator),
+        tell=tell_bytes(work.reporter),
     )
 
 

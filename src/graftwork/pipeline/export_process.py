@@ -14,7 +14,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, EnvironmentLacks
-from graftwork.records.export import Agreement, ExportJob, Merged
+from graftwork.records.release import Agreement, ExportJob, MergeProof
 from graftwork.text.publish import hide_in_tracebacks
 
 MERGED_FILE = "merged.json"
@@ -43,7 +43,7 @@ def export(job: ExportJob) -> None:
             seen = compare(
                 _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
             )
-        found = Merged(merged_weights=changed, agreement=agreement, to_four_bits=seen)
+        found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
         write_whole(Path(job.folder) / MERGED_FILE, found.to_json())
 
 

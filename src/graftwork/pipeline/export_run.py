@@ -19,8 +19,8 @@ from graftwork.pipeline.export_process import MERGED_FILE
 from graftwork.pipeline.supervise import JOB_FILE, run_job
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
-from graftwork.records.export import Exported, ExportFormat, ExportJob, Merged
 from graftwork.records.plan import Plan
+from graftwork.records.release import ExportedAdapter, ExportFormat, ExportJob, MergeProof
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.store.runs import RunEntry
 
@@ -34,7 +34,9 @@ class _Source(NamedTuple):
     folder: Path
 
 
-def export_run(work: Workplace, *, run: str | None, to: Path, format: ExportFormat = "merged") -> Exported:
+def export_run(
+    work: Workplace, *, run: str | None, to: Path, format: ExportFormat = "merged"
+) -> ExportedAdapter:
     """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
     _require_free(to)
     source = _find(work, run)
@@ -102,7 +104,7 @@ def _require_whole(outcome: TrainOutcome) -> None:
         )
 
 
-def _copy_adapter(source: _Source, to: Path) -> Exported:
+def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
     adapter = Path(source.outcome.adapter_folder)
     with folder_made_whole(to) as folder:
         # The bytes, not the modes: the run's are for its owner alone.
@@ -113,7 +115,7 @@ def _copy_adapter(source: _Source, to: Path) -> Exported:
     return _exported(source, "adapter", to)
 
 
-def _merge(work: Workplace, source: _Source, to: Path) -> Merged:
+def _merge(work: Workplace, source: _Source, to: Path) -> MergeProof:
     folder = work.project.state / "exports" / source.outcome.run_id
     job = ExportJob(
         folder=str(folder),
@@ -129,21 +131,21 @@ def _merge(work: Workplace, source: _Source, to: Path) -> Merged:
         module="graftwork.pipeline.export_process",
         job=job,
         folder=folder,
-        narrator=work.narrator,
+        reporter=work.reporter,
         max_restarts=1,
     )
-    return Merged.from_json((folder / MERGED_FILE).read_bytes())
+    return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
 
 
 def _dataset_of(source: _Source) -> str:
     return TrainJob.from_json((source.folder / JOB_FILE).read_bytes()).dataset_folder
 
 
-def _merged(source: _Source, to: Path, merged: Merged) -> Exported:
+def _merged(source: _Source, to: Path, merged: MergeProof) -> ExportedAdapter:
     return _exported(source, "merged", to, merged=merged, words=_words(merged))
 
 
-def _to_gguf(work: Workplace, source: _Source, to: Path) -> Exported:
+def _to_gguf(work: Workplace, source: _Source, to: Path) -> ExportedAdapter:
     converter = find_converter(work.project.root)
     scratch = work.project.state / "exports"
     make_folder(scratch)
@@ -155,7 +157,7 @@ def _to_gguf(work: Workplace, source: _Source, to: Path) -> Exported:
     return _exported(source, "gguf", to, merged=merged, words=_words(merged), gguf=said)
 
 
-def _words(merged: Merged) -> tuple[str, ...]:
+def _words(merged: MergeProof) -> tuple[str, ...]:
     if merged.to_four_bits is None:
         return ()
     far = merged.to_four_bits
@@ -171,11 +173,11 @@ def _exported(
     format: ExportFormat,
     to: Path,
     *,
-    merged: Merged | None = None,
+    merged: MergeProof | None = None,
     words: tuple[str, ...] = (),
     gguf: dict[str, str | int | float] | None = None,
-) -> Exported:
-    return Exported(
+) -> ExportedAdapter:
+    return ExportedAdapter(
         run_id=source.outcome.run_id,
         format=format,
         folder=str(to),

@@ -16,7 +16,7 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.plan.fit.roofline import require_possible
 from graftwork.plan.plain.decoder import FAMILIES
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.base import Record
 from graftwork.records.dataset import SplitSummary
 from graftwork.records.errors import UserMistake
@@ -24,7 +24,7 @@ from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Opt
 from graftwork.records.hardware import Machine
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
 
 DEFAULT_SEQ = 2048
 OWN_DATA = "data"
@@ -96,7 +96,7 @@ def question_of(asked: Asked) -> FitQuestion:
     return ask(asked, model=_model(asked, project), project=project)
 
 
-def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQuestion:
+def ask(asked: Asked, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
     require_dense(model)
     train = project.settings.train if project is not None else None
@@ -132,7 +132,7 @@ def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQ
     )
 
 
-def _project(asked: Asked) -> "Project | None":
+def _project(asked: Asked) -> "ProjectFolder | None":
     """The project, where the question leans on one."""
     leans = asked.model is None or asked.seq == OWN_DATA or asked.project is not None
     if not leans:
@@ -152,7 +152,7 @@ def _project(asked: Asked) -> "Project | None":
     return open_project(asked.project)
 
 
-def _model(asked: Asked, project: "Project | None") -> CatalogModel:
+def _model(asked: Asked, project: "ProjectFolder | None") -> CatalogModel:
     if asked.model is not None:
         return find_model(asked.model, overlay=asked.catalog)
     if project is None:
@@ -164,7 +164,7 @@ def _model(asked: Asked, project: "Project | None") -> CatalogModel:
     return find_model(base, overlay=asked.catalog)
 
 
-def _probed(question: FitQuestion, asked: Asked, project: "Project | None") -> Rates | None:
+def _probed(question: FitQuestion, asked: Asked, project: "ProjectFolder | None") -> Rates | None:
     """What a probe measured on this very machine, where one is stored and the question is about its cards."""
     if asked.gpu is not None or question.machine.gpu is None:
         return None
@@ -223,7 +223,7 @@ def _number(seq: str | None) -> int:
     return int(seq)
 
 
-def _own_rows(project: "Project | None") -> SplitSummary | None:
+def _own_rows(project: "ProjectFolder | None") -> SplitSummary | None:
     """The training split of the dataset that was prepared last for the main model."""
     if project is None or not project.datasets.is_dir():
         return None

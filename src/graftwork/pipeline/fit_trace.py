@@ -16,11 +16,12 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.peaks import exact_peak
 from graftwork.plan.fit.setups import plain_setup
 from graftwork.plan.fit.sharding import passing_setup
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.process.environment import WORKER_ENVIRONMENT
 from graftwork.records.errors import EnvironmentLacks, pip_install
 from graftwork.records.fit import FitAnswer, PlainSetup
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 TRACER = "graftwork.model.trace"
 PATIENCE_SECONDS = 600.0
@@ -47,7 +48,7 @@ def correct(answer: FitAnswer, model: CatalogModel, *, rates: Rates | None) -> F
     computed = exact_peak(question.shape, setup, architecture=question.architecture)
     surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
     off = 100 * (computed.allocated / traced - 1)
-    said = f"traced {traced / 2**30:.2f} GiB allocated on one card alone; computed before: {off:+.1f} %"
+    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; computed before: {off:+.1f} %"
     return surer.model_copy(update={"reasons": (said, *surer.reasons)})
 
 

@@ -18,9 +18,8 @@ from graftwork.process.judge import Judgement, Patience, judge
 from graftwork.process.state import process_state
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError
-from graftwork.records.job import Beat, Health
+from graftwork.records.job import Beat, Health, Vitals
 from graftwork.records.plan import Plan
-from graftwork.records.vitals import Vitals
 from graftwork.serve.settings import ServeSettings, is_loopback
 from graftwork.store.runs import RunEntry
 

@@ -26,7 +26,7 @@ from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -144,11 +144,11 @@ def _length(entry: Any) -> int:
 
 def _read_project(path: Path, written: Written) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
-    from graftwork.project.folder import Project
+    from graftwork.project.folder import ProjectFolder
     from graftwork.project.load import load_settings
 
     whole = load_settings(path)
-    project = Project(root=path.parent.absolute(), settings=whole)
+    project = ProjectFolder(root=path.parent.absolute(), settings=whole)
     for name in whole.all_models:
         settings = whole.of_model(name)
         said = read_graft.read(settings.model_dump(mode="json"), written, model=name)
@@ -167,7 +167,7 @@ class _Rows(NamedTuple):
     """Of the rows that are trained on, and of those that were left out for their length."""
 
 
-def _prepared(project: "Project", model: str) -> _Rows | None:
+def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
     """Rows of the newest dataset of this model that lies there, if any does."""
     from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
 

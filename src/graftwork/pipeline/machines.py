@@ -14,11 +14,11 @@ from pathlib import Path
 
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.supervise import JOB_FILE, POLL_SECONDS
 from graftwork.pipeline.workplace import Workplace
 from graftwork.process.stopping import how_it_ended
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
@@ -117,7 +117,7 @@ def asked_of(settings: ProjectSettings, *, nodes: int, main_address: str | None)
     return settings.model_copy(update={"train": settings.train.model_copy(update={"run": run})})
 
 
-def tell_machines(project: Project, *, model: str | None) -> Instructions:
+def tell_machines(project: ProjectFolder, *, model: str | None) -> Instructions:
     """The exact command for every machine, and what they must have in common."""
     settings = project.settings.of_model(model or project.settings.main_model).train
     require_strategy(settings)
@@ -144,23 +144,23 @@ def tell_machines(project: Project, *, model: str | None) -> Instructions:
     return Instructions(commands=commands, notes=notes)
 
 
-def answer_calls(project: Project, settings: TrainSettings, *, rank: int, narrator: Narrator) -> None:
+def answer_calls(project: ProjectFolder, settings: TrainSettings, *, rank: int, reporter: Reporter) -> None:
     """Work as machine number `rank`, attempt after attempt, until the first machine says it is over."""
     machines, file = first_of(settings, rank=rank), project.state / CALL_FILE
     folder = project.state / "machines" / str(rank)
     # A call that is already over belongs to an earlier run; one that is not may be ours.
     earlier = _read(file)
     answered = earlier.id if earlier is not None and earlier.over else None
-    narrator.word(f"machine {rank} of {machines.count} waits for the first one to call ({file})")
+    reporter.info(f"machine {rank} of {machines.count} waits for the first one to call ({file})")
     try:
         while True:
             call = _next_call(file, answered)
             if call.over:
                 return
             answered = call.id
-            narrator.word(f"machine {rank} joins {Path(call.job_file).parent.name}")
+            reporter.info(f"machine {rank} joins {Path(call.job_file).parent.name}")
             code = _answer(call, machines, folder, file)
-            narrator.word(f"the part of machine {rank} ended with exit code {code}")
+            reporter.info(f"the part of machine {rank} ended with exit code {code}")
     except KeyboardInterrupt as interrupt:
         raise how_it_ended() from interrupt
 

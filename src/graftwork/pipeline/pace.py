@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
+from graftwork.records.units import MIB
 
 ENOUGH_SECONDS = 2.0
 """Before that the rate is chance."""
@@ -15,12 +16,12 @@ class Unit(NamedTuple):
     size: int
 
 
-UNITS = {"read and sift": Unit("MiB", 2**20)}
+UNITS = {"read and sift": Unit("MiB", MIB)}
 """What a phase counts in, if not in rows."""
 
 
 def tell_pace(
-    narrator: Narrator, *, clock: Callable[[], float] = time.monotonic
+    reporter: Reporter, *, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None]:
     """A listener for `phase, done, total` that adds the rate and the time left."""
     began: dict[str, tuple[float, int]] = {}
@@ -31,7 +32,7 @@ def tell_pace(
         rate = (done - first) / seconds if seconds > 0 else 0.0
         known = rate > 0 and seconds >= ENOUGH_SECONDS
         unit = UNITS.get(phase, Unit("rows", 1))
-        narrator.progress(
+        reporter.progress(
             phase,
             done / unit.size,
             total / unit.size,

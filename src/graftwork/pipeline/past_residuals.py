@@ -6,7 +6,7 @@ In: an opened workplace. Out: the runs, newest first, and the biases.
 from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.residuals import find_biases
 from graftwork.records.base import Record
-from graftwork.records.residual import Bias
+from graftwork.records.plan import Bias
 from graftwork.store.residuals import PastRun
 
 

@@ -17,9 +17,8 @@ from graftwork.pipeline.steps import audit, evaluate, gate, plan, prepare, relea
 from graftwork.pipeline.workplace import Workplace, now
 from graftwork.plan.stages import MEASURED, estimate_stage
 from graftwork.process import lock
-from graftwork.records.base import Record
+from graftwork.records.base import Figure, Record
 from graftwork.records.errors import GraftError, Stale
-from graftwork.records.figure import Figure
 from graftwork.records.plan import RunPlan
 from graftwork.records.verdict import Verdict
 
@@ -63,7 +62,7 @@ def run_pipeline(work: Workplace, *, upto: str | None = None, may_do: Collection
             identities[step.name] = step.identity(output)
             if step.name == "plan" and upto is None:
                 # The dataset is known now: a better estimate than the one at the start.
-                work.narrator.word(say_left(plan_whole_run(work, made=made)))
+                work.reporter.info(say_left(plan_whole_run(work, made=made)))
     return made
 
 
@@ -112,7 +111,7 @@ def _bring_up_to_date(
         known = work.ledger.get(name_inputs(work, step.name))
         if known is None or known.fingerprint != inputs.fingerprint:
             _keep_inputs(work, step, inputs)
-        work.narrator.unchanged(step.name, step.title)
+        work.reporter.unchanged(step.name, step.title)
         return kept
     if not allowed:
         raise Stale(
@@ -121,7 +120,7 @@ def _bring_up_to_date(
             fix="`graft status` says what has changed; `graft run` does what is out of date",
             where=work.model,
         )
-    work.narrator.started(step.name, step.title)
+    work.reporter.started(step.name, step.title)
     expected = _expected(step, work, made)
     begun = time.perf_counter()
     output = step.do(work, made)
@@ -136,7 +135,7 @@ def _bring_up_to_date(
         seconds=seconds,
     )
     _keep_inputs(work, step, inputs)
-    work.narrator.finished(step.name, output, seconds)
+    work.reporter.finished(step.name, output, seconds)
     return output
 
 

@@ -17,7 +17,8 @@ from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.estimate import BYTES, describe_plain
 from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
-from graftwork.plan.time import Rates, rates_of, rates_of_probe
+from graftwork.plan.timing.probed import rates_of_probe
+from graftwork.plan.timing.rates import Rates, rates_of
 from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision

@@ -47,7 +47,7 @@ def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
     found = look_ahead(work, made, run)
     for problem in found.problems:
         if problem.severity == "warning":
-            work.narrator.word(f"{problem.what}: {problem.why}")
+            work.reporter.info(f"{problem.what}: {problem.why}")
     if found.errors:
         first, more = found.errors[0], len(found.errors) - 1
         also = "; ".join(problem.what for problem in found.errors[1:])
@@ -57,7 +57,7 @@ def require_ready(work: Workplace, made: Made, run: RunPlan) -> Preflight:
             fix=f"{first.fix}; `graft run --dry-run` checks again in seconds",
             where=str(work.project.file),
         )
-    work.narrator.word(f"{found.cases} held-out cases: every metric and every rule was tried")
+    work.reporter.info(f"{found.cases} held-out cases: every metric and every rule was tried")
     return found
 
 

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from graftwork.records.probe import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
+from graftwork.records.fit import DeviceName, Form, ProbedStep, ProbeFacts, ProbeJob
+from graftwork.records.units import GIB
 
 EXPECTED = {
     "starting torch": 4.0,
@@ -134,7 +135,7 @@ def _card_facts(job: ProbeJob, probing: Probing, before: float | None) -> dict[s
     torch.cuda.empty_cache()
     return {
         "device": _device("cuda", card.name),
-        "memory_gib": card.total_memory / 2**30,
+        "memory_gib": card.total_memory / GIB,
         "capability": capability,
         "threads": torch.get_num_threads(),
         "products": products or (),

@@ -14,9 +14,10 @@ from typing import Any, cast
 from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.shape import adapter_parameters, layer_parameters, linear_names
 from graftwork.records.dataset import Row
+from graftwork.records.fit import Form, ProbedStep, ProbeJob
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import Form, ProbedStep, ProbeJob
+from graftwork.records.units import GIB
 
 WARM_UP, TIMED = 5, 12
 """The first two passes compile, the third is recorded."""
@@ -95,7 +96,7 @@ def probe_processor_step(job: ProbeJob, *, layers: int, gflops: float) -> Probed
         seconds,
         length=length,
         tokens=rows_count * length,
-        peak=peak_memory_gib() * 2**30,
+        peak=peak_memory_gib() * GIB,
         trained_share=1 - asked / length,
     )
 
@@ -158,7 +159,7 @@ def _tuning(shape: ModelShape, *, tokens: int, length: int, form: Form) -> Tunin
     """Everything kept, weights turned over in the step, the embedding on the card."""
     import torch
 
-    total = torch.cuda.get_device_properties(0).total_memory / 2**30
+    total = torch.cuda.get_device_properties(0).total_memory / GIB
     return Tuning(
         form=form,
         head="eight" if form == "eight" and shape.vocab_size % 16 == 0 else "whole",

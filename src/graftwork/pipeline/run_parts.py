@@ -10,9 +10,9 @@ from pathlib import Path
 
 from graftwork.pipeline.training_page import read_vitals
 from graftwork.plan.residuals import COMPUTE, WAITING, split_memory
-from graftwork.records.residual import RunParts
+from graftwork.records.job import Vitals
+from graftwork.records.plan import RunParts
 from graftwork.records.run import TrainOutcome, TrainStep
-from graftwork.records.vitals import Vitals
 from graftwork.train.log import read_journal
 
 

@@ -19,8 +19,8 @@ from graftwork.pipeline.stage_times import (
 from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.stages import add_up
+from graftwork.records.base import Figure
 from graftwork.records.errors import GraftError
-from graftwork.records.figure import Figure
 from graftwork.records.plan import Plan, RunPlan, StagePlan, StageState
 from graftwork.records.verdict import Verdict
 

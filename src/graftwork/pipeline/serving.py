@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from graftwork.pipeline.release_store import open_store, own_alias
 from graftwork.pipeline.sight import load_template
 from graftwork.pipeline.workplace import Workplace
-from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
+from graftwork.records.interaction import Capture, Feedback
 from graftwork.records.release import Release
 from graftwork.registry.leases import Lease
 from graftwork.registry.names import take_apart
@@ -68,7 +68,7 @@ def engine_job(work: Workplace, held: Lease) -> EngineJob:
         if _is_on_same_ground(work, release, template):
             live.append(release)
         else:
-            work.narrator.word(f"{release.model} needs another base ({release.base}): it is not served here")
+            work.reporter.info(f"{release.model} needs another base ({release.base}): it is not served here")
     held.add(*(release.id for release in live))
     return EngineJob(
         folder=str(work.project.serving),

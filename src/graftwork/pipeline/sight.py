@@ -7,7 +7,7 @@ from graftwork.data.rules.note import Sight
 from graftwork.model.base import find_base, is_ready
 from graftwork.model.template import Template
 from graftwork.pipeline.workplace import Workplace
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 from graftwork.records.errors import GraftError
 
 
@@ -15,7 +15,7 @@ def see(work: Workplace, *, template: Template) -> Sight:
     return _add(Sight(settings=work.settings.data, base=work.settings.base), template)
 
 
-def see_what_is_there(project: Project) -> Sight:
+def see_what_is_there(project: ProjectFolder) -> Sight:
     """Without waiting for anything: the base counts only if it is at hand and can be read."""
     sight = Sight(settings=project.settings.data, base=project.settings.base)
     if not is_ready(project.settings.base):

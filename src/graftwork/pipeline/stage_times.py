@@ -21,12 +21,12 @@ from graftwork.plan.estimate import minutes_by_part
 from graftwork.plan.residuals import SPEED
 from graftwork.plan.speed import tokens_per_second
 from graftwork.plan.stages import MEASURED, StageFacts, estimate_stage, pool_stage, residual_name
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, Residual, Workload
+from graftwork.records.units import MIB
 from graftwork.store.residuals import STAGE
 
-SAMPLE_BYTES = 4 * 2**20
+SAMPLE_BYTES = 4 * MIB
 CHARACTERS_A_TOKEN = 3.5
 REPLY_SHARE = 0.2
 """Of a logged row, where nothing is prepared yet."""

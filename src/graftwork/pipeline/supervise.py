@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from graftwork.files.whole import write_whole
 from graftwork.fleet import local
-from graftwork.pipeline.narrator import Narrator
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.restarts import Restarts
 from graftwork.process import clock
 from graftwork.process.exhausted import killed_for_memory
@@ -25,7 +25,6 @@ from graftwork.process.memory import kernel_kills
 from graftwork.process.stopping import how_it_ended
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records import errors
-from graftwork.records.alert import AlertKind
 from graftwork.records.base import Record
 from graftwork.records.errors import (
     AnswerIsNo,
@@ -37,7 +36,7 @@ from graftwork.records.errors import (
     UserMistake,
     WorkerFailed,
 )
-from graftwork.records.job import Beat, Job
+from graftwork.records.job import AlertKind, Beat, Job
 from graftwork.text.publish import publish_text
 
 POLL_SECONDS = 0.25
@@ -69,7 +68,7 @@ def run_job(
     module: str,
     job: Record,
     folder: Path,
-    narrator: Narrator,
+    reporter: Reporter,
     max_restarts: int = 3,
     on_poll: Callable[[], None] | None = None,
     vigil: Watching | None = None,
@@ -85,7 +84,7 @@ def run_job(
     `at_work` names the folders whose heartbeats say how far the worker is, where not its own does.
     `environment` is what the worker needs and no file may hold: secrets.
     """
-    watcher = _Watcher(name, folder, narrator, on_poll, vigil, at_work or (lambda: (folder,)))
+    watcher = _Watcher(name, folder, reporter, on_poll, vigil, at_work or (lambda: (folder,)))
     order = Job(
         name=name,
         module=module,
@@ -124,12 +123,12 @@ class _Watcher:
         self,
         name: str,
         folder: Path,
-        narrator: Narrator,
+        reporter: Reporter,
         on_poll: Callable[[], None] | None,
         vigil: Watching | None,
         at_work: Callable[[], Sequence[Path]],
     ) -> None:
-        self._name, self._folder, self._narrator = name, folder, narrator
+        self._name, self._folder, self._reporter = name, folder, reporter
         self._on_poll, self._vigil, self._at_work = on_poll, vigil, at_work
         self._kills = 0
         self._done: dict[Path, float] = {}
@@ -172,7 +171,7 @@ class _Watcher:
         if self._vigil is not None:
             self._vigil.tell("restarted", words)
         else:
-            self._narrator.word(words)
+            self._reporter.info(words)
 
     def _watch(self, child: subprocess.Popen[bytes]) -> int:
         try:
@@ -182,7 +181,7 @@ class _Watcher:
                 except subprocess.TimeoutExpired:
                     self._poll(child.pid)
         except KeyboardInterrupt as interrupt:
-            self._narrator.word("stopping in good order; press Ctrl-C again to end it at once")
+            self._reporter.info("stopping in good order; press Ctrl-C again to end it at once")
             try:
                 self._stop(child)
             except KeyboardInterrupt:
@@ -205,7 +204,7 @@ class _Watcher:
                 until = max(until, now + STOP_SECONDS)
                 if now >= usual and not told:
                     told = True
-                    self._narrator.word(f"{self._name} is stopping: waiting for its checkpoint to be safe")
+                    self._reporter.info(f"{self._name} is stopping: waiting for its checkpoint to be safe")
             try:
                 child.wait(timeout=POLL_SECONDS)
             except subprocess.TimeoutExpired:
@@ -217,7 +216,7 @@ class _Watcher:
         self._beats()
         beat = self._own_beat()
         if beat is not None:
-            self._narrator.progress(
+            self._reporter.progress(
                 beat.phase, beat.done, beat.total, seconds_left=beat.seconds_left, detail=self._detail(beat)
             )
         if self._vigil is not None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from graftwork.pipeline.batch import RETRIED_ALONE, run_batch
-from graftwork.pipeline.narrator import OfModel
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import ModelReporter
 from graftwork.pipeline.step import Made
 from graftwork.pipeline.steps.train import enter_run, make_job
 from graftwork.pipeline.workplace import Workplace, now
@@ -62,14 +62,14 @@ def train_all(work: Workplace) -> TrainedAll:
     planned: dict[str, _Planned] = {}
     failed: dict[str, GraftError] = {}
     for name in work.project.settings.all_models:
-        own = replace(work, asked_model=name, narrator=OfModel(work.narrator, name))
+        own = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         try:
             planned[name] = _plan(own)
         except (Interrupted, StoppedInOrder):
             raise
         except GraftError as error:
             failed[name] = error
-            work.narrator.word(f"{name}: {error.what}")
+            work.reporter.info(f"{name}: {error.what}")
     _train_what_is_left(work, planned)
     results = [
         _take_up(planned[name]) if name in planned else _failure(name, failed[name].as_json())

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from graftwork.files.journal import Journal
 from graftwork.files.whole import write_whole
 from graftwork.process.vitals import VITALS_FILE
+from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainOutcome
-from graftwork.records.vitals import Vitals
 from graftwork.train.files import PAGE
 from graftwork.train.log import read_journal
 

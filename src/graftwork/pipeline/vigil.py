@@ -11,8 +11,7 @@ from graftwork.process.alert import Alarm
 from graftwork.process.heartbeat import read_beat
 from graftwork.process.judge import Patience, judge
 from graftwork.process.state import process_state
-from graftwork.records.alert import AlertKind
-from graftwork.records.job import Health
+from graftwork.records.job import AlertKind, Health
 
 LOOK_SECONDS = 2.0
 

@@ -10,8 +10,8 @@ from functools import cached_property
 from graftwork.files.private import make_folder
 from graftwork.files.whole import explain_os_error
 from graftwork.model.base import Base, find_base, is_ready, note_on_weights
-from graftwork.pipeline.narrator import Narrator
-from graftwork.project.folder import Project
+from graftwork.pipeline.reporter import Reporter
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
@@ -25,9 +25,9 @@ from graftwork.store.steps import StepLedger
 
 @dataclass(frozen=True)
 class Workplace:
-    project: Project
+    project: ProjectFolder
     database: Database
-    narrator: Narrator
+    reporter: Reporter
     asked_model: str | None = None
 
     @property
@@ -53,7 +53,7 @@ class Workplace:
     @cached_property
     def base(self) -> Base:
         if not is_ready(self.settings.base):
-            self.narrator.word(f"making {self.settings.base} ready: once a machine, about half a minute")
+            self.reporter.info(f"making {self.settings.base} ready: once a machine, about half a minute")
         return find_base(self.settings.base, project_folder=self.project.root)
 
     @property
@@ -82,14 +82,16 @@ class Workplace:
 
 
 @contextmanager
-def open_workplace(project: Project, narrator: Narrator, *, model: str | None = None) -> Iterator[Workplace]:
+def open_workplace(
+    project: ProjectFolder, reporter: Reporter, *, model: str | None = None
+) -> Iterator[Workplace]:
     try:
         make_folder(project.state)
     except OSError as error:
         raise explain_os_error(error, project.state) from error
     database = open_database(project.database_url)
     try:
-        yield Workplace(project=project, database=database, narrator=narrator, asked_model=model)
+        yield Workplace(project=project, database=database, reporter=reporter, asked_model=model)
     finally:
         database.close()
 
@@ -98,7 +100,7 @@ def tell_note_on_base(work: Workplace) -> None:
     """Say once more, where it matters, that a base's weights are not what its name suggests."""
     note = note_on_weights(work.base.name)
     if note:
-        work.narrator.word(note)
+        work.reporter.info(note)
 
 
 def now() -> str:

@@ -9,8 +9,9 @@ with them each pool is one range that grows by pages of 2 and 20 MiB. Does not k
 
 from bisect import bisect_left, insort
 
+from graftwork.records.units import MIB
+
 BLOCK = 512
-MIB = 2**20
 SMALL = MIB
 SMALL_SEGMENT = 2 * MIB
 LARGE_SEGMENT = 20 * MIB

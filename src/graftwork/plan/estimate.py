@@ -16,13 +16,21 @@ from graftwork.plan.pooling import ENOUGH_RUNS
 from graftwork.plan.residuals import correct_memory
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
-from graftwork.plan.time import Rates
-from graftwork.records.figure import Figure
-from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
-from graftwork.records.residual import LearnedMemory
+from graftwork.plan.timing.rates import Rates
+from graftwork.records.base import Figure
+from graftwork.records.plan import (
+    Certainty,
+    DeviceFacts,
+    LearnedMemory,
+    ModelShape,
+    PlainStep,
+    Plan,
+    Tuning,
+    Workload,
+)
+from graftwork.records.units import GIB
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-GIB = 2**30
 MEMORY_RANGE = (0.85, 1.2)
 CARD_MEMORY_RANGE = (0.92, 1.08)
 """Of the plain step on a card, reckoned to the tensor: docs/accuracy.md shows what was found."""

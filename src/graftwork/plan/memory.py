@@ -10,6 +10,7 @@ from graftwork.model.processor_step import packed_bytes, states_bytes
 from graftwork.model.shape import linear_sizes
 from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape, Workload
+from graftwork.records.units import GIB
 
 ADAM_STATES = 2
 NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
@@ -59,7 +60,7 @@ def training_memory(
     mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
     replies = max(work.most_replies, mean_replies)
     return MemoryParts(
-        runtime=(RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * 2**30,
+        runtime=(RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * GIB,
         weights=weight_bytes(shape, work, parameters=parameters, width=width),
         # What is trained is kept in float32, with its gradient; full weights were counted already.
         adapter=(1 if work.method == "full" else 2) * trainable * 4,

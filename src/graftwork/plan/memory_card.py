@@ -24,9 +24,9 @@ from graftwork.model.step_walk import (
 from graftwork.plan.allocator import Allocator, Block, OutOfMemory
 from graftwork.records.fit import MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB, MIB
 
-GIB = 2**30
-SPARE = 64 * 2**20
+SPARE = 64 * MIB
 """Of a limit, what is left to whatever the replay does in another order than the card."""
 
 

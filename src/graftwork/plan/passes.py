@@ -15,12 +15,13 @@ from graftwork.plan.fit.late import expected_longest
 from graftwork.plan.fit.plain_steps import peak_of_each
 from graftwork.plan.fit.sharding import WIDTH, Shared
 from graftwork.plan.memory import training_memory
-from graftwork.plan.time import Rates, plain_step
+from graftwork.plan.timing.plain import plain_step
+from graftwork.plan.timing.rates import Rates
 from graftwork.plan.tuning import default_rates
 from graftwork.records.fit import MemoryPeak, Offload, PlainSetup, Precision, Sharding
 from graftwork.records.plan import ModelShape, PlainStep, Workload
+from graftwork.records.units import GIB
 
-GIB = 2**30
 SHARDINGS: dict[str, Sharding] = {
     "single": "none",
     "ddp": "ddp",

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from statistics import median
 
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 ENOUGH_RUNS = 3
 """From so many runs on their own spread gives the range."""

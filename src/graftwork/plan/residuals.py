@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from graftwork.plan.speed import LOAD_SECONDS
-from graftwork.records.figure import Figure
-from graftwork.records.plan import Plan, Residual
-from graftwork.records.residual import Bias, Drift, LearnedMemory, RunParts
+from graftwork.records.base import Figure
+from graftwork.records.plan import Bias, Drift, LearnedMemory, Plan, Residual, RunParts
 from graftwork.records.run import TrainOutcome
 
 MEMORY, TIME, SPEED = "peak_memory_gib", "minutes", "tokens_per_second"

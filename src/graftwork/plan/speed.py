@@ -4,8 +4,9 @@ import math
 
 from graftwork.model.shape import adapter_parameters, layer_parameters
 from graftwork.plan.pooling import pool_runs
-from graftwork.plan.time import Rates, card_step
-from graftwork.records.figure import Figure
+from graftwork.plan.timing.card import card_step
+from graftwork.plan.timing.rates import Rates
+from graftwork.records.base import Figure
 from graftwork.records.fit import Level
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
 

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from graftwork.model.shape import total_parameters
 from graftwork.plan.pooling import pool_runs
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 
 MEASURED = ("audit", "prepare", "plan", "evaluate", "gate", "release", "try", "report")

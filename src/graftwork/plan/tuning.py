@@ -13,11 +13,11 @@ from typing import Literal
 
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.memory_card import load_peak
-from graftwork.plan.time import Rates, rates_of
+from graftwork.plan.timing.rates import Rates, rates_of
 from graftwork.plan.tuning_search import Trained, fastest
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 
-GIB = 2**30
 FIRST_WITH_EIGHT = 8.9
 """Compute capability of Ada; Hopper is 9.0."""
 

@@ -16,8 +16,8 @@ from graftwork.model.step_walk import WORKSPACE, hold_recording, hold_states, ta
 from graftwork.plan.allocator import LARGE_SEGMENT, ROUND_LARGE
 from graftwork.plan.memory_card import SPARE, reserved_within
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB, MIB
 
-GIB = 2**30
 WITHOUT_END = float(2**20)
 """GiB: a limit that nothing presses against."""
 PARTS = 64
@@ -25,7 +25,7 @@ BEYOND = (0, 2, 6, 14, 30, 64)
 """How far own limits lie above the one with a margin for the allocator, in parts of what a pass asks for."""
 WITHIN = (0, 1, 2, 3)
 """How far own limits lie within that margin, in fourths of it."""
-PART_FILLED = 32 * 2**20
+PART_FILLED = 32 * MIB
 """What the allocator's pages hold at the least beyond what is asked of them: such a replay is saved."""
 HUNDREDTHS = 100
 """Own limits are in whole hundredths of a GiB, as project files state them."""

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from graftwork.model.step_memory import Counted, count_by_levels
 from graftwork.plan.allocator import LARGE_SEGMENT
-from graftwork.plan.time import Rates, card_seconds_a_token
+from graftwork.plan.timing.card import card_seconds_a_token
+from graftwork.plan.timing.rates import Rates
 from graftwork.plan.tuning_room import room_with_margin, with_room
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 
-GIB = 2**30
 GRAIN = 256
 """Passes are counted in whole pages of the allocator, and where much stands, in grains of such a part of it:
 what asks for hardly less than one that had no room is not replayed."""

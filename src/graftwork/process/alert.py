@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 from graftwork.files.journal import Journal
 from graftwork.process.http_client import HttpClient, NoAnswer
 from graftwork.process.retry import may_pass
-from graftwork.records.alert import Alert, AlertKind
 from graftwork.records.errors import UserMistake
+from graftwork.records.job import Alert, AlertKind
 
 ALERTS_FILE = "alerts.jsonl"
 COMMAND_SECONDS = 30.0

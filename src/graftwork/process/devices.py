@@ -12,7 +12,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graftwork.records.vitals import DeviceVitals
+from graftwork.records.job import DeviceVitals
+from graftwork.records.units import GIB
 
 Probe = Callable[[], tuple[DeviceVitals, ...]]
 
@@ -121,8 +122,8 @@ def ask_nvml(nvml: Any, *, visible: str | None) -> tuple[DeviceVitals, ...]:
                 index=index,
                 name=_text(_or_none(nvml.nvmlDeviceGetName, handle) or ""),
                 use_percent=use.gpu if use else None,
-                memory_gib=memory.used / 2**30 if memory else None,
-                memory_total_gib=memory.total / 2**30 if memory else None,
+                memory_gib=memory.used / GIB if memory else None,
+                memory_total_gib=memory.total / GIB if memory else None,
                 temperature_c=_or_none(nvml.nvmlDeviceGetTemperature, handle, 0),
                 power_watts=power / 1000 if power is not None else None,
             )

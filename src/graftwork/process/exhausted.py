@@ -10,7 +10,8 @@ import sys
 
 from graftwork.process.memory import machine_memory, peak_memory_gib
 from graftwork.records.errors import OutOfMemory
-from graftwork.records.vitals import Vitals
+from graftwork.records.job import Vitals
+from graftwork.records.units import GIB
 
 FIX = "use fewer rows at a time, shorter rows, or a smaller base; or a machine with more memory"
 NEARLY_NONE = 0.03
@@ -51,8 +52,8 @@ def measure() -> dict[str, float]:
         figures["memory_limit_gib"] = machine["limit"]
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        figures["peak_memory_gib"] = torch.cuda.max_memory_reserved() / 2**30
-        figures["memory_limit_gib"] = torch.cuda.mem_get_info()[1] / 2**30
+        figures["peak_memory_gib"] = torch.cuda.max_memory_reserved() / GIB
+        figures["memory_limit_gib"] = torch.cuda.mem_get_info()[1] / GIB
     return figures
 
 

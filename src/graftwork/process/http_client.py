@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-LONGEST_ANSWER = 4 * 2**20
+from graftwork.records.units import MIB
+
+LONGEST_ANSWER = 4 * MIB
 _PIECE = 64 * 2**10
 
 

@@ -7,8 +7,7 @@ what the plan expected. Out: a Judgement. The caller brings the clock and the pr
 from graftwork.process.devices import busiest
 from graftwork.process.heartbeat import WAITING_FOR_DATA
 from graftwork.records.base import Record
-from graftwork.records.job import Beat, Health
-from graftwork.records.vitals import Vitals
+from graftwork.records.job import Beat, Health, Vitals
 
 SLOW_FACTOR = 3.0
 STUCK_FACTOR = 10.0

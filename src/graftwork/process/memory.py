@@ -9,9 +9,10 @@ import resource
 import sys
 from pathlib import Path
 
+from graftwork.records.units import GIB
+
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
-GIB = 2**30
 _NO_LIMIT = 2**60
 """Control groups of version 1 say a number near 2^63 where they mean none."""
 

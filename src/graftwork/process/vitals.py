@@ -17,7 +17,8 @@ from graftwork.process import memory
 from graftwork.process.devices import Probe, find_probe
 from graftwork.process.pool import count_cores
 from graftwork.records.errors import GraftError
-from graftwork.records.vitals import Vitals
+from graftwork.records.job import Vitals
+from graftwork.records.units import MIB
 
 VITALS_FILE = "vitals.jsonl"
 SAMPLE_SECONDS = 5.0
@@ -90,7 +91,7 @@ class Sampler:
         seconds = now - before[0]
         swapped = None
         if pages is not None and before[2] is not None:
-            swapped = (pages - before[2]) * resource.getpagesize() / 2**20 / seconds
+            swapped = (pages - before[2]) * resource.getpagesize() / MIB / seconds
         return (used - before[1]) / seconds, swapped
 
     def _keep(self, vitals: Vitals, now: float) -> None:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Project:
+class ProjectFolder:
     """A project's settings and its places on disk."""
 
     root: Path
@@ -76,7 +76,7 @@ def find_project() -> Path | None:
     return next((folder for folder in (here, *here.parents) if (folder / PROJECT_FILE).is_file()), None)
 
 
-def open_project(root: Path | None = None) -> Project:
+def open_project(root: Path | None = None) -> ProjectFolder:
     """The project in `root`, or the one that the working folder belongs to.
 
     The state of one that an earlier version made for everybody to read is closed to all but its owner.
@@ -84,7 +84,7 @@ def open_project(root: Path | None = None) -> Project:
     folder = (root or find_project() or Path()).absolute()
     if root is None and folder != Path().absolute():
         log.info("project: %s", folder / PROJECT_FILE)
-    project = Project(root=folder, settings=load_settings(folder / PROJECT_FILE))
+    project = ProjectFolder(root=folder, settings=load_settings(folder / PROJECT_FILE))
     # The state folder itself is closed last: once it is private, all below it is.
     if project.state.is_dir() and not is_private(project.state):
         close_to_others(project.state)

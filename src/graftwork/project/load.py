@@ -15,8 +15,8 @@ from pydantic import BaseModel, ValidationError
 from graftwork.files.config_text import parse_yaml, read_config_text
 from graftwork.project.lists import list_single_texts
 from graftwork.project.settings import ProjectSettings
+from graftwork.records.base import marks_of
 from graftwork.records.errors import UserMistake
-from graftwork.records.secret import marks_of
 from graftwork.text.publish import publish_text
 
 PROJECT_FILE = "graft.yaml"

@@ -13,6 +13,7 @@ from graftwork.files.digest import file_digest, folder_digest
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged
 from graftwork.records.release import ReleaseFile
+from graftwork.records.units import MIB
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -20,7 +21,7 @@ ADAPTER_FILES = (CONFIG, WEIGHTS)
 FULL_FILES = ("config.json", "model.safetensors")
 """What `method: full` leaves: the weights of the whole model."""
 
-_LARGEST_HEADER = 16 * 2**20
+_LARGEST_HEADER = 16 * MIB
 """The format allows 100 MB. A model of 100,000 tensors needs 12, and JSON grows twentyfold when parsed."""
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graftwork.files.private import create_file
+from graftwork.records.units import MIB
 
 Listener = Callable[[str, int, int], None]
 """Is told the phase, the bytes that are done, and all there are."""
 
-PIECE = 2**20
+PIECE = MIB
 
 
 def nobody(_phase: str, _done: int, _total: int) -> None:

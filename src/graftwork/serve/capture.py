@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from graftwork.records.capture import Capture
 from graftwork.records.errors import GraftError
+from graftwork.records.interaction import Capture
 from graftwork.serve.ports import CaptureSink
 from graftwork.serve.split import Lot
 from graftwork.text.locate import may_name_secret

@@ -18,6 +18,7 @@ from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.interaction import Message
+from graftwork.records.units import MIB
 from graftwork.serve.batch import Batcher, Ticket
 from graftwork.serve.flow import TextFlow
 from graftwork.serve.http import HttpLimits, Server
@@ -26,7 +27,7 @@ from graftwork.serve.lifeline import end_with_parent
 from graftwork.serve.messages import ApiError
 from graftwork.serve.protocol import BASE, GenerateRequest, LoadAdapter, Piece, make_handler
 
-_BODY_BYTES = 64 * 1024 * 1024  # the gateway has checked its own, smaller limit
+_BODY_BYTES = 64 * MIB  # the gateway has checked its own, smaller limit
 _BEAT_SECONDS = 2.0
 _LONG_PROMPT = 16 * 1024
 """Characters from which tokenizing a prompt takes milliseconds."""

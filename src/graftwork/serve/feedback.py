@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from graftwork.records.capture import Feedback
+from graftwork.records.interaction import Feedback
 from graftwork.serve.capture import CaptureWriter, redact_name
 from graftwork.serve.messages import ApiError, Request, Response, json_response
 from graftwork.serve.ports import FeedbackBook

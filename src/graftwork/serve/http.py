@@ -24,6 +24,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
+from graftwork.records.units import MIB
 from graftwork.serve.messages import Answer, ApiError, Request, Response, StreamResponse, refuse
 from graftwork.serve.parser import httptools
 
@@ -57,8 +58,8 @@ class HttpLimits:
     max_header_bytes: int = 32 * 1024
     """For the request line, headers, trailers and chunk framing of one request."""
     max_headers: int = 100
-    max_body_bytes: int = 8 * 1024 * 1024
-    max_buffered_bytes: int = 256 * 1024 * 1024
+    max_body_bytes: int = 8 * MIB
+    max_buffered_bytes: int = 256 * MIB
     """For the bodies of all connections together."""
     head_seconds: float = 15.0
     receive_seconds: float = 60.0

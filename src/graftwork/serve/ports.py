@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from graftwork.records.capture import Capture, Feedback
+from graftwork.records.interaction import Capture, Feedback
 
 
 class CaptureSink(Protocol):

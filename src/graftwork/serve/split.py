@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from graftwork.records.base import fingerprint
-from graftwork.records.capture import Arm
+from graftwork.records.interaction import Arm
 from graftwork.serve.settings import SplitSettings
 
 _LOT_BYTES = 8

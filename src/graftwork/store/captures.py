@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, Text, func, or_, select, type_coerce
 
-from graftwork.records.capture import Capture
+from graftwork.records.interaction import Capture
 from graftwork.store.database import Database
 from graftwork.store.schema import captures, feedback, json_text
 

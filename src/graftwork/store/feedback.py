@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, and_, func, select
 
-from graftwork.records.capture import Capture, Feedback
+from graftwork.records.interaction import Capture, Feedback
 from graftwork.store.database import Database
 from graftwork.store.schema import captures, feedback
 

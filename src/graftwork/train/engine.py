@@ -17,6 +17,7 @@ from graftwork.model.learn import learned_digest, learned_tensors
 from graftwork.model.load import tensors_digest
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
+from graftwork.records.units import GIB
 from graftwork.train.chance import random_states, restore_random
 from graftwork.train.crew import Alone, Crew
 from graftwork.train.host_copy import HostCopies
@@ -170,7 +171,7 @@ class Engine:
     def peak_memory_gib(self) -> float:
         """The most that this process took: of a card's memory where it works on one."""
         if torch.device(self._device).type == "cuda":
-            return torch.cuda.max_memory_reserved(self._device) / 2**30
+            return torch.cuda.max_memory_reserved(self._device) / GIB
         return peak_memory_gib()
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ costs. So it is asked for, or chosen where a measurement has shown that it pays.
 from collections.abc import Sequence
 
 from graftwork.records.run import TrainJob
+from graftwork.records.units import GIB
 
 PAYS = {"cpu": False, "cuda": False}
 """Where it is known to be faster: nowhere yet.
@@ -67,7 +68,7 @@ def _fit(jobs: Sequence[TrainJob]) -> bool:
         return False
     if any(last.start_adapter and last.start_adapter.startswith(job.folder) for job in jobs):
         return False
-    base = last.plan.total_parameters.value * BYTES.get(last.plan.dtype, 4) / 2**30
+    base = last.plan.total_parameters.value * BYTES.get(last.plan.dtype, 4) / GIB
     # The weights are there once; what each run needs besides them is there for each.
     needed = base + sum(max(job.plan.peak_memory_gib.high - base, 0.0) for job in jobs)
     return needed <= SPARE * last.plan.device.memory_gib

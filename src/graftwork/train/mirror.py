@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from graftwork.files.whole import folder_made_whole
+from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
-from graftwork.records.secret import hide_login
 from graftwork.text.unsaid import leave_login_unsaid
 from graftwork.train.checkpoint import (
     CONTENT,

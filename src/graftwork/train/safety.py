@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 
 from graftwork.process import clock
+from graftwork.records.base import HIDDEN, hide_login
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob
-from graftwork.records.secret import HIDDEN, hide_login
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.attend.deadline import Deadline
 from graftwork.train.attend.watch import Watch

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from graftwork.cli.main import app
 from graftwork.pipeline import freshness, pipeline
 from graftwork.pipeline.gate import find_verdict
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import Step
 from graftwork.pipeline.steps import gate
 from graftwork.pipeline.steps.evaluate import Evaluated
@@ -263,6 +263,6 @@ def test_an_abort_is_remembered_by_the_content_of_the_weights(bench, tmp_path):
     code, _ = bench.measured(tried(270, 25.0)).json()
     assert code == 11
     copy = hashlib.sha256(b"weights that were refused").hexdigest()
-    with open_workplace(open_project(bench.folder), Silent()) as work:
+    with open_workplace(open_project(bench.folder), NullReporter()) as work:
         assert find_verdict(work, copy).decision == "abort"
         assert find_verdict(work, "0" * 64) is None

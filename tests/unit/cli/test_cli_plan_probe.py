@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from graftwork.cli import plan_probe
+from graftwork.cli import plan
 from graftwork.cli.main import main
 from graftwork.model.probe_here import name_device
 from graftwork.pipeline.probe import stored_probe
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbeFacts, ProductRate
 from graftwork.records.plan import Residual
-from graftwork.records.probe import ProbeFacts, ProductRate
 from graftwork.store.database import open_database
 from graftwork.store.residuals import Residuals
 
@@ -51,7 +51,7 @@ def measured(monkeypatch):
             at="2026-11-15T12:00:00",
         )
 
-    monkeypatch.setattr(plan_probe, "_run", answer)
+    monkeypatch.setattr(plan, "_run_probe", answer)
 
 
 def test_a_probe_is_shown_with_ranges_and_kept(graft, measured):

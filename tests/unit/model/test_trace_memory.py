@@ -107,16 +107,6 @@ def test_other_settings_agree_within_two_percent(changed: dict[str, Any]) -> Non
     assert computed.peak.allocated == pytest.approx(traced.peak.allocated, rel=0.02)
 
 
-def test_a_sweep_foretells_more_layers_and_tokens_than_it_traced() -> None:
-    from graftwork.model.trace.memory import trace_peak
-    from graftwork.model.trace.sweep import trace_sweep
-
-    config = config_of("llama", layers=6)
-    setup = setup_of("llama", adapted_layers=6, tokens=1500, method="full", autocast=False)
-    sweep = trace_sweep(config, setup, lengths=(512, 1024))
-    assert sweep.peak(layers=6, tokens=1500) == pytest.approx(trace_peak(config, setup).allocated, rel=0.01)
-
-
 def test_the_process_answers_with_one_json_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

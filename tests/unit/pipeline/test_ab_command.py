@@ -14,14 +14,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.cli.release_ab import ab
+from graftwork.cli.release import ab
 from graftwork.pipeline import ab as comparing
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.records.capture import Capture
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Capture
 from graftwork.registry.publish import publish
 
 app = typer.Typer()
@@ -37,7 +37,7 @@ def pair(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"], "checks": [{"name": "braces", "contains": "{"}]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), Silent()) as work:
+    with open_workplace(open_project(tmp_path), NullReporter()) as work:
         return [
             publish(
                 folder=open_store(work),
@@ -49,7 +49,7 @@ def pair(tmp_path):
 
 
 def serve(root, release, replies, *, start):
-    with open_workplace(open_project(root), Silent()) as work:
+    with open_workplace(open_project(root), NullReporter()) as work:
         work.captures.add(
             Capture(
                 id=f"{start + n:06d}",

@@ -16,15 +16,15 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
 from registry_samples import PROJECT, parts, write_adapter
 
-from graftwork.cli.release_ab import ab
+from graftwork.cli.release import ab
 from graftwork.evaluate.ab import Exchange, LiveTest
 from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
-from graftwork.records.capture import Capture, Feedback
 from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Capture, Feedback
 from graftwork.registry.publish import publish
 from graftwork.serve.settings import SplitSettings
 from graftwork.serve.split import make_deal
@@ -43,7 +43,7 @@ def work(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), Silent()) as opened:
+    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 
@@ -208,7 +208,7 @@ def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work
 def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_path):
     traffic, told, pauses = Traffic(work, pair), [], []
 
-    class Listener(Silent):
+    class Listener(NullReporter):
         def progress(self, phase, done, total, *, seconds_left, detail):
             told.append((done, seconds_left, detail["subject"]))
 
@@ -217,7 +217,7 @@ def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_
         for _ in range(5):
             traffic.serve(f"s{traffic.count}", only_challenger_is_right)
 
-    object.__setattr__(work, "narrator", Listener())
+    object.__setattr__(work, "reporter", Listener())
     found = watch_live(work, *pair, metric="json_valid", every_seconds=3.0, pause=pause)
     assert found.winner == "B"
     assert set(pauses) == {3.0}

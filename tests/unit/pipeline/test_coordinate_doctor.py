@@ -17,18 +17,18 @@ from graftwork.pipeline.doctor.examine import examine
 from graftwork.pipeline.doctor.machine import look_at_machine
 from graftwork.pipeline.doctor.network import hosts_needed, look_at_network
 from graftwork.pipeline.doctor.software import look_at_software, requirements
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 
 SECRET = "hf_thisMustNeverBeShown"
 TWO_CARDS = "NVIDIA GeForce RTX 5060 Ti, 580.65, 16311, 15900, 12.0\n" * 2
 
 
-def project_in(folder: Path, **train) -> Project:
+def project_in(folder: Path, **train) -> ProjectFolder:
     settings = {"project": "p", "data": {"logs": ["log.jsonl"]}, "train": train}
     (folder / "log.jsonl").write_text('{"prompt": "a?", "completion": "b."}\n')
     (folder / "graft.yaml").write_text("project: p\ndata:\n  logs: [log.jsonl]\n")
-    return Project(root=folder, settings=ProjectSettings.model_validate(settings))
+    return ProjectFolder(root=folder, settings=ProjectSettings.model_validate(settings))
 
 
 def by_name(checks):

@@ -22,12 +22,12 @@ from graftwork.pipeline.gate import (
     with_champion,
     with_changes,
 )
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.gate import name_changed_rules
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
+from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
-from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
@@ -46,7 +46,7 @@ def write_project(folder: Path, gate: dict) -> Path:
 
 
 def opened(folder):
-    return open_workplace(open_project(folder), Silent())
+    return open_workplace(open_project(folder), NullReporter())
 
 
 def subject(name, right, n=100):

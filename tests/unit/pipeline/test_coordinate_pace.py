@@ -1,10 +1,10 @@
 """A phase says how fast it goes and how long it will still take, once it can know."""
 
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.pace import tell_pace
+from graftwork.pipeline.reporter import NullReporter
 
 
-class Listening(Silent):
+class Listening(NullReporter):
     def __init__(self):
         self.heard = []
 

@@ -12,7 +12,7 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.time import rates_of
+from graftwork.plan.timing.rates import rates_of
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 from graftwork.records.run import TrainJob

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graftwork.files.journal import Journal
 from graftwork.pipeline import supervise
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.restarts import LONGEST_PAUSE_SECONDS, Restarts
 from graftwork.pipeline.supervise import run_job
 from graftwork.pipeline.vigil import Vigil
@@ -96,11 +96,11 @@ class Task(Record):
     heart: str = "."
 
 
-class Heard(Silent):
+class Heard(NullReporter):
     def __init__(self):
         self.words = []
 
-    def word(self, text):
+    def info(self, text):
         self.words.append(text)
 
 
@@ -116,8 +116,8 @@ def job(tmp_path, monkeypatch):
 
     def run(*do, **options):
         task = Task(folder=str(folder), do=do, heart=options.pop("heart", "."))
-        narrator = options.pop("narrator", Silent())
-        return run_job(name="it", module="told_worker", job=task, folder=folder, narrator=narrator, **options)
+        reporter = options.pop("reporter", NullReporter())
+        return run_job(name="it", module="told_worker", job=task, folder=folder, reporter=reporter, **options)
 
     run.folder = folder
     return run
@@ -137,7 +137,7 @@ def vigil_of(job, **patience):
 
 def test_crashes_with_progress_between_them_do_not_use_up_the_restarts(job):
     heard = Heard()
-    restarts = job("die:1", "die:2", "die:3", "go", max_restarts=1, narrator=heard)
+    restarts = job("die:1", "die:2", "die:3", "go", max_restarts=1, reporter=heard)
     assert restarts == 3
     assert all("SIGKILL" in word for word in heard.words)
 
@@ -254,8 +254,8 @@ class LetsItSave(Heard):
         super().__init__()
         self._folder = folder
 
-    def word(self, text):
-        super().word(text)
+    def info(self, text):
+        super().info(text)
         if "waiting for its checkpoint" in text:
             (self._folder / "saved").touch()
 
@@ -264,7 +264,7 @@ class LetsItSave(Heard):
 def test_a_worker_that_still_writes_its_checkpoint_is_waited_for(job, ask_to_stop, heart):
     told = LetsItSave(job.folder)
     with pytest.raises(StoppedInOrder), stoppable():
-        job("save", on_poll=ask_to_stop, narrator=told, heart=heart, at_work=lambda: (job.folder / heart,))
+        job("save", on_poll=ask_to_stop, reporter=told, heart=heart, at_work=lambda: (job.folder / heart,))
     assert len([word for word in told.words if "waiting for its checkpoint" in word]) == 1
     assert json.loads((job.folder / "error.json").read_text())["what"] == "stopped"
 

@@ -10,7 +10,7 @@ import yaml
 from graftwork.pipeline import pipeline
 from graftwork.pipeline.freshness import examine_steps, require_fresh
 from graftwork.pipeline.health import ask_endpoint, standing
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.step import Step
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
@@ -50,11 +50,11 @@ class Project:
         (self.folder / "graft.yaml").write_text(yaml.safe_dump(settings))
 
     def run(self, upto=None):
-        with open_workplace(open_project(self.folder), Silent()) as work:
+        with open_workplace(open_project(self.folder), NullReporter()) as work:
             pipeline.run_pipeline(work, upto=upto)
 
     def states(self, upto=None):
-        with open_workplace(open_project(self.folder), Silent()) as work:
+        with open_workplace(open_project(self.folder), NullReporter()) as work:
             return {state.step: (state.state, state.because) for state in examine_steps(work, upto=upto)}
 
     def _inputs(self, work):
@@ -120,7 +120,10 @@ def test_another_result_of_a_step_before_is_named_once_that_is_done(project):
 def test_requiring_fresh_names_what_is_stale_and_the_command_that_updates_it(project):
     project.run()
     project.write(test=0.3)
-    with open_workplace(open_project(project.folder), Silent()) as work, pytest.raises(Stale) as refused:
+    with (
+        open_workplace(open_project(project.folder), NullReporter()) as work,
+        pytest.raises(Stale) as refused,
+    ):
         require_fresh(work, upto="gate", update="graft gate --update")
     assert "data.test was 0.2 and is 0.3" in refused.value.why
     assert "`graft gate --update` does them first" in refused.value.fix
@@ -130,7 +133,7 @@ def test_requiring_fresh_names_what_is_stale_and_the_command_that_updates_it(pro
 def test_the_next_run_is_foreseen_with_its_steps_and_their_time(project):
     project.run()
     project.write(test=0.3)
-    with open_workplace(open_project(project.folder), Silent()) as work:
+    with open_workplace(open_project(project.folder), NullReporter()) as work:
         coming = standing(work).next
     assert coming.steps == ("prepare", "train", "gate")
     assert coming.seconds is not None

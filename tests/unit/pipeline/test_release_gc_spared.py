@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import DOUBTFUL, HELD_LATE, collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import Workplace, open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import GraftError
@@ -34,7 +34,7 @@ def work(tmp_path) -> Iterator[Workplace]:
         "release": {"keep_last": 0, "keep_days": 0},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), Silent()) as opened:
+    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.plan.allocator import Allocator, OutOfMemory
+from graftwork.records.units import MIB
 
-MIB = 2**20
 SIZES = st.one_of(st.integers(1, 4096), st.integers(4096, 4 * MIB), st.integers(4 * MIB, 200 * MIB))
 MOVES = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=80)
 

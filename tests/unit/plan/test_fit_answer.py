@@ -14,8 +14,8 @@ from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.setups import WRITTEN_OUT
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 

@@ -24,12 +24,12 @@ from graftwork.plan.fit.reasons import say_time
 from graftwork.plan.fit.rl import cache_bytes, decode_seconds, rows_at_once
 from graftwork.plan.fit.roofline import most_tokens_per_second, require_possible
 from graftwork.plan.fit.sharding import Shared, passing_setup, share
-from graftwork.plan.time import rates_of
+from graftwork.plan.timing.rates import rates_of
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.units import GIB
 
-GIB = 2**30
 MODEL = find_model("deepseek-coder-6.7b")
 SHAPE = MODEL.shape
 ALONE = MemoryPeak(

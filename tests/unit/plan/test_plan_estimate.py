@@ -10,7 +10,7 @@ from graftwork.model.shape import adapter_parameters, read_shape, total_paramete
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.settings import PlanSettings
 from graftwork.plan.speed import training_flops
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Workload
 
 SMOL = ModelShape(

@@ -10,7 +10,7 @@ from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.time import rates_of
+from graftwork.plan.timing.rates import rates_of
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 
 MODEL = find_model("deepseek-coder-6.7b")

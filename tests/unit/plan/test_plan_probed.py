@@ -4,11 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.plan.time import card_step, cpu_of_probe, processor_step, rates_of_probe
+from graftwork.plan.timing.card import card_step
+from graftwork.plan.timing.probed import cpu_of_probe, rates_of_probe
 from graftwork.plan.timing.probed_figures import probe_figures, whole_model_speed
+from graftwork.plan.timing.processor import processor_step
 from graftwork.plan.timing.rates import Rates
+from graftwork.records.fit import DeviceName, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import DeviceName, ProbedStep, ProbeFacts, ProductRate
 
 SHAPE = ModelShape(
     name="seven",

@@ -26,7 +26,6 @@ from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, Workloa
 SHAPE = find_model("smollm2-135m").shape
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DEVICE = DeviceFacts(kind="cpu", name="test", memory_gib=16, threads=2, gflops=142.8, certainty="probed")
-GIB = 2**30
 
 
 def work_of(*, step=True, **changes):

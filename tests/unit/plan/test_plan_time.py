@@ -8,19 +8,16 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_rates import PUBLISHED, set_beside
+from roofline_oracle import is_possible, least_seconds
 
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.time import (
-    card_seconds_a_token,
-    card_step,
-    link_seconds,
-    plain_step,
-    processor_step,
-    rates_of,
-)
-from graftwork.plan.timing.published import PUBLISHED, set_beside
-from graftwork.plan.timing.roofline import is_possible, least_seconds
+from graftwork.plan.timing.card import card_seconds_a_token, card_step
+from graftwork.plan.timing.links import link_seconds
+from graftwork.plan.timing.plain import plain_step
+from graftwork.plan.timing.processor import processor_step
+from graftwork.plan.timing.rates import rates_of
 from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape, Tuning

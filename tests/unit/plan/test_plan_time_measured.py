@@ -9,9 +9,11 @@ import pytest
 
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.time import Rates, card_step, rates_of, rates_of_probe
+from graftwork.plan.timing.card import card_step
+from graftwork.plan.timing.probed import rates_of_probe
+from graftwork.plan.timing.rates import Rates, rates_of
+from graftwork.records.fit import ProbeFacts
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import ProbeFacts
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RESULTS = BENCHMARKS / "results" / "plan_time.json"

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from graftwork.model.step_memory import describe_tuning, keep_measured, peak_bytes
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.memory_card import load_peak
-from graftwork.plan.time import card_seconds_a_token, rates_of
+from graftwork.plan.timing.card import card_seconds_a_token
+from graftwork.plan.timing.rates import rates_of
 from graftwork.plan.tuning import choose_tuning
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 SEVEN = ModelShape(
     name="qwen2.5-7b",
     hidden_size=3584,

@@ -12,9 +12,7 @@ from graftwork.plan.memory_card import reserved_within
 from graftwork.plan.tuning import _settings, choose_tuning
 from graftwork.plan.tuning_room import own_limits, with_room
 from graftwork.records.plan import ModelShape
-
-GIB = 2**30
-MIB = 2**20
+from graftwork.records.units import GIB, MIB
 
 
 def shape_of(hidden, layers, inner, vocabulary, *, tied):

@@ -10,12 +10,12 @@ from graftwork.model.step_memory import count_by_levels
 from graftwork.model.step_walk import walk_of
 from graftwork.plan import tuning_room
 from graftwork.plan.memory_card import card_peak, count, reserved_within
-from graftwork.plan.time import card_seconds_a_token
+from graftwork.plan.timing.card import card_seconds_a_token
 from graftwork.plan.tuning import _settings, choose_tuning, default_rates
 from graftwork.plan.tuning_search import Trained, Way, fastest
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 BLOCKS = 6
 SMALL = ModelShape(
     name="small",

@@ -9,8 +9,8 @@ import pytest
 
 from graftwork.files.journal import Journal
 from graftwork.process.alert import Alarm, post, run_command
-from graftwork.records.alert import Alert
 from graftwork.records.errors import UserMistake
+from graftwork.records.job import Alert
 
 
 class Server(ThreadingHTTPServer):

@@ -17,7 +17,7 @@ from graftwork.process import heartbeat, lock
 from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.parent import PARENT_VARIABLE
 from graftwork.records.errors import Busy
-from graftwork.records.vitals import Vitals
+from graftwork.records.job import Vitals
 
 WORKER = """
 import sys

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.digest import folder_digest
+from graftwork.records.base import Figure
 from graftwork.records.dataset import Dataset, InputFile, SplitSummary
-from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.report import Generation, Metric, Report, SubjectReport
 from graftwork.records.run import TrainOutcome

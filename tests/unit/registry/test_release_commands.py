@@ -8,8 +8,8 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import engine_job
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
@@ -32,7 +32,7 @@ class Place:
         self._made += 1
         adapter = write_adapter(self.root / "runs" / str(self._made), weights=b"%d" % self._made)
         data = dataset().model_copy(update={"model": model})
-        with open_workplace(open_project(self.root), Silent()) as work:
+        with open_workplace(open_project(self.root), NullReporter()) as work:
             whole = {**parts(adapter), "dataset": data, **changes}
             return publish(folder=open_store(work), index=work.releases, **whole).id
 
@@ -218,7 +218,7 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
         place.ask("promote", release)
     assert place.ask("rollback")["release_id"] == first
     with (
-        open_workplace(open_project(place.root), Silent()) as work,
+        open_workplace(open_project(place.root), NullReporter()) as work,
         open_store(work).lease() as held,
         pytest.raises(UserMistake, match="no base model") as told,
     ):

@@ -12,10 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from registry_samples import PROJECT, parts, write_adapter
 
 from graftwork.pipeline.exchange import export_release
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_lineage import _read_dataset, trace_release
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.release_verdict import read_verdict
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.registry.publish import publish
@@ -25,7 +25,7 @@ from graftwork.registry.publish import publish
 def work(tmp_path):
     settings = {"project": PROJECT, "data": {"logs": ["logs.jsonl"]}}
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), Silent()) as opened:
+    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 

@@ -10,9 +10,9 @@ from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, dataset, outco
 
 from graftwork.model.base import Base
 from graftwork.pipeline import serving
-from graftwork.pipeline.narrator import Silent
 from graftwork.pipeline.release_gc import collect_garbage
 from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
@@ -23,11 +23,11 @@ from graftwork.serve.run import FIRST_PAUSE, LONGEST_PAUSE, AliasBook
 OTHER = "o" * 64
 
 
-class Listener(Silent):
+class Listener(NullReporter):
     def __init__(self) -> None:
         self.words: list[str] = []
 
-    def word(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self.words.append(text)
 
 
@@ -70,7 +70,7 @@ def test_specialists_on_the_same_base_are_served_and_others_are_left_out_in_word
         assert set(serving.engine_job(work, held).adapters) == {main, same}
         other = make("other", model="tagger", base=OTHER)
         assert set(serving.engine_job(work, held).adapters) == {main}
-        assert "tagger needs another base" in work.narrator.words[-1]
+        assert "tagger needs another base" in work.reporter.words[-1]
         assert serving._AdapterFinder(work, held, TEMPLATE_PRINT)(other) is None
 
 

@@ -1,7 +1,9 @@
 """What kernels take inside one operation, by shape: what their host code allocates. Pure: no torch."""
 
+from graftwork.records.units import MIB
+
 ROUND_QUERIES = 128
-CUBLAS_WORKSPACE = 32 * 2**20
+CUBLAS_WORKSPACE = 32 * MIB
 """What PyTorch gives a cuBLAS handle on Hopper; the forward and the backward thread have one each."""
 QUANTISED_BLOCK, SCALES_BLOCK = 64, 256
 """NF4: weights that share a scale, and scales that share one of their own."""

@@ -4,20 +4,12 @@ Pure: no torch. A stream can be replayed by whoever knows how the card's allocat
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from graftwork.records.base import Record
 from graftwork.records.fit import MemoryPeak
 
 BLOCK = 512
 """The allocator of CUDA hands out whole blocks."""
-
-
-class Taken(NamedTuple):
-    """Bytes that are taken until they are given back."""
-
-    size: int
-    part: str
 
 
 class MemoryTrace(Record):

@@ -16,13 +16,14 @@ from graftwork.data.settings import DataSettings
 from graftwork.files.private import make_folder
 from graftwork.model.base import EMBEDDED
 from graftwork.pipeline.doctor.check import Check, decide
-from graftwork.pipeline.narrator import Narrator
 from graftwork.pipeline.pipeline import run_pipeline
+from graftwork.pipeline.reporter import Reporter
 from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
+from graftwork.records.units import MIB
 from graftwork.train.checkpoint import verify
 from graftwork.train.files import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
@@ -34,7 +35,7 @@ WORDS_OF_A_ROW = 8
 WORDS = ("river", "stone", "garden", "window", "letter", "market", "bridge", "winter", "copper", "signal")
 
 
-class _Aside(Project):
+class _Aside(ProjectFolder):
     """A project in a folder of its own, whose state never goes into the team's database."""
 
     @property
@@ -42,13 +43,13 @@ class _Aside(Project):
         return f"sqlite:///{self.state / 'state.db'}"
 
 
-def look_at_dry_run(project: Project, narrator: Narrator) -> Iterator[Check]:
+def look_at_dry_run(project: ProjectFolder, reporter: Reporter) -> Iterator[Check]:
     make_folder(project.state)
     # Beside the project's own runs: the same disk is written to.
     with tempfile.TemporaryDirectory(prefix="doctor-", dir=project.state) as folder:
         aside = _set_aside(project, Path(folder))
         try:
-            with open_workplace(aside, narrator) as work:
+            with open_workplace(aside, reporter) as work:
                 outcome = run_pipeline(work, upto="train").get("train", TrainOutcome)
         except (StoppedInOrder, Interrupted):
             raise
@@ -88,7 +89,7 @@ def _checkpoint(folder: Path) -> Check:
             found=damage.what,
             fix="look at the disk: it does not keep what it is given",
         )
-    size = sum(manifest.sizes.values()) / 2**20
+    size = sum(manifest.sizes.values()) / MIB
     return Check(
         name="checkpoint",
         result="ok",
@@ -96,7 +97,7 @@ def _checkpoint(folder: Path) -> Check:
     )
 
 
-def _set_aside(project: Project, folder: Path) -> Project:
+def _set_aside(project: ProjectFolder, folder: Path) -> ProjectFolder:
     settings = project.settings.of_model(project.settings.main_model)
     base = settings.base
     if base != EMBEDDED:

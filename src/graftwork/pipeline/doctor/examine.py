@@ -15,16 +15,16 @@ from graftwork.pipeline.doctor.machine import look_at_machine
 from graftwork.pipeline.doctor.network import look_at_network
 from graftwork.pipeline.doctor.project_files import disk_planned, look_at_base, look_at_project
 from graftwork.pipeline.doctor.software import look_at_software
-from graftwork.pipeline.narrator import Narrator
-from graftwork.project.folder import Project
+from graftwork.pipeline.reporter import Reporter
+from graftwork.project.folder import ProjectFolder
 
 ACCOUNT_OF = {"s3": "AWS", "gs": "Google Cloud"}
 
 
 def examine(
-    project: Project | None, *, network: bool = False, dry_run: Narrator | None = None
+    project: ProjectFolder | None, *, network: bool = False, dry_run: Reporter | None = None
 ) -> Iterator[Check]:
-    """Check after check, as they are made. With `dry_run` ten steps are trained, and its narrator told."""
+    """Check after check, as they are made. With `dry_run` ten steps are trained, and its reporter told."""
     yield from _of("software", look_at_software(needed=project is not None))
     folder = project.state if project else Path()
     planned = disk_planned(project) if project else None
@@ -45,7 +45,7 @@ def examine(
         yield from _of("dry run", look_at_dry_run(project, dry_run))
 
 
-def _wanted(project: Project | None) -> frozenset[str]:
+def _wanted(project: ProjectFolder | None) -> frozenset[str]:
     """Accounts that the settings cannot do without."""
     if project is None:
         return frozenset()

@@ -16,6 +16,7 @@ from graftwork.files.private import make_folder
 from graftwork.model.probe import describe_device
 from graftwork.pipeline.doctor.check import Check, decide
 from graftwork.process.memory import machine_memory
+from graftwork.records.units import GIB
 
 MEMORY_GIB = 3.0
 DISK_GIB = 3.0
@@ -66,7 +67,7 @@ def _swap(memory: dict[str, float]) -> Check:
 
 def look_at_disk(folder: Path, *, needed: float | None) -> Check:
     near = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    free = shutil.disk_usage(near).free / 2**30
+    free = shutil.disk_usage(near).free / GIB
     least = max(DISK_GIB, needed or 0.0)
     against = f", the plan needs {needed:.1f}" if needed is not None else ""
     return decide("disk", free >= least, f"{free:.1f} GiB free{against}", f"free at least {least:.0f} GiB")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from graftwork.pipeline.doctor.check import Check
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 
 PATIENCE_SECONDS = 3.0
 OF_SCHEME = {"s3": "s3.amazonaws.com", "gs": "storage.googleapis.com", "hf": "huggingface.co"}
@@ -30,7 +30,7 @@ class Host(NamedTuple):
     purpose: str
 
 
-def hosts_needed(project: Project | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
+def hosts_needed(project: ProjectFolder | None, environment: Mapping[str, str]) -> tuple[Host, ...]:
     """By the settings first; then by the accounts that are present."""
     from graftwork.store.database import find_server
 
@@ -61,7 +61,7 @@ def hosts_needed(project: Project | None, environment: Mapping[str, str]) -> tup
     return tuple(found.values())
 
 
-def look_at_network(project: Project | None) -> Iterator[Check]:
+def look_at_network(project: ProjectFolder | None) -> Iterator[Check]:
     hosts = hosts_needed(project, os.environ)
     if not hosts:
         yield Check(name="network", result="ok", found="nothing in the settings needs it")

@@ -9,18 +9,18 @@ from collections.abc import Iterator
 
 from graftwork.model.base import EMBEDDED, models_folder
 from graftwork.pipeline.doctor.check import Check, decide
-from graftwork.project.folder import Project
+from graftwork.project.folder import ProjectFolder
 from graftwork.records.errors import GraftError
 
 
-def look_at_project(project: Project) -> Iterator[Check]:
+def look_at_project(project: ProjectFolder) -> Iterator[Check]:
     yield _logs(project)
     yield _configuration(project)
     yield _database(project)
     yield look_at_port(project)
 
 
-def look_at_base(project: Project | None) -> Check:
+def look_at_base(project: ProjectFolder | None) -> Check:
     name = project.settings.base if project else EMBEDDED
     if name != EMBEDDED:
         there = project is not None and (project.root / name).expanduser().is_dir()
@@ -36,7 +36,7 @@ def look_at_base(project: Project | None) -> Check:
     )
 
 
-def disk_planned(project: Project) -> float | None:
+def disk_planned(project: ProjectFolder) -> float | None:
     """What the last plan of the project reckoned to write, at most; None where there is none yet."""
     from graftwork.records.plan import Plan
     from graftwork.store.database import open_database
@@ -55,7 +55,7 @@ def disk_planned(project: Project) -> float | None:
     return Plan.model_validate(entry.output).disk_gib.high if entry is not None else None
 
 
-def _logs(project: Project) -> Check:
+def _logs(project: ProjectFolder) -> Check:
     patterns = project.settings.data.logs
     files = [
         path
@@ -70,7 +70,7 @@ def _logs(project: Project) -> Check:
     return decide("logs", bool(files) or elsewhere, found, "set `data.logs` in graft.yaml", otherwise="note")
 
 
-def _configuration(project: Project) -> Check:
+def _configuration(project: ProjectFolder) -> Check:
     from graftwork.pipeline.lint import Given, lint_file
 
     done = lint_file(project.file, Given())
@@ -86,7 +86,7 @@ def _configuration(project: Project) -> Check:
     )
 
 
-def _database(project: Project) -> Check:
+def _database(project: ProjectFolder) -> Check:
     from graftwork.store.database import open_database
 
     try:
@@ -98,7 +98,7 @@ def _database(project: Project) -> Check:
     return Check(name="database", result="ok", found=name)
 
 
-def look_at_port(project: Project) -> Check:
+def look_at_port(project: ProjectFolder) -> Check:
     settings = project.settings.serve
     with socket.socket() as probe:
         try:

@@ -16,7 +16,7 @@ def _do(work: Workplace, _made: Made) -> Audit:
         see(work, template=load_template(work)),
         folder=work.project.sifted,
         root=work.project.root,
-        on_progress=tell_pace(work.narrator),
+        on_progress=tell_pace(work.reporter),
     )
 
 

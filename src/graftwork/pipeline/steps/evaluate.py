@@ -79,7 +79,7 @@ def line_up(work: Workplace, *, asking: Asking, outcome: TrainOutcome) -> Lineup
             champion = resolved(parse_subject(CHAMPION))
         except GraftError as trouble:
             # Damaged or of another template: the new one can still be compared with the base.
-            work.narrator.word(f"not compared with the champion: {trouble.what}")
+            work.reporter.info(f"not compared with the champion: {trouble.what}")
     named = parse_subjects((*work.settings.evaluate.subjects, LOG))
     further = [subject for subject in named if subject.name not in (BASE, ADAPTER, CHAMPION)]
     return Lineup(

@@ -26,10 +26,10 @@ from graftwork.pipeline.workplace import Workplace
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.residuals import COMPUTED, SPEED, learned_memory
 from graftwork.process.memory import machine_memory
-from graftwork.records.base import fingerprint
+from graftwork.records.base import Figure, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
+from graftwork.records.units import GIB
 from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.precision import choose_precision, has_amx_here
 from graftwork.train.settings import LOSS, TrainSettings
@@ -114,7 +114,7 @@ def _as_on_processor(
     if why is not None:
         return ahead
     adapted = ahead.load.adapted_layers
-    memory = machine_memory().get("limit", device.memory_gib) * 2**30
+    memory = machine_memory().get("limit", device.memory_gib) * GIB
     step = ProcessorStep(
         packed=packed_bytes(shape, adapted=adapted) <= memory * MEMORY_SHARE,
         kept=choose_kept(

@@ -34,10 +34,10 @@ def _do(work: Workplace, _made: Made) -> Prepared:
         out=work.project.datasets,
         root=work.project.root,
         models=models,
-        on_progress=tell_pace(work.narrator),
+        on_progress=tell_pace(work.reporter),
     )
     for doubt in done.doubts:
-        work.narrator.word(doubt)
+        work.reporter.info(doubt)
     chosen = next(one for one in done.datasets if one.dataset.model == work.model)
     return Prepared(
         folder=str(chosen.folder),

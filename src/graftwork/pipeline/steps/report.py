@@ -17,8 +17,7 @@ from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.report.inputs import ReportPage, SideBySide
-from graftwork.report.page import render_report
+from graftwork.report.page import ReportPage, SideBySide, render_report
 from graftwork.train.log import read_journal
 
 

@@ -60,7 +60,7 @@ def _do(work: Workplace, made: Made) -> TrainOutcome:
         when=now(),
     )
     for drift in outcome.drifts:
-        work.narrator.word(f"beyond the plan: {drift.says}")
+        work.reporter.info(f"beyond the plan: {drift.says}")
     work.runs.update(run_id, state="done", when=now(), outcome=outcome.model_dump(mode="json"))
     write_training_page(folder, plan, outcome)
     return outcome
@@ -116,7 +116,7 @@ def _train(work: Workplace, job: TrainJob) -> float:
         nonlocal heard
         for line, offset in words.follow(heard):
             heard = offset
-            work.narrator.word(str(line["word"]))
+            work.reporter.info(str(line["word"]))
 
     if (folder / OUTCOME).exists():
         # Trained with the others of its project, or just before a crash of this side.
@@ -140,7 +140,7 @@ def _train(work: Workplace, job: TrainJob) -> float:
                 on_start=launch.call,
                 job=job,
                 folder=folder,
-                narrator=work.narrator,
+                reporter=work.reporter,
                 max_restarts=work.settings.train.run.max_restarts,
                 on_poll=listen,
                 vigil=vigil,
@@ -164,7 +164,7 @@ def watch_over(work: Workplace, job: TrainJob) -> Iterator[Vigil]:
         project=work.settings.project,
         command=alerts.command,
         webhook=alerts.webhook,
-        on_word=work.narrator.word,
+        on_word=work.reporter.info,
     ) as alarm:
         yield Vigil(
             Path(job.folder),

@@ -9,8 +9,8 @@ from graftwork.pipeline.step import Made, Step
 from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
 from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record
-from graftwork.records.capture import TRY_OUT_SESSION
 from graftwork.records.errors import EnvironmentLacks, WorkerFailed, pip_install
+from graftwork.records.interaction import TRY_OUT_SESSION
 from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric
 
@@ -101,7 +101,7 @@ def _client(url: str) -> Any:
 def _ask_both(work: Workplace, client: Any, case: Case, place: int, total: int) -> Tried:
     messages = [{"role": m.role, "content": m.content} for m in case.messages]
     limit = work.settings.evaluate.max_new_tokens
-    work.narrator.progress("asking", place, total, seconds_left=None, detail={})
+    work.reporter.progress("asking", place, total, seconds_left=None, detail={})
     # Held-out questions: what is captured of this session never becomes data.
     session = {"x-session-id": TRY_OUT_SESSION}
     base = client.chat.completions.create(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from graftwork.plan.buying.nouns import Choice, MachineReach, Payback, Rental
 from graftwork.plan.buying.reach import news
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 WEEKS_A_YEAR = 365.25 / 7
 WEEKS_A_MONTH = WEEKS_A_YEAR / 12

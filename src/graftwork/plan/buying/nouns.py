@@ -1,7 +1,6 @@
 """The nouns of a purchase: what a machine can, what it costs over the years, when it has paid for itself."""
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.fit import Method
 
 

@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from graftwork.plan.catalog.table import Columns, Row, read_table
-from graftwork.records.offer import Offer, Place
+from graftwork.records.hardware import Offer, PlaceTerms
 
 OFFER_COLUMNS = Columns(
     needed=("place", "gpu", "gpus", "source", "dated"),
@@ -56,7 +56,7 @@ def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
     return _offers("quoted_prices", overlay)
 
 
-def list_places(*, overlay: Path | None = None) -> tuple[Place, ...]:
+def list_places(*, overlay: Path | None = None) -> tuple[PlaceTerms, ...]:
     return tuple(row.build(_place) for row in read_table("places", PLACE_COLUMNS, overlay=overlay))
 
 
@@ -102,12 +102,12 @@ def _offer(row: Row) -> Offer:
     return offer
 
 
-def _place(row: Row) -> Place:
+def _place(row: Row) -> PlaceTerms:
     known = {column: row.number_or_none(column) for column in PLACE_COLUMNS.optional[:3]}
     amounts = ("storage_usd_gib_month", "egress_usd_gib", "setup_minutes", "smallest_billed_minutes")
     given = {column: row.number(column) for column in amounts if row.text(column)}
     texts = {column: row.text(column) for column in ("driven_by", "notes") if row.text(column)}
-    return Place.model_validate(
+    return PlaceTerms.model_validate(
         {
             "name": row.text("name"),
             "title": row.text("title"),

@@ -18,8 +18,7 @@ from graftwork.plan.cost.nouns import CardRun, Comparison, Terms
 from graftwork.plan.cost.runs import Fit, Measured, Reckoner, describe_run
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitQuestion
-from graftwork.records.hardware import Gpu, Machine
-from graftwork.records.offer import Offer
+from graftwork.records.hardware import Gpu, Machine, Offer
 
 DEFAULT_CARDS = {"full": 8}
 """More cards than the smallest machine has pay for adapters only where time is short: then ask for them."""

@@ -10,7 +10,7 @@ from graftwork.plan.cost.bill import ASSUMED_SPREAD, Bill, Tweak, reckon_bill
 from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.intervals import describe
 from graftwork.plan.cost.nouns import Candidate, PlaceRow, Terms, is_recommended
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 STALE_AFTER_DAYS = 60
 FOREVER = 1e9

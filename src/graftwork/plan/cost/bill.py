@@ -7,11 +7,12 @@ machine and clock. One number at a time: ranges are made by whoever asks thrice.
 import math
 from typing import NamedTuple
 
-from graftwork.plan.cost.disk import GIB, DiskNeed
+from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.interruption import Hazard, expect
 from graftwork.plan.cost.intervals import Rhythm, choose_rhythm
 from graftwork.plan.cost.nouns import Candidate, Terms
 from graftwork.plan.cost.sessions import HOURS_A_MONTH, cut
+from graftwork.records.units import GIB
 
 WRITE_BYTES_A_SECOND = 200e6
 """Network disks of clouds; a local NVMe is ten times faster."""

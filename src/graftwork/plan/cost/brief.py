@@ -13,9 +13,9 @@ from graftwork.plan.fit.candidate import TIME_SPREAD, card_excess, fits, host_ex
 from graftwork.plan.fit.describe import strategy_of
 from graftwork.plan.fit.room import card_room, host_room
 from graftwork.plan.fit.strategies import search
-from graftwork.plan.time import rates_of
+from graftwork.plan.timing.rates import rates_of
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.fit import FitQuestion, Level, Strategy
 
 LEVEL: Level = "computed"

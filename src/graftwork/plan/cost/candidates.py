@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.nouns import Billing, Candidate, CardRun
-from graftwork.records.hardware import Gpu
-from graftwork.records.offer import Offer, Place
+from graftwork.records.hardware import Gpu, Offer, PlaceTerms
 
 
 class OwnCards(NamedTuple):
@@ -23,7 +22,7 @@ class OwnCards(NamedTuple):
 Reckon = Callable[[str, int, float | None], CardRun]
 """A card's name, how many of them, the machine's memory: the run on it."""
 
-OWN = Place(
+OWN = PlaceTerms(
     name="own",
     title="own cards",
     kind="own",
@@ -36,7 +35,7 @@ OWN = Place(
 
 def list_candidates(
     offers: Iterable[Offer],
-    places: Iterable[Place],
+    places: Iterable[PlaceTerms],
     *,
     reckon: Reckon,
     own: Iterable[OwnCards] = (),

@@ -4,10 +4,9 @@ In: parameters, what is trained, rows. Out: GiB by what they are for. The sizes 
 Linux installation; the rest follows from the parameters. Does not know which files a user keeps besides.
 """
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
+from graftwork.records.units import GIB
 
-GIB = 2.0**30
 # torch with its CUDA libraries, transformers and the rest, as installed on Linux, with pip's cache.
 PACKAGES_GIB = (7.0, 9.0, 14.0)
 # A token of text is about four characters, and is kept as text and as numbers.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from graftwork.plan.cost.interruption import Hazard, choose_saves, young_interval
 from graftwork.plan.cost.nouns import CardRun, Intervals
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 MOST_EVALUATIONS = 20
 """A curve of more points tells no more."""

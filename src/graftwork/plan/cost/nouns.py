@@ -7,9 +7,8 @@ from datetime import date
 from typing import Literal
 
 from graftwork.plan.cost.disk import DiskNeed
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
-from graftwork.records.offer import Offer, Place
+from graftwork.records.base import Figure, Record
+from graftwork.records.hardware import Offer, PlaceTerms
 
 Billing = Literal["on-demand", "spot", "subscription", "free", "electricity"]
 Goal = Literal["cost", "time"]
@@ -24,7 +23,7 @@ def billed_how(title: str, billing: str) -> str:
     return {"spot": " spot", "subscription": " by subscription", "free": " free"}.get(billing, "")
 
 
-def is_recommended(place: Place) -> bool:
+def is_recommended(place: PlaceTerms) -> bool:
     """A place that the catalog warns of is listed, and never wins."""
     return "not recommended" not in place.notes
 
@@ -57,7 +56,7 @@ class CardRun(Record):
 class Candidate(Record):
     """An offer in one of the ways in which it is billed."""
 
-    place: Place
+    place: PlaceTerms
     offer: Offer
     billing: Billing
     run: CardRun

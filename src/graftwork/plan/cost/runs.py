@@ -11,7 +11,7 @@ from graftwork.model.shape import total_parameters
 from graftwork.plan.cost.brief import Brief
 from graftwork.plan.cost.nouns import CardRun
 from graftwork.plan.fit.plain_steps import trained
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Strategy
 from graftwork.records.hardware import Gpu, Machine
 

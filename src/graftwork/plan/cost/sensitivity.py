@@ -12,7 +12,7 @@ from graftwork.plan.cost.bill import PLAIN, Bill, Tweak, reckon_bill
 from graftwork.plan.cost.disk import DiskNeed
 from graftwork.plan.cost.nouns import Candidate, Change, Terms, house_of, is_recommended
 from graftwork.plan.cost.rank import dollars, duration, score_of
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 FARTHEST = 20.0
 """Factors beyond this are not tried: the answer would be about another run."""

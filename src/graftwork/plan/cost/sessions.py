@@ -8,7 +8,7 @@ lost. Knows no prices.
 import math
 from typing import NamedTuple
 
-from graftwork.records.offer import Place
+from graftwork.records.hardware import PlaceTerms
 
 HOURS_A_WEEK = 168.0
 HOURS_A_DAY = 24.0
@@ -26,7 +26,7 @@ class Stay(NamedTuple):
 
 
 def cut(
-    place: Place, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
+    place: PlaceTerms, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
 ) -> Stay:
     """`work` hours in sessions of the place, each of which begins with `setup` and ends with `save`."""
     longest = min(
@@ -42,7 +42,7 @@ def cut(
     return Stay(sessions=sessions, machine=machine, clock=_clock(place, machine, hours_a_month))
 
 
-def _clock(place: Place, machine: float, hours_a_month: float | None) -> float:
+def _clock(place: PlaceTerms, machine: float, hours_a_month: float | None) -> float:
     """Hours until the last is done when each quota is used from its first hour on."""
     quotas = (
         (place.free_hours_a_day, HOURS_A_DAY),

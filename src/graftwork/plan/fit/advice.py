@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.models import CatalogModel, list_models
-from graftwork.plan.fit.candidate import GIB, RESERVED_SPREAD, Candidate, card_excess, fits, preference
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, Candidate, card_excess, fits, preference
 from graftwork.plan.fit.figures import consider
 from graftwork.plan.fit.own_step import may_fit
 from graftwork.plan.fit.plain_steps import plain_candidate
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.strategies import search, takes_own_step
-from graftwork.plan.time import Rates, rates_of
+from graftwork.plan.timing.rates import Rates, rates_of
 from graftwork.records.fit import Considered, FitQuestion, Level, Method
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 LIGHTER: dict[Method, tuple[Method, ...]] = {
     "full": ("lora", "qlora"),

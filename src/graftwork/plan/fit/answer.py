@@ -9,7 +9,6 @@ from typing import NamedTuple
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.advice import find_remedies
 from graftwork.plan.fit.candidate import (
-    GIB,
     RESERVED_SPREAD,
     TIME_SPREAD,
     Candidate,
@@ -27,9 +26,10 @@ from graftwork.plan.fit.plain_steps import plain_candidate, trained
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.strategies import Searched, search
-from graftwork.plan.time import Rates, rates_of
-from graftwork.records.figure import Figure
+from graftwork.plan.timing.rates import Rates, rates_of
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
+from graftwork.records.units import GIB
 
 LOAD_SECONDS = 20.0
 """From the start to the first step: reading weights, building kernels (measured on small bases)."""

@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 from graftwork.plan.fit.room import TIGHT, card_room, host_room
 from graftwork.plan.fit.sharding import Shared
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak, PlainSetup
 from graftwork.records.plan import Tuning
+from graftwork.records.units import GIB
 
-GIB = 2**30
 ALLOCATED_SPREAD: dict[Level, float] = {"computed": 0.05, "traced": 0.03, "probed": 0.015}
 RESERVED_SPREAD: dict[Level, float] = {"computed": 0.08, "traced": 0.04, "probed": 0.02}
 """How far the truth may lie from the figure, either way; docs/accuracy.md shows what was found."""

@@ -4,7 +4,7 @@ from graftwork.plan.fit.candidate import TIME_SPREAD, Candidate, fits, reserved_
 from graftwork.plan.fit.describe import strategy_of
 from graftwork.plan.fit.roofline import most_tokens_per_second
 from graftwork.plan.fit.room import card_room
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from graftwork.model.shape import total_parameters
 from graftwork.plan.fit.sharding import WIDTH, Shared
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.units import GIB
 
-GIB = 2**30
 PROCESS_GIB = (2.0, 2.5, 3.5)
 """Python, torch and CUDA of one process on the host: least, usual, most (measured on small runs)."""
 OFFLOADED_BYTES = (16.0, 17.0, 18.0)

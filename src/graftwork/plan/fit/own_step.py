@@ -10,16 +10,18 @@ from typing import Literal, NamedTuple
 from graftwork.model.shape import total_parameters
 from graftwork.model.step_memory import peak_bytes
 from graftwork.model.step_walk import walk_of
-from graftwork.plan.fit.candidate import GIB, RESERVED_SPREAD, Candidate, Way
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, Candidate, Way
 from graftwork.plan.fit.offload import host_memory
 from graftwork.plan.fit.plain_steps import trained
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.sharding import Shared
 from graftwork.plan.memory_card import card_peak, count, load_peak
-from graftwork.plan.time import Rates, card_step
+from graftwork.plan.timing.card import card_step
+from graftwork.plan.timing.rates import Rates
 from graftwork.plan.tuning import choose_tuning, heads
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 
 ALONE = Shared("none", "none", 1)
 LARGE_PARAMETERS = 1e9

@@ -6,17 +6,20 @@ path of `graft train` for what it has not written out.
 
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.fit import rl
-from graftwork.plan.fit.candidate import GIB, Candidate, Way
+from graftwork.plan.fit.candidate import Candidate, Way
 from graftwork.plan.fit.late import expected_longest
 from graftwork.plan.fit.offload import host_memory, transfers
 from graftwork.plan.fit.peaks import exact_peak, quick_peak
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.setups import half_precision, plain_setup
 from graftwork.plan.fit.sharding import WIDTH, Shared, is_cut_up, passing_setup, share
-from graftwork.plan.time import Rates, link_seconds, plain_step
+from graftwork.plan.timing.links import link_seconds
+from graftwork.plan.timing.plain import plain_step
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 LINK_SHARE = 0.6
 """Of a connector's rate, what two cards reach through the host: 19 to 20 of 32 GB/s on A40s (published)."""

@@ -7,13 +7,13 @@ from graftwork.plan.fit.plain_steps import trained
 from graftwork.plan.fit.setups import half_precision
 from graftwork.plan.fit.sharding import WIDTH
 from graftwork.plan.memory import training_memory
-from graftwork.plan.time import processor_step
-from graftwork.records.figure import Figure
+from graftwork.plan.timing.processor import processor_step
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion, MemoryPeak
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import Workload
+from graftwork.records.units import GIB
 
-GIB = 2**30
 UNKNOWN_CPU = Cpu(
     name="a processor",
     cores=8,

@@ -7,7 +7,7 @@ from graftwork.plan.fit.offload import padded_gb
 from graftwork.plan.fit.own_step import loading
 from graftwork.plan.fit.room import card_room
 from graftwork.plan.fit.setups import half_precision, why_plain
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
 from graftwork.records.plan import Tuning
 

@@ -6,11 +6,11 @@ base with its adapters off, so that there is no second copy. Rewards are the use
 """
 
 from graftwork.model.shape import layer_parameters, total_parameters
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.fit import FitQuestion, MemoryPeak
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 KV_BYTES = 2
 LASTING = ("weights", "adapters", "optimizer", "reference")
 LAUNCH_KERNELS_A_BLOCK = 60

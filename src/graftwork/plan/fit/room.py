@@ -6,7 +6,7 @@ context, NCCL and a desktop lie outside the allocator. Knows nothing of what is 
 
 import re
 
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.fit import FitQuestion
 from graftwork.records.hardware import Gpu
 

@@ -13,7 +13,7 @@ from graftwork.plan.fit.plain_steps import plain_candidate
 from graftwork.plan.fit.processor import processor_candidate
 from graftwork.plan.fit.setups import half_precision, why_plain
 from graftwork.plan.fit.sharding import Shared
-from graftwork.plan.time import Rates
+from graftwork.plan.timing.rates import Rates
 from graftwork.records.fit import FitQuestion, Level, Offload, Sharding
 
 

@@ -13,8 +13,8 @@ from graftwork.plan.lint.facts import Configuration, Peaks, Precision
 from graftwork.plan.memory_plain import plain_peak
 from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu, Machine
+from graftwork.records.units import GIB
 
-GIB = 2**30
 CONTEXT_GIB = 0.4
 """Of the CUDA context, which no allocator counts."""
 PLAIN = ("training", "axolotl", "llama-factory")

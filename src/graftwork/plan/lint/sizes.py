@@ -6,8 +6,8 @@ Only floors: what cannot be gone below whatever the activations are. `graft plan
 from typing import NamedTuple
 
 from graftwork.plan.lint.facts import Around, Configuration
+from graftwork.records.units import GIB
 
-GIB = 2**30
 WIDTH = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NF4 = 4.127 / 8
 """Bytes a weight in NF4 with double quantisation."""

@@ -13,9 +13,10 @@ from graftwork.plan.serving.question import Form, FormRow, ServeAnswer, ServeQue
 from graftwork.plan.serving.speed import time_answers
 from graftwork.plan.serving.weights import FORMATS
 from graftwork.plan.serving.words import SLOW_SECONDS, say_verdict
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Gpu
+from graftwork.records.units import GIB
 
 
 def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswer:
@@ -65,7 +66,7 @@ def _row(question: ServeQuestion, form: Form) -> FormRow:
         form=form,
         format=FORMATS[question.engine, form],
         bits=Figure.exact(weights.bits(question.shape), "bits"),
-        one_model_gib=Figure.about(weights.held / 2**30, down=0.99, up=1.01, unit="GiB"),
+        one_model_gib=Figure.about(weights.held / GIB, down=0.99, up=1.01, unit="GiB"),
         holding=holding,
         latency=latency,
         fits=holding.fits == "yes",

@@ -7,11 +7,12 @@ the low end is what surely fits, the high end what might.
 from collections.abc import Callable
 
 from graftwork.plan.serving.engines import CASES, Case, forms_of
-from graftwork.plan.serving.layout import GIB, available_bytes, engine_of, weights_of
+from graftwork.plan.serving.layout import available_bytes, engine_of, weights_of
 from graftwork.plan.serving.memory import adapter_bytes, held_bytes
 from graftwork.plan.serving.question import Form, ServeQuestion, SpecialistRow
 from graftwork.plan.serving.speed import time_answers
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
+from graftwork.records.units import GIB
 
 MOST_USERS = 4096
 MOST_SPECIALISTS = 4096

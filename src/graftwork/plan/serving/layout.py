@@ -10,8 +10,7 @@ from typing import NamedTuple
 from graftwork.plan.serving.engines import CARD_SHARE, HOST_SHARE, Engine, find_engine
 from graftwork.plan.serving.question import Form, ServeQuestion
 from graftwork.plan.serving.weights import WeightBytes, weigh
-
-GIB = 2**30
+from graftwork.records.units import GIB
 
 
 class Layout(NamedTuple):

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from graftwork.model.shape import adapter_parameters
 from graftwork.plan.serving.engines import CHECKED_FORM, WORKSPACE, Case, Engine
-from graftwork.plan.serving.layout import GIB, available_bytes, engine_of, lay_out, weights_of
+from graftwork.plan.serving.layout import available_bytes, engine_of, lay_out, weights_of
 from graftwork.plan.serving.question import Form, Holding, ServeQuestion, Word
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 
 class HeldBytes(NamedTuple):

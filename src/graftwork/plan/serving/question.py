@@ -8,8 +8,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape
 

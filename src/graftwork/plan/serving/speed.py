@@ -19,8 +19,8 @@ from graftwork.plan.serving.engines import (
 from graftwork.plan.serving.layout import Layout, engine_of, lay_out, weights_of
 from graftwork.plan.serving.memory import cache_bytes_a_token
 from graftwork.plan.serving.question import Form, Latency, ServeQuestion
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
 
 

@@ -1,7 +1,7 @@
 """The answer in words: the verdict, and how long is long. Pure."""
 
 from graftwork.plan.serving.question import FormRow, ServeQuestion
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 
 SLOW_SECONDS = 60.0
 """Whoever waits a minute for an answer has gone to do something else."""

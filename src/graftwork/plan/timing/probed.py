@@ -20,9 +20,9 @@ from graftwork.plan.timing.rates import (
     LAUNCH_SECONDS,
     Rates,
 )
+from graftwork.records.fit import ProbedStep, ProbeFacts
 from graftwork.records.hardware import Cpu
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import ProbedStep, ProbeFacts
 
 IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816
 """Of the rate of a product alone, what it reaches between others: 640 of 715 TFLOPS in 16 bits and, with the

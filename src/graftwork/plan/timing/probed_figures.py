@@ -3,10 +3,10 @@
 In: ProbeFacts. Out: Figures by name. The range of a rate is that of its parts; that of a step its spread.
 """
 
-from graftwork.records.figure import Figure
-from graftwork.records.probe import ProbedStep, ProbeFacts
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbedStep, ProbeFacts
+from graftwork.records.units import GIB
 
-GIB = 2**30
 MEASURED_RANGE = 0.1
 """What such a measurement varies by from one minute to the next on a machine with nothing else to do."""
 

@@ -6,8 +6,7 @@ In: figures. Out: a record that is checked when it is made. `inside/limits.py` p
 from pydantic import Field
 
 from graftwork.records.base import Record
-
-MIB = 2**20
+from graftwork.records.units import MIB
 
 
 class Limits(Record):

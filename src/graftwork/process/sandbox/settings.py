@@ -4,8 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from graftwork.process.sandbox.limits import MIB, Limits
+from graftwork.process.sandbox.limits import Limits
 from graftwork.records.base import Record
+from graftwork.records.units import MIB
 
 
 class SandboxSettings(Record):

@@ -21,16 +21,17 @@ from graftwork.files.private import create_file
 from graftwork.files.whole import explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.units import MIB
 from graftwork.registry.counting import Count, Listener, nobody
 from graftwork.registry.exchange.incoming import incoming_folder
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 from graftwork.registry.release import name_by_content
 from graftwork.registry.store import ReleaseStore
 
-LARGEST_MANIFEST = 16 * 2**20
+LARGEST_MANIFEST = 16 * MIB
 LARGEST_SIGNATURE = 64 * 2**10
 MOST_FILES = 1000
-_PIECE = 2**20
+_PIECE = MIB
 _LARGEST_USTAR = 8**11
 
 

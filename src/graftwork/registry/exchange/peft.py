@@ -16,12 +16,13 @@ from graftwork.files.digest import file_digest
 from graftwork.files.whole import explain_os_error
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
+from graftwork.records.units import MIB
 from graftwork.records.verdict import Decision, Verdict
 from graftwork.registry.adapter import ADAPTER_FILES, CONFIG, WEIGHTS, read_header
 from graftwork.registry.release import FORMAT, name_by_content
 
 IMPORTED = "imported"
-LARGEST_CONFIG = 2**20
+LARGEST_CONFIG = MIB
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from graftwork.records.base import hide_login
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
 from graftwork.records.release import Release, ReleaseFile
-from graftwork.records.secret import hide_login
+from graftwork.records.units import MIB
 from graftwork.registry.counting import Count, counted_digest, nobody
 from graftwork.registry.exchange.archive import LARGEST_MANIFEST
 from graftwork.registry.folder import MANIFEST
@@ -26,7 +27,7 @@ from graftwork.text.unsaid import leave_login_unsaid
 
 BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
 """Places whose first name is a bucket that somebody has to make, and which need no folders."""
-_PIECE = 2**20
+_PIECE = MIB
 
 
 class Place:

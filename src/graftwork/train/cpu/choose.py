@@ -16,6 +16,7 @@ from graftwork.model.lora import LoraLinear
 from graftwork.model.parts import PLAIN, parts_of
 from graftwork.process.memory import machine_memory
 from graftwork.records.dataset import Row
+from graftwork.records.units import GIB
 from graftwork.train.cpu.block import KNOWN
 from graftwork.train.cpu.store import Budget, InFile, InMemory, Nowhere, States, Trunkload, choose_place
 from graftwork.train.cpu.trunk import beginning_of, number_rows
@@ -39,7 +40,7 @@ def processor_way(
     first = first_learning(model)
     if first is None or not is_known(model, longest=max(len(row.tokens) for row in rows)):
         return None
-    memory = machine_memory().get("limit", 0.0) * 2**30
+    memory = machine_memory().get("limit", 0.0) * GIB
     packed = packed_bytes(model, first) <= memory * MEMORY_SHARE
     load = weigh_trunk(model, first, rows, settings=settings)
     budget = Budget(

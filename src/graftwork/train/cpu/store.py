@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from graftwork.files.private import make_folder
+from graftwork.records.units import MIB
 
 MEMORY_BYTES_A_SECOND = 2e9
 FILE_BYTES_A_SECOND = 2e8
@@ -54,7 +55,7 @@ def choose_place(load: Trunkload, budget: Budget) -> Choice:
     from_memory = load.bytes_a_token / MEMORY_BYTES_A_SECOND
     # Written once and read at each later visit.
     from_file = 2 * load.bytes_a_token / FILE_BYTES_A_SECOND
-    size = f"{load.bytes / 2**20:.0f} MiB of hidden states"
+    size = f"{load.bytes / MIB:.0f} MiB of hidden states"
     if load.operations_a_token == 0:
         return Choice("nowhere", "no block below the adapters")
     if load.visited_tokens <= load.distinct_tokens:

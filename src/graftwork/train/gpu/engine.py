@@ -15,6 +15,7 @@ from graftwork.model.load import tensors_digest
 from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 from graftwork.train.crew.alone import Alone
 from graftwork.train.crew.crew import Held
 from graftwork.train.engine import Engine, Measured
@@ -24,8 +25,6 @@ from graftwork.train.gpu.decoder import Decoder
 from graftwork.train.gpu.furnish import Furnished
 from graftwork.train.gpu.install import build, thrift_of
 from graftwork.train.settings import TrainSettings
-
-GIB = 2**30
 
 
 class CardEngine(Engine):

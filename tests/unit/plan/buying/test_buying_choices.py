@@ -9,8 +9,8 @@ from graftwork.plan.buying.decide import decide
 from graftwork.plan.buying.nouns import MachineReach, Reach, Rental
 from graftwork.plan.buying.reach import news
 from graftwork.plan.buying.wish import Wish, read_wish
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 
 USE = Use(
     runs_a_week=7.0,

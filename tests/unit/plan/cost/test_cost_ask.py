@@ -14,8 +14,7 @@ from graftwork.plan.cost.runs import Measured
 from graftwork.plan.fit.answer import fit
 from graftwork.plan.fit.ask import make_question
 from graftwork.records.errors import UserMistake
-from graftwork.records.hardware import Machine
-from graftwork.records.offer import Offer
+from graftwork.records.hardware import Machine, Offer
 
 TERMS = Terms(today=date(2026, 8, 22), budget_usd=500.0)
 PLACES = {

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from graftwork.plan.lint.facts import Around, Configuration
 from graftwork.plan.lint.rule import Rule, Told
 from graftwork.plan.lint.sizes import (
-    GIB,
     HOST_OFFLOAD,
     HOST_OFFLOAD_PADDED,
     full_floor,
     weights_of,
 )
 from graftwork.plan.lint.words import a
+from graftwork.records.units import GIB
 
 GENEROUS = 1.1
 """A figure that is said counts as right up to here: GB and GiB differ by 7 %."""

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from graftwork.cli.output import stderr
 from graftwork.cli.show import show
-from graftwork.cli.show.course import Course, duration, tell_detail
 from graftwork.cli.show.tables import print_line, quote
+from graftwork.cli.show.training import LossTrend, describe_detail, duration
 from graftwork.records.base import Record
 
 PLAIN_SECONDS = 10.0
@@ -30,7 +30,7 @@ class _Bar(Progress):
             yield Text(f"  {self.below}", style="dim", overflow="ellipsis", no_wrap=True)
 
 
-class RichNarrator:
+class RichReporter:
     """A progress bar with time left, and each step's result in a table behind it."""
 
     def __init__(
@@ -44,7 +44,7 @@ class RichNarrator:
         self._tables = tables
         self._clock = clock
         self._told: float | None = None
-        self._course = Course()
+        self._course = LossTrend()
         self._bar = _Bar(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -89,7 +89,7 @@ class RichNarrator:
         self._course.see(done, detail)
         count = f"{done:.0f}/{total:.0f}" if total > 1 else ""
         left = f"{duration(seconds_left)} left" if seconds_left is not None else ""
-        below = tell_detail(detail, self._course, total=total)
+        below = describe_detail(detail, self._course, total=total)
         if not self._console.is_terminal:
             self._tell_plainly(" ".join(part for part in (phase, count) if part), left, below)
             return
@@ -114,7 +114,7 @@ class RichNarrator:
             self._told = now
             self._console.print(Text("  " + ", ".join(part for part in parts if part)), soft_wrap=True)
 
-    def word(self, text: str) -> None:
+    def info(self, text: str) -> None:
         print_line(self._console, f"  [yellow]![/] {quote(text)}")
 
     def finished(self, step: str, output: Record, seconds: float) -> None:
@@ -124,7 +124,7 @@ class RichNarrator:
         self._console.print(f"[green]✓ {step:<9}[/] [dim]{duration(seconds)}[/]\n", highlight=False)
 
     def _clear(self) -> None:
-        self._course, self._told, self._bar.below = Course(), None, ""
+        self._course, self._told, self._bar.below = LossTrend(), None, ""
         if self._task is not None:
             self._bar.remove_task(self._task)
             self._task = None

@@ -8,7 +8,7 @@ from typing import Protocol
 from graftwork.records.base import Record
 
 
-class Narrator(Protocol):
+class Reporter(Protocol):
     def started(self, step: str, title: str) -> None: ...
 
     def unchanged(self, step: str, title: str) -> None:
@@ -24,13 +24,13 @@ class Narrator(Protocol):
         detail: dict[str, float | str],
     ) -> None: ...
 
-    def word(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Something worth knowing happened."""
 
     def finished(self, step: str, output: Record, seconds: float) -> None: ...
 
 
-class Silent:
+class NullReporter:
     """Tells nobody."""
 
     def started(self, step: str, title: str) -> None: ...
@@ -47,20 +47,20 @@ class Silent:
         detail: dict[str, float | str],
     ) -> None: ...
 
-    def word(self, text: str) -> None: ...
+    def info(self, text: str) -> None: ...
 
     def finished(self, step: str, output: Record, seconds: float) -> None: ...
 
 
-class OfModel(Silent):
+class ModelReporter(NullReporter):
     """Tells of one model among several: its name before each title, and nothing of what is unchanged."""
 
-    def __init__(self, narrator: Narrator, model: str) -> None:
-        self._narrator = narrator
+    def __init__(self, reporter: Reporter, model: str) -> None:
+        self._reporter = reporter
         self._model = model
 
     def started(self, step: str, title: str) -> None:
-        self._narrator.started(step, f"{self._model}: {title}")
+        self._reporter.started(step, f"{self._model}: {title}")
 
     def progress(
         self,
@@ -71,12 +71,12 @@ class OfModel(Silent):
         seconds_left: float | None,
         detail: dict[str, float | str],
     ) -> None:
-        self._narrator.progress(
+        self._reporter.progress(
             f"{self._model}: {phase}", done, total, seconds_left=seconds_left, detail=detail
         )
 
-    def word(self, text: str) -> None:
-        self._narrator.word(f"{self._model}: {text}")
+    def info(self, text: str) -> None:
+        self._reporter.info(f"{self._model}: {text}")
 
     def finished(self, step: str, output: Record, seconds: float) -> None:
-        self._narrator.finished(step, output, seconds)
+        self._reporter.finished(step, output, seconds)

@@ -1,12 +1,12 @@
 """`graft release push` and `pull`: to a URL, the Hub, the machine that serves, trackers; and back."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graftwork.cli.command import Folder, Model, Name, opened, opened_aloud
 from graftwork.cli.output import Json
-from graftwork.cli.release_project import Name, opened_aloud
-from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
     from graftwork.pipeline.exchange import Imported
@@ -154,3 +154,131 @@ def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | N
         why="at a URL a release goes by its id; on the Hub by repository and revision",
         fix="`graft release pull ID --from URL`, or `graft release pull --hub OWNER/NAME@TAG`",
     )
+
+
+Target = Annotated[
+    Path | None,
+    typer.Option("--to", help="The tar file, or a folder for it; PROJECT-ID.tar in the project by default."),
+]
+
+BaseTarget = Annotated[
+    Path | None,
+    typer.Option("--base", help="Also write the exact base weights into this new folder, for transformers."),
+]
+
+
+def export(
+    name: Name = "champion",
+    to: Target = None,
+    base: BaseTarget = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Write a release as a tar file: the same bytes for the same release, every time.
+
+    Every byte is checked first, and again where it is imported. `--base` writes the weights that the adapter
+    was trained and evaluated on, which for the embedded base are not the official ones.
+
+    Example:  graft release export champion --to champion.tar --base champion-base
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.exchange import export_base, export_release
+
+    with opened_aloud(project) as work:
+        done = export_release(work, name, target=to)
+        size = None if base is None else export_base(work, name, target=base)
+    if json:
+        written = {"id": done.release.id, "file": str(done.path), "sha256": done.sha256, "bytes": done.bytes}
+        print_json(written if size is None else {**written, "base": str(base), "base_bytes": size})
+    else:
+        stdout.print(
+            f"{done.release.id[:12]} is in {done.path} ({done.bytes:,} bytes)\nsha256 {done.sha256}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        if size is not None:
+            stdout.print(
+                f"its base is in {base} ({size:,} bytes)", highlight=False, markup=False, soft_wrap=True
+            )
+
+
+Source = Annotated[
+    Path, typer.Argument(help="A tar file that `graft release export` wrote, or a PEFT folder.")
+]
+
+
+def import_(source: Source, model: Model = None, project: Folder = None, json: Json = False) -> None:
+    """Bring a release in. Every byte is checked; what is not a plain file of a release is refused.
+
+    A PEFT folder (safetensors only) becomes a release that nobody has judged: not enough evidence.
+
+    Example:  graft release import champion.tar
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.exchange import import_release
+
+    with opened_aloud(project, model) as work:
+        done = import_release(work, source)
+    if json:
+        body = {"id": done.release.id, "version": done.version, "new": done.new}
+        print_json({**body, "decision": done.release.decision, "remarks": list(done.remarks)})
+        return
+    words = "is here now" if done.new else "was here already"
+    lines = [
+        f"{done.release.id[:12]} {words}: {done.release.model} {done.version or ''}, {done.release.decision}"
+    ]
+    stdout.print("\n".join((*lines, *done.remarks)), highlight=False, markup=False, soft_wrap=True)
+
+
+def sign(
+    name: Name,
+    key: Annotated[
+        Path, typer.Option("--key", help="A minisign secret key; its password in GRAFT_SIGNING_PASSWORD.")
+    ],
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Sign a release. `minisign -V` verifies it, and so does Graftwork where graft.yaml names the key.
+
+    Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.release_store import open_store
+    from graftwork.pipeline.workplace import now
+    from graftwork.registry.promote import find_release
+    from graftwork.registry.signature import load_secret_key, sign_manifest
+
+    secret = load_secret_key(key)
+    with opened(project) as work:
+        release = find_release(work.releases, name)
+        store = open_store(work)
+        comment = f"release:{release.id} time:{now()}"
+        path = store.sign(release.id, sign_manifest(store.folder(release.id), key=secret, comment=comment))
+    if json:
+        print_json({"id": release.id, "signature": str(path)})
+    else:
+        stdout.print(f"{release.id[:12]}: signed, in {path}", highlight=False, soft_wrap=True)
+
+
+def keygen(
+    folder: Annotated[
+        Path, typer.Argument(help="Where graft.key and graft.pub go; keep it out of the project.")
+    ],
+    json: Json = False,
+) -> None:
+    """Make a key pair for signing releases. The secret one has no password: guard the file.
+
+    Example:  graft release keygen ~/.graft-keys
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.registry.signature import write_keys
+
+    pair = write_keys(folder)
+    if json:
+        print_json(
+            {"secret_key": str(pair.secret), "public_key": pair.text, "public_key_file": str(pair.public)}
+        )
+    else:
+        stdout.print(f"secret key: {pair.secret}", highlight=False, soft_wrap=True)
+        stdout.print(f"for graft.yaml:\nrelease:\n  public_key: {pair.text}", highlight=False, soft_wrap=True)
