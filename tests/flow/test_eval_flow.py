@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
+from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
 from graftwork.pipeline.workplace import open_workplace
 from graftwork.project.folder import open_project
 from graftwork.records.errors import UserMistake
@@ -27,7 +27,7 @@ def adapter(tiny_base, small_project) -> Path:
 
 def evaluate(folder, listener, **asked):
     with open_workplace(open_project(folder), listener) as work:
-        return evaluate_asked(work, Asked(**asked))
+        return evaluate_asked(work, EvaluationRequest(**asked))
 
 
 def answers_kept(folder):

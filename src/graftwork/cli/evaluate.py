@@ -130,12 +130,12 @@ def evaluate(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
-    from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
+    from graftwork.pipeline.evaluation_commands import EvaluationRequest, evaluate_asked
     from graftwork.pipeline.workplace import open_workplace
     from graftwork.process.stopping import stoppable
     from graftwork.project.folder import open_project
 
-    asked = Asked(
+    asked = EvaluationRequest(
         subjects=tuple(subject or ()),
         cases=cases.absolute() if cases is not None else None,
         limit=limit,

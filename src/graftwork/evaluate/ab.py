@@ -27,7 +27,7 @@ GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
 FIRST_BLOCK = 16
 
 
-class Unit(NamedTuple):
+class ReplayUnit(NamedTuple):
     """What counts once: the cases of a session, or a case that stands alone."""
 
     cases: tuple[Case, ...]
@@ -42,7 +42,7 @@ class Replayed(NamedTuple):
     asked: int
 
 
-class Exchange(NamedTuple):
+class LiveAnswer(NamedTuple):
     """A live answer: which arm gave it, in which session, and its grade, 0 to 1."""
 
     arm: Literal["A", "B"]
@@ -69,7 +69,7 @@ class LiveTest:
     def __post_init__(self) -> None:
         self.test = TwoArms(self.alpha)
 
-    def take(self, exchange: Exchange) -> None:
+    def take(self, exchange: LiveAnswer) -> None:
         if self.test.decided and not self.goes_on:
             return
         if exchange.session is not None:
@@ -106,7 +106,7 @@ def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
     return ahead > 0 and held.log_evidence >= -math.log(test.alpha)
 
 
-def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:
+def units_of(cases: Sequence[Case]) -> tuple[ReplayUnit, ...]:
     """The sessions in an order drawn by hash; repeated questions share a unit.
 
     A file is often sorted by topic or by date. A test that looks after every unit is only valid if the
@@ -116,7 +116,7 @@ def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:
     found: dict[str, list[Case]] = {}
     for case in cases:
         found.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
-    return tuple(Unit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
+    return tuple(ReplayUnit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
 
 
 def _drawing_order(key: str) -> tuple[str, str]:
@@ -124,7 +124,7 @@ def _drawing_order(key: str) -> tuple[str, str]:
 
 
 def run_replay(
-    units: Sequence[Unit],
+    units: Sequence[ReplayUnit],
     grade_block: GradeBlock,
     *,
     alpha: float,
@@ -150,7 +150,7 @@ def run_replay(
     return Replayed(test, used, ungraded, asked)
 
 
-def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
+def judge_unit(unit: ReplayUnit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
     """The mean mark of B less that of A in this session; None where no case of it has both grades."""
     both = [
         (first, second)
@@ -165,7 +165,7 @@ def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool)
     return -ahead if lower_is_better else ahead
 
 
-def _blocks(units: Sequence[Unit], first: int) -> Iterator[Sequence[Unit]]:
+def _blocks(units: Sequence[ReplayUnit], first: int) -> Iterator[Sequence[ReplayUnit]]:
     start, size = 0, first
     while start < len(units):
         yield units[start : start + size]
@@ -221,7 +221,7 @@ class ABResult(Record):
         return EXIT_DONE if self.winner is not None else EXIT_NOT_ENOUGH_EVIDENCE
 
 
-def tell(
+def make_result(
     pair: tuple[Release, Release],
     metric: str,
     traffic: Literal["captures", "cases"],

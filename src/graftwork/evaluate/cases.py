@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from graftwork.files.whole import explain_os_error, write_whole
 from graftwork.grading.answers import AnswerFields, read_answer
-from graftwork.grading.checks import Check, read_case_checks
+from graftwork.grading.checks import GradeCheck, read_case_checks
 from graftwork.grading.custom import require_named
 from graftwork.grading.interface import CannotGrade, GradeContext
 from graftwork.records.base import fingerprint
@@ -174,7 +174,7 @@ KNOWN = frozenset(
 )
 
 
-def read_case_file(path: Path, *, named: Sequence[Check] | None = None) -> tuple[Case, ...]:
+def read_case_file(path: Path, *, named: Sequence[GradeCheck] | None = None) -> tuple[Case, ...]:
     """Every case of the file, in its order; nothing where a single line is wrong.
 
     `named` are the checks of graft.yaml, where they are known: a case may ask for no other own function.
@@ -244,7 +244,7 @@ def _read_case(value: dict[str, Any], where: Origin) -> Case:
     )
 
 
-def _require_checks(case: Case, named: Sequence[Check] | None) -> None:
+def _require_checks(case: Case, named: Sequence[GradeCheck] | None) -> None:
     """Refused here: found out while grading, every model would have answered first."""
     try:
         for check in read_case_checks(case):

@@ -21,7 +21,7 @@ from graftwork.evaluate.statistics.significance import (
 from graftwork.grading.metrics import name_of, plural, show_p
 from graftwork.records.report import Comparison, Power, Report, Wear
 
-WISHED_FOR = 0.05
+USUAL_GAIN = 0.05
 """The gain that most teams ask about: five points."""
 MOST_LOSSES = 0.3
 """Beyond this share of losses the question is no longer how many cases are missing."""
@@ -32,7 +32,7 @@ def what_cases_show(
     *,
     comparison: Comparison | None = None,
     effective: float | None = None,
-    asked: float = WISHED_FOR,
+    asked: float = USUAL_GAIN,
     confidence: float = 0.95,
 ) -> Power:
     """`comparison` tells how often a case gets worse; `effective` what sessions leave of the cases."""
@@ -146,7 +146,7 @@ def wear_of(report: Report, *, candidates: int, look: int) -> Wear:
     if first is not None and first.clusters and first.baseline in subjects:
         steps = differences_of(subjects[first.baseline], candidate=report.candidate, metric=first.metric)
     clusters = cluster_cases(list(steps), sessions=report.sessions)
-    return tell_wear(
+    return describe_wear(
         report.looks,
         candidates=candidates,
         look=look,
@@ -157,7 +157,7 @@ def wear_of(report: Report, *, candidates: int, look: int) -> Wear:
     )
 
 
-def tell_wear(
+def describe_wear(
     looks: int,
     *,
     candidates: int,

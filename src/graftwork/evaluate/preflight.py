@@ -14,7 +14,7 @@ from typing import Literal
 
 from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateSettings, Rule
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateRule, GateSettings
 from graftwork.evaluate.report import make_report
 from graftwork.evaluate.score import make_metric, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
@@ -293,7 +293,7 @@ def _judge_rules(
     return problems
 
 
-def _judge_limit(rule: Rule, trials: Mapping[str, MetricTrial], *, cases: int) -> Problem | None:
+def _judge_limit(rule: GateRule, trials: Mapping[str, MetricTrial], *, cases: int) -> Problem | None:
     """What is doubtful about a limit or a margin, as far as the log shows it."""
     trial = trials.get(rule.metric)
     if trial is None or trial.why or rule.metric in LOWER_IS_BETTER:
@@ -321,14 +321,14 @@ def _judge_limit(rule: Rule, trials: Mapping[str, MetricTrial], *, cases: int) -
     return None
 
 
-def _constant_passes(rule: Rule, trial: MetricTrial) -> bool:
+def _constant_passes(rule: GateRule, trial: MetricTrial) -> bool:
     """Whether one answer to everything would keep the rule, by the bound that the gate goes by."""
     reached = round((trial.constant or 0.0) * trial.cases)
     held = clopper_pearson(reached, n=trial.cases).low if rule.held_bound == "lower" else trial.constant
     return held is not None and rule.clears(held)
 
 
-def _judge_margin(rule: Rule, trial: MetricTrial, *, cases: int) -> Problem | None:
+def _judge_margin(rule: GateRule, trial: MetricTrial, *, cases: int) -> Problem | None:
     needed = first_count(lambda n: non_inferior(0, 0, n, margin=rule.limit).non_inferior)
     if needed is None or needed <= trial.cases:
         return None

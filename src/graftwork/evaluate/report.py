@@ -18,7 +18,7 @@ from graftwork.evaluate.statistics.bounded import make_units
 from graftwork.evaluate.statistics.intervals import clopper_pearson
 from graftwork.evaluate.statistics.significance import holm, mcnemar
 from graftwork.grading.answers import MISSING, look_up, parse_object, words_of
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.metrics import (
     LOWER_IS_BETTER,
     TASK_SUCCESS,
@@ -174,7 +174,7 @@ def confuse(
     cases: Sequence[Case],
     answers: Mapping[str, Sequence[Answer]],
     *,
-    checks: Sequence[Check],
+    checks: Sequence[GradeCheck],
     confidence: float = 0.95,
 ) -> tuple[Confusion, ...]:
     """For each check of labels and each subject, in the order of the checks."""
@@ -198,7 +198,12 @@ def confuse(
 
 
 def _make(
-    check: Check, subject: str, labels: Sequence[str], pairs: Counter[tuple[str, str]], *, confidence: float
+    check: GradeCheck,
+    subject: str,
+    labels: Sequence[str],
+    pairs: Counter[tuple[str, str]],
+    *,
+    confidence: float,
 ) -> Confusion:
     columns = [*labels, *(name for name in (OTHER, UNREADABLE) if any(key[1] == name for key in pairs))]
     classes = []
@@ -222,7 +227,7 @@ def _make(
     )
 
 
-def _labels_of(check: Check, cases: Sequence[Case]) -> dict[str, str]:
+def _labels_of(check: GradeCheck, cases: Sequence[Case]) -> dict[str, str]:
     """The label of each case that the check is about; empty where it compares no labels."""
     if check.metric not in ("exact", "normalised") or not check.against_reference:
         return {}
@@ -230,14 +235,14 @@ def _labels_of(check: Check, cases: Sequence[Case]) -> dict[str, str]:
     return {case: label for case, label in told if label is not None}
 
 
-def _answered(check: Check, text: str, labels: Sequence[str]) -> str:
+def _answered(check: GradeCheck, text: str, labels: Sequence[str]) -> str:
     label = _read(check, text)
     if label is None:
         return UNREADABLE
     return label if label in labels else OTHER
 
 
-def _read(check: Check, text: str) -> str | None:
+def _read(check: GradeCheck, text: str) -> str | None:
     """The label that a reply holds, in the form that the check compares."""
     value: Any = text
     if check.field is not None:

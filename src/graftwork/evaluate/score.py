@@ -16,7 +16,7 @@ from graftwork.evaluate.statistics.bounded import bounded_mean
 from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
 from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
 from graftwork.evaluate.subjects import LOG
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import against_reference, explain_vacuous, grade
 from graftwork.grading.interface import FailedGrade, GradeContext
 from graftwork.grading.metrics import (
@@ -283,7 +283,7 @@ def _complete(context: GradeContext | None, settings: EvaluateSettings) -> Grade
 
 
 def _is_scored(name: str, context: GradeContext) -> bool:
-    check: Check | None = context.checks.get(name)
+    check: GradeCheck | None = context.checks.get(name)
     return check.scored if check is not None else name in (*SCORED, CHECKS_PASSED, JUDGE_SCORE)
 
 

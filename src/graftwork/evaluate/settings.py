@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from graftwork.evaluate.subjects import parse_subject
 from graftwork.grading.answers import AnswerFields
-from graftwork.grading.checks import Check
+from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import right_or_wrong
 from graftwork.grading.metrics import (
     ALWAYS_MEASURED,
@@ -122,7 +122,7 @@ class EvaluateSettings(Record):
     """Answers generated side by side. Without it 32 on a processor, and on a card 256 or as many as fit."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is graded: names of the metrics."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GradeCheck, ...] = ()
     """Rules of your own: each a name, a metric, its parameters, and `where` for some of the cases."""
     worked_example: bool = True
     """Show the base one worked example from the training split, so that the comparison is fair."""
@@ -158,7 +158,7 @@ class EvaluateSettings(Record):
 
     @field_validator("checks")
     @classmethod
-    def _checks_have_names_of_their_own(cls, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    def _checks_have_names_of_their_own(cls, checks: tuple[GradeCheck, ...]) -> tuple[GradeCheck, ...]:
         reserved = {*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE}
         seen: set[str] = set()
         for check in checks:

@@ -27,7 +27,7 @@ from graftwork.grading.rules import (
     BySchema,
     Contains,
     Exact,
-    Layout,
+    FormatRule,
     Normalised,
     Numeric,
     Regex,
@@ -58,7 +58,7 @@ KINDS: dict[str, CheckKind] = {
     "regex": CheckKind(Regex, grade_regex, "pattern"),
     "numeric": CheckKind(Numeric, grade_numeric, "value"),
     "json_schema": CheckKind(BySchema, grade_json_schema, "schema"),
-    "format": CheckKind(Layout, grade_format),
+    "format": CheckKind(FormatRule, grade_format),
     "reviewer_score": CheckKind(Review, grade_reviewed),
     PYTHON_TESTS: CheckKind(PythonTests, grade_python_tests, "tests"),
 }
@@ -107,7 +107,7 @@ class Where(Record):
         return all(not (wanted := getattr(self, key)) or found[key] in wanted for key in found)
 
 
-class Check(Record):
+class GradeCheck(Record):
     """One named check. What else its metric takes stands beside these keys."""
 
     model_config = ConfigDict(extra="allow")
@@ -219,7 +219,7 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
     if "metric" not in full:
         named = [key for key in full if key in KINDS or key == "function"]
         if len(named) != 1:
-            unknown = next((key for key in full if key not in Check.model_fields), "")
+            unknown = next((key for key in full if key not in GradeCheck.model_fields), "")
             hint = _hint(str(unknown), tuple(KINDS)) if unknown else f"known: {', '.join(KINDS)}"
             raise ValueError(f"a check names one rule as its metric; {hint}")
         main = full.pop(named[0])
@@ -232,12 +232,12 @@ def write_in_full(given: dict[str, Any]) -> dict[str, Any]:
     return full
 
 
-def read_case_checks(case: Case) -> tuple[Check, ...]:
+def read_case_checks(case: Case) -> tuple[GradeCheck, ...]:
     """The checks that a case brings along. CannotGrade where one makes no sense."""
     checks = []
     for place, given in enumerate(case.checks):
         try:
-            checks.append(Check.model_validate(given))
+            checks.append(GradeCheck.model_validate(given))
         except ValidationError as error:
             raise CannotGrade(f"checks.{place} of the case: {say_first(error)}") from error
     return tuple(checks)

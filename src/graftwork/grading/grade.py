@@ -7,7 +7,7 @@ arise or the grader failed; a failure is added to `context.failed` and stops not
 from collections.abc import Iterable, Sequence
 
 from graftwork.grading.answers import AnswerFields, StructuredAnswer, parse_object, read_answer
-from graftwork.grading.checks import Check, read_case_checks
+from graftwork.grading.checks import GradeCheck, read_case_checks
 from graftwork.grading.custom import is_own, load_own, require_named
 from graftwork.grading.interface import CannotGrade, FailedGrade, Grade, GradeContext
 from graftwork.grading.metrics import (
@@ -36,7 +36,7 @@ def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -
 
 def against_reference(name: str, context: GradeContext) -> bool:
     """Whether this metric or check holds every answer against the reference."""
-    check: Check | None = context.checks.get(name)
+    check: GradeCheck | None = context.checks.get(name)
     return name in AGAINST_REFERENCE if check is None else check.against_reference
 
 
@@ -53,7 +53,7 @@ def explain_vacuous(name: str, cases: Sequence[Case], *, graded: int, context: G
     `graded` says how many of them it grades. A log without a single refusal makes "refuses just where the
     reference does" true of every model that never refuses: such a figure is no evidence.
     """
-    check: Check | None = context.checks.get(name)
+    check: GradeCheck | None = context.checks.get(name)
     metric = check.metric if check is not None else name
     about = [case for case in cases if check is None or check.where.holds(case)]
     if metric == "refusal_correct" and graded:
@@ -106,7 +106,7 @@ def _references(cases: Sequence[Case], fields: AnswerFields) -> list[StructuredA
 def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     if context.is_reference and against_reference(name, context):
         return None
-    check: Check | None = context.checks.get(name)
+    check: GradeCheck | None = context.checks.get(name)
     if check is not None:
         return check.grade(case, text, context)
     if name in GRADERS:
@@ -137,6 +137,6 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
     return sum(grade >= 1.0 for grade in asked) / len(asked) if asked else None
 
 
-def right_or_wrong(checks: Iterable[Check]) -> list[Check]:
+def right_or_wrong(checks: Iterable[GradeCheck]) -> list[GradeCheck]:
     """Those that say when an answer is right. A mere measure, such as nearness, has no such point."""
     return [check for check in checks if not check.scored or is_own(check.metric)]

@@ -365,7 +365,7 @@ _BLANK = re.compile(r"\{[A-Za-z_][\w ]*\}")
 _HEADING_MARKS = re.compile(r"^[\s#>*_\d.)-]+|[\s*_:#]+$")
 
 
-class Layout(Record):
+class FormatRule(Record):
     """What a text must look like. All that is given must hold."""
 
     template: str | None = None
@@ -407,12 +407,12 @@ def grade_format(case: Case, text: str, context: GradeContext) -> Grade:
     return float(find_fault(text, context.parameters) is None)
 
 
-def find_fault(text: str, layout: Layout) -> str | None:
+def find_fault(text: str, layout: FormatRule) -> str | None:
     """The first thing that does not hold, in words."""
     return next(_faults(text.strip(), layout), None)
 
 
-def _faults(text: str, layout: Layout) -> Iterator[str]:
+def _faults(text: str, layout: FormatRule) -> Iterator[str]:
     if layout.template is not None and not follows_template(text, layout.template.strip()):
         yield "it does not follow the template"
     if (missing := _missing_section(text, layout.sections)) is not None:

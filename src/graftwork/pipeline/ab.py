@@ -15,14 +15,14 @@ from graftwork.evaluate.ab import (
     ABResult,
     ArmFacts,
     ArmTally,
-    Exchange,
+    LiveAnswer,
     LiveTest,
     Scores,
     check_shares,
     check_voices,
+    make_result,
     run_replay,
     survives_silence,
-    tell,
     units_of,
 )
 from graftwork.evaluate.ask.answers import read_answers
@@ -115,7 +115,7 @@ def compare_replayed(
         units_of(cases), grade_block, alpha=1 - confidence, lower_is_better=name in LOWER_IS_BETTER
     )
     test = found.test
-    return tell(
+    return make_result(
         (first, second),
         name,
         "cases",
@@ -178,7 +178,7 @@ def compare_live(
     """What is known now. Look as often as you like: it reads from the beginning."""
     pair = find_pair(work, a, b)
     name = _choose_live_metric(work, metric)
-    return LiveLook(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
+    return LiveComparison(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
 
 
 def watch_live(
@@ -194,7 +194,7 @@ def watch_live(
     """Look again and again until it is decided; Ctrl-C ends it with what is known then."""
     pair = find_pair(work, a, b)
     name = _choose_live_metric(work, metric)
-    look: LiveLook | None = None
+    look: LiveComparison | None = None
     found: ABResult | None = None
     try:
         while found is None or found.winner is None:
@@ -202,7 +202,7 @@ def watch_live(
                 pause(every_seconds)
             running = find_experiment(work, pair, experiment)
             if look is None or running != look.experiment:
-                look = LiveLook(work, pair, metric=name, experiment=running)
+                look = LiveComparison(work, pair, metric=name, experiment=running)
                 work.reporter.info(f"watching {_call(running)}")
             found = look.look()
             _tell_progress(work, found)
@@ -215,7 +215,7 @@ def watch_live(
     return found
 
 
-class LiveLook:
+class LiveComparison:
     """One experiment, or the traffic that nobody dealt, looked at as often as one likes."""
 
     def __init__(
@@ -246,7 +246,7 @@ class LiveLook:
             side = self._of[capture.release]
             self._tallies[side].see(capture)
             if not self._by_users and not self._live.test.decided:
-                self._live.take(Exchange(side, capture.session, self._grade(capture)))
+                self._live.take(LiveAnswer(side, capture.session, self._grade(capture)))
         for heard in self._heard.read_on(
             after=self._feedback_read, releases=tuple(self._of), dealt=self.experiment
         ):
@@ -256,7 +256,7 @@ class LiveLook:
             if self._by_users:
                 unit = _unit_of(heard.capture)
                 self._spoken[side].add(unit)
-                self._live.take(Exchange(side, unit, heard.feedback.score))
+                self._live.take(LiveAnswer(side, unit, heard.feedback.score))
         if self._remarks is None and self._live.used:
             # Before anybody sees it. A metric that could grade nothing has shown nothing.
             traffic = self.experiment or "captures"
@@ -278,7 +278,7 @@ class LiveLook:
         silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
         dealt = (arms["A"].sessions, arms["B"].sessions)
         stands = not self._by_users or survives_silence(test, dealt=dealt)
-        return tell(
+        return make_result(
             self._pair,
             self._metric,
             "captures",

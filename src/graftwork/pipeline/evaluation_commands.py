@@ -14,11 +14,11 @@ from graftwork import __version__
 from graftwork.evaluate.ask.answers import read_answers
 from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.exchange.common import Export, write_json
-from graftwork.evaluate.exchange.imports import Imported, import_runs, read_foreign
+from graftwork.evaluate.exchange.common import SubjectExport, write_json
+from graftwork.evaluate.exchange.imports import ImportedRuns, import_runs, read_foreign
 from graftwork.evaluate.exchange.inspect_ai import write_inspect
 from graftwork.evaluate.exchange.lm_eval import write_lm_eval
-from graftwork.evaluate.gate.decide import Judged, decide_all, next_start
+from graftwork.evaluate.gate.decide import GateCandidate, decide_all, next_start
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import slice_report
 from graftwork.evaluate.score import score, sessions_of
@@ -66,7 +66,7 @@ from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What was asked for; with nothing of it, the evaluation is the pipeline's own."""
 
     subjects: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Asked:
         return bool(self.subjects) or self.cases is not None or self.limit is not None
 
 
-def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
+def evaluate_asked(work: Workplace, asked: EvaluationRequest) -> Evaluated:
     if not asked.stands_beside:
         if asked.shards > 1 or asked.again:
             _ask_beforehand(work, asked)
@@ -123,7 +123,7 @@ def evaluate_asked(work: Workplace, asked: Asked) -> Evaluated:
     return put_page(work, evaluated, beside=True)
 
 
-def _ask_beforehand(work: Workplace, asked: Asked) -> None:
+def _ask_beforehand(work: Workplace, asked: EvaluationRequest) -> None:
     """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
     made: Made = run_pipeline(work, upto="train")
     prepared = made.get("prepare", Prepared)
@@ -139,7 +139,7 @@ def _ask_beforehand(work: Workplace, asked: Asked) -> None:
     ask_everybody(work, lineup, cases)
 
 
-def _asking(work: Workplace, prepared: Prepared, cases: tuple[Case, ...], asked: Asked) -> Asking:
+def _asking(work: Workplace, prepared: Prepared, cases: tuple[Case, ...], asked: EvaluationRequest) -> Asking:
     return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
 
 
@@ -183,7 +183,7 @@ class ImportedEvaluation(Record):
     page: str = ""
 
 
-class Exported(Record):
+class ExportedEvaluation(Record):
     format: str
     files: tuple[str, ...]
     subjects: tuple[str, ...]
@@ -218,7 +218,9 @@ def import_evaluation(work: Workplace, files: Sequence[Path]) -> ImportedEvaluat
     return evaluation
 
 
-def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Sequence[str] = ()) -> Exported:
+def export_evaluation(
+    work: Workplace, *, form: Format, out: Path, subjects: Sequence[str] = ()
+) -> ExportedEvaluation:
     """The project's last evaluation: one log, or one folder of results, for each subject."""
     last = last_evaluation(work)
     if last is None:
@@ -240,7 +242,7 @@ def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Seq
     cases, when = read_cases(Path(last.cases_file)), now()
     written: list[str] = []
     for name in subjects or known:
-        export = Export(
+        export = SubjectExport(
             task=work.settings.project,
             cases=cases,
             subject=known[name],
@@ -250,7 +252,7 @@ def export_evaluation(work: Workplace, *, form: Format, out: Path, subjects: Seq
             version=__version__,
         )
         written += _write(export, form=form, out=out)
-    return Exported(format=form, files=tuple(written), subjects=tuple(subjects or known))
+    return ExportedEvaluation(format=form, files=tuple(written), subjects=tuple(subjects or known))
 
 
 def last_evaluation(work: Workplace) -> Evaluated | None:
@@ -260,7 +262,7 @@ def last_evaluation(work: Workplace) -> Evaluated | None:
     return Evaluated.model_validate(entry.output) if entry is not None else None
 
 
-def _write(export: Export, *, form: Format, out: Path) -> list[str]:
+def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
     files = write_lm_eval(export)
     if form == "inspect":
         name = files.results_name.removeprefix("results_").removesuffix(".json")
@@ -278,7 +280,7 @@ def _write(export: Export, *, form: Format, out: Path) -> list[str]:
     return [str(path) for path in content]
 
 
-def _grade_by_our_metrics(work: Workplace, imported: Imported, own: Sequence[Case]) -> Imported:
+def _grade_by_our_metrics(work: Workplace, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
     """Our metrics beside theirs: the questions are the same, so the grades can be compared."""
     # No judge: to read a file asks nobody anything.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
@@ -309,7 +311,7 @@ def _grade_by_our_metrics(work: Workplace, imported: Imported, own: Sequence[Cas
     return imported.model_copy(update={"report": report})
 
 
-def _log_look(work: Workplace, imported: Imported) -> Imported:
+def _log_look(work: Workplace, imported: ImportedRuns) -> ImportedRuns:
     """Whoever measured it: another candidate was looked at on this project's cases."""
     report = imported.report
     said = imported.answers[report.candidate.subject]
@@ -344,7 +346,7 @@ def gate_all(work: Workplace, *, may_do: Collection[str] | None = None) -> Gated
     """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
     works: dict[str, Workplace] = {}
     made: dict[str, Made] = {}
-    judged: dict[str, Judged] = {}
+    judged: dict[str, GateCandidate] = {}
     for name in work.project.settings.all_models:
         works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
         made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)

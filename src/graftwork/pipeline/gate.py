@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.evaluate.gate.advice import GoodRun, compare_plans
-from graftwork.evaluate.gate.decide import Judged, asked_otherwise, decide
+from graftwork.evaluate.gate.advice import BetterRun, compare_plans
+from graftwork.evaluate.gate.decide import GateCandidate, asked_otherwise, decide
 from graftwork.evaluate.gate.pairs import Surroundings
 from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.gate.wording import describe_change
@@ -163,7 +163,7 @@ def _verdict_place(work: Workplace, weights_sha256: str) -> Path:
     return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
 
 
-def find_better_run(work: Workplace, outcome: TrainOutcome, report: Report) -> GoodRun | None:
+def find_better_run(work: Workplace, outcome: TrainOutcome, report: Report) -> BetterRun | None:
     """The newest earlier run that was better at the primary metric, with what was changed since."""
     primary = work.settings.gate.primary_rule
     now, plan = work.runs.get(outcome.run_id), None
@@ -179,7 +179,7 @@ def find_better_run(work: Workplace, outcome: TrainOutcome, report: Report) -> G
         theirs = kept.candidate.metrics.get(primary.metric) if kept is not None else None
         if kept is None or before is None or theirs is None or not theirs.n or theirs.value <= mine.value:
             continue
-        return GoodRun(entry.id, kept, compare_plans(before, plan))
+        return BetterRun(entry.id, kept, compare_plans(before, plan))
     return None
 
 
@@ -223,7 +223,7 @@ def note_rules(work: Workplace, run_id: str, *, stage: Stage) -> Noted:
     return _read(kept[0])
 
 
-def with_changes(verdict: Verdict, judged: Judged, noted: Noted) -> Verdict:
+def with_changes(verdict: Verdict, judged: GateCandidate, noted: Noted) -> Verdict:
     """The verdict, saying so where its rules are not those that the run set out with."""
     if noted.rules_hash == verdict.rules_hash:
         return verdict

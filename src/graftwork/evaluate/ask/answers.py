@@ -57,7 +57,7 @@ class KeptAnswers:
         return self._folder / key[:2] / f"{key}.json"
 
 
-def key_of(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
+def answer_key(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
     """The hash of all that decides an answer: who, what was asked, and how.
 
     The case's own name does not: the same question under another name has the same answer.
@@ -141,7 +141,7 @@ class AnswerBook:
             return
         self._journal.append(answer.model_dump(mode="json"))
         self._there.add(place)
-        self._kept.put(key_of(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
+        self._kept.put(answer_key(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
 
     def close_batch(self, batch: CaseBatch, *, peak_memory_gib: float) -> None:
         self._batches.append({"rows": len(batch.cases), "peak_memory_gib": peak_memory_gib})
@@ -162,7 +162,7 @@ class AnswerBook:
             for repeat in range(repeats_of(self._job)):
                 if (case.id, repeat) in self._there:
                     continue
-                kept = self._kept.get(key_of(self._job, case, repeat=repeat), case_id=case.id)
+                kept = self._kept.get(answer_key(self._job, case, repeat=repeat), case_id=case.id)
                 if kept is not None:
                     self._journal.append(kept.model_copy(update={"repeat": repeat}).model_dump(mode="json"))
                     self._there.add((case.id, repeat))
@@ -198,4 +198,4 @@ def forget_answers(job: EvalJob, cases: Sequence[Case]) -> None:
     """Everything that was answered to these cases for this job, here and in what is kept."""
     for name in (ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
         (Path(job.folder) / name).unlink(missing_ok=True)
-    open_kept(job).forget([key_of(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])
+    open_kept(job).forget([answer_key(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])

@@ -206,7 +206,7 @@ def _damaged(path: Path, why: str) -> Damaged:
     )
 
 
-class Export(NamedTuple):
+class SubjectExport(NamedTuple):
     """`when` is the time that goes into the file, in ISO 8601 with its zone."""
 
     task: str

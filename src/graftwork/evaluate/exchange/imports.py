@@ -54,7 +54,7 @@ CUTS = ("group", "domain", "length")
 _Z = 1.959963984540054
 
 
-class Imported(Record):
+class ImportedRuns(Record):
     """Results of other tools, read. `same_cases` says that they are this project's own cases."""
 
     report: Report
@@ -66,7 +66,7 @@ class Imported(Record):
     """Why the gate can, or cannot, decide on it."""
 
 
-def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Imported:
+def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> ImportedRuns:
     """The first run is the baseline, the second the candidate; one alone is only shown."""
     if not runs:
         raise UserMistake("there is nothing to import", fix="name at least one file")
@@ -80,7 +80,7 @@ def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Impo
     if clashing:
         notes.append(f"{len(clashing)} cases have one id and different prompts, and were not paired.")
     report = _make_report(subjects, cases=cases, source=", ".join(dict.fromkeys(run.tool for run in runs)))
-    return Imported(
+    return ImportedRuns(
         report=report,
         cases=cases,
         answers={run.subject: tuple(_answer(sample) for sample in run.samples) for run in runs},

@@ -10,9 +10,9 @@ from typing import Any
 
 from graftwork.evaluate.exchange.common import (
     OWN_KEY,
-    Export,
     ForeignRun,
     ForeignSample,
+    SubjectExport,
     graded_metrics,
     make_messages,
     named,
@@ -189,7 +189,7 @@ def _notes(header: dict[str, Any], samples: list[Any]) -> tuple[str, ...]:
 LOG_VERSION = 2
 
 
-def write_inspect(export: Export) -> dict[str, Any]:
+def write_inspect(export: SubjectExport) -> dict[str, Any]:
     metrics = graded_metrics(export.subject)
     cases = {case.id: case for case in export.cases}
     samples = [
@@ -214,7 +214,7 @@ def write_inspect(export: Export) -> dict[str, Any]:
     }
 
 
-def _spec(export: Export, metrics: Mapping[str, Metric], model: str) -> dict[str, Any]:
+def _spec(export: SubjectExport, metrics: Mapping[str, Metric], model: str) -> dict[str, Any]:
     identity = fingerprint([export.cases_hash, export.subject.subject, export.when])
     repeats = 1 + max((answer.repeat for answer in export.answers), default=0)
     config = export.subject.generation.settings
@@ -266,7 +266,9 @@ def _result(name: str, metric: Metric) -> dict[str, Any]:
     }
 
 
-def _sample(export: Export, case: Case, answer: Answer, metrics: Mapping[str, Metric]) -> dict[str, Any]:
+def _sample(
+    export: SubjectExport, case: Case, answer: Answer, metrics: Mapping[str, Metric]
+) -> dict[str, Any]:
     model = f"{OWN_KEY}/{export.subject.subject}"
     said = {"role": "assistant", "content": answer.text, "source": "generate", "model": model}
     turns = [{"role": message.role, "content": message.content} for message in case.messages]

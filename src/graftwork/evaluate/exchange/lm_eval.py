@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from graftwork.evaluate.exchange.common import (
     MOST_BYTES,
     OWN_KEY,
-    Export,
     ForeignRun,
     ForeignSample,
     ForeignTotal,
+    SubjectExport,
     graded_metrics,
     make_messages,
     named,
@@ -229,7 +229,7 @@ class LmEvalFiles(NamedTuple):
     samples: list[dict[str, Any]]
 
 
-def write_lm_eval(export: Export) -> LmEvalFiles:
+def write_lm_eval(export: SubjectExport) -> LmEvalFiles:
     task = re.sub(r"\W", "_", export.task)
     metrics = graded_metrics(export.subject)
     answers = {answer.case_id: answer for answer in sorted(export.answers, key=lambda a: -a.repeat)}
@@ -251,7 +251,13 @@ def write_lm_eval(export: Export) -> LmEvalFiles:
 
 
 def _results(
-    export: Export, task: str, metrics: Mapping[str, Metric], *, folder: str, task_hash: str, count: int
+    export: SubjectExport,
+    task: str,
+    metrics: Mapping[str, Metric],
+    *,
+    folder: str,
+    task_hash: str,
+    count: int,
 ) -> dict[str, Any]:
     figures: dict[str, Any] = {"alias": task, "sample_len": count}
     for name, metric in metrics.items():

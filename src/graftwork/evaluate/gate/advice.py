@@ -49,7 +49,7 @@ FEWEST_BEFORE = 4
 HARDLY_LEARNED = 0.97
 
 
-class GoodRun(NamedTuple):
+class BetterRun(NamedTuple):
     """An earlier run that did better, and what is otherwise now."""
 
     run_id: str
@@ -63,7 +63,7 @@ class Training(NamedTuple):
 
     outcome: TrainOutcome
     steps: tuple[TrainStep, ...] = ()
-    good: GoodRun | None = None
+    good: BetterRun | None = None
     """The last run that did better, where there is one."""
 
     @property

@@ -26,7 +26,7 @@ from graftwork.evaluate.gate.rules import (
     not_compared,
     p_of_primary,
 )
-from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateSettings, Rule
+from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateRule, GateSettings
 from graftwork.evaluate.gate.wording import (
     SUBJECTS,
     say_counts,
@@ -166,7 +166,7 @@ STATISTICS = 2
 USUAL_CONFIDENCE = 0.95
 
 
-class Judged(NamedTuple):
+class GateCandidate(NamedTuple):
     """One of several adapters that are judged in one go."""
 
     report: Report
@@ -220,7 +220,7 @@ def decide(
     )
 
 
-def decide_all(judged: Mapping[str, Judged]) -> dict[str, Verdict]:
+def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
     """Several adapters in one go: the more are tried, the likelier one is better by chance (Holm)."""
     p_values = {
         name: p
@@ -264,7 +264,7 @@ def _ask_for_fresh(rule: RuleResult, *, look: int) -> RuleResult:
     return rule.model_copy(update={"sentence": said})
 
 
-def _judge(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
+def _judge(rule: GateRule, *, report: Report, around: Surroundings) -> RuleResult:
     if rule.is_guardrail:
         return judge_guardrail(rule, report=report, around=around)
     return judge_limit(rule, report=report, look=around.look)

@@ -11,7 +11,7 @@ from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
 from graftwork.evaluate.comparison import cluster_cases
-from graftwork.evaluate.gate.settings import FIGURES, TIMED, Rule, Statistic
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateRule, Statistic
 from graftwork.evaluate.power import share_of_look
 from graftwork.evaluate.score import make_metric, make_perplexity
 from graftwork.evaluate.statistics.bounded import Units, bounded_mean, make_units
@@ -38,7 +38,7 @@ NO_BOUNDS = Interval(-math.inf, math.inf)
 
 
 def figure_of(
-    subject: SubjectReport, rule: Rule, *, sessions: Mapping[str, str] | None = None
+    subject: SubjectReport, rule: GateRule, *, sessions: Mapping[str, str] | None = None
 ) -> Metric | None:
     """What the rule looks at; None where it was not measured."""
     metric = measured(subject, rule.metric)
@@ -256,7 +256,9 @@ class Needed(NamedTuple):
         }
 
 
-def needed_for_limit(rule: Rule, metric: Metric, *, sessions: Mapping[str, str], look: int) -> Needed | None:
+def needed_for_limit(
+    rule: GateRule, metric: Metric, *, sessions: Mapping[str, str], look: int
+) -> Needed | None:
     """What lets the bound clear the limit if the figure stays as it is; None if nothing does."""
     if metric.kind in ("rate", "score"):
         sign = 1 if rule.wants_more else -1
@@ -335,11 +337,11 @@ def _units_of(metric: Metric, sessions: Mapping[str, str], *, sign: int) -> Unit
     return make_units(list(graded.values()), cluster_cases(list(graded), sessions=sessions))
 
 
-def _fewest_cases(metric: Metric, rule: Rule) -> int:
+def _fewest_cases(metric: Metric, rule: GateRule) -> int:
     """Where sessions are what counts, as many more cases as it takes to have enough of them."""
     fewest, units = fewest_units(metric, at=rule.at), metric.clusters or metric.n
     return math.ceil(fewest * metric.n / units) if units else fewest
 
 
-def _bound(rule: Rule, metric: Metric) -> float:
+def _bound(rule: GateRule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]

@@ -52,7 +52,7 @@ def require_metric(name: str) -> None:
         require_known(name, KNOWN)
 
 
-class Rule(Record):
+class GateRule(Record):
     """One promise: a metric beyond a limit, or not worse than another subject by more than a margin."""
 
     metric: str
@@ -216,10 +216,10 @@ class Abort(Record):
 class GateSettings(Record):
     """When an adapter may be served."""
 
-    rules: tuple[Rule, ...] = (
-        Rule(metric="json_valid", over=0.95),
-        Rule(metric="citation_coverage", over=0.85),
-        Rule(metric="refusal_correct", over=0.80),
+    rules: tuple[GateRule, ...] = (
+        GateRule(metric="json_valid", over=0.95),
+        GateRule(metric="citation_coverage", over=0.85),
+        GateRule(metric="refusal_correct", over=0.80),
     )
     """All of them must hold."""
     primary: str | Primary | None = None
@@ -234,7 +234,7 @@ class GateSettings(Record):
 
     @field_validator("rules")
     @classmethod
-    def _some_rules(cls, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
+    def _some_rules(cls, rules: tuple[GateRule, ...]) -> tuple[GateRule, ...]:
         if not rules:
             raise ValueError("a gate without rules would let anything through: name at least one")
         return rules

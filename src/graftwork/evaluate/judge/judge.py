@@ -180,7 +180,7 @@ def _shown(value: object) -> str:
 REPLIES_FILE = "judge_replies.jsonl"
 
 
-def key_of(chat: Chat, *, settings: JudgeSettings) -> str:
+def reply_key(chat: Chat, *, settings: JudgeSettings) -> str:
     """A hash of all that decides the reply."""
     return fingerprint(
         {"url": settings.url, "model": settings.model, "max_tokens": settings.max_tokens, "chat": chat}
@@ -240,7 +240,7 @@ class JudgeClient:
         return JudgeReply(reply.text, reply.prompt_tokens, reply.tokens)
 
 
-class Speaker(Protocol):
+class JudgeSpeaker(Protocol):
     """Answers a chat: the judge's endpoint, or a stand-in."""
 
     def say(self, chat: Chat) -> JudgeReply: ...
@@ -253,7 +253,7 @@ class Judge:
         self,
         settings: JudgeSettings,
         *,
-        speaker: Speaker,
+        speaker: JudgeSpeaker,
         replies: ReplyStore,
         budget: JudgeBudget | None = None,
         stopping: threading.Event | None = None,
@@ -325,7 +325,7 @@ class Judge:
             return read(self._say(ask_again(chat, reply=reply)))
 
     def _say(self, chat: Chat) -> str:
-        key = key_of(chat, settings=self._settings)
+        key = reply_key(chat, settings=self._settings)
         known = self._replies.get(key)
         if known is not None:
             return known.text

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.evaluate.gate.advice import Training
-from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide
+from graftwork.evaluate.gate.decide import STATISTICS, GateCandidate, decide
 from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.pipeline.gate import (
     Champion,
@@ -31,7 +31,7 @@ def _do(work: Workplace, made: Made) -> Verdict:
     return name_changed_rules(work, finish(work, made, judged, verdict))
 
 
-def gather(work: Workplace, made: Made) -> Judged:
+def gather(work: Workplace, made: Made) -> GateCandidate:
     """All that the gate looks at: the report with the champion in it, the rules, how training went."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     champion = Champion(None)
@@ -39,7 +39,7 @@ def gather(work: Workplace, made: Made) -> Judged:
         champion = look_for_champion(work, adapter_hash=outcome.adapter_hash)
     folder = work.project.runs / outcome.run_id
     steps = tuple(read_steps(folder)) if Path(folder).is_dir() else ()
-    return Judged(
+    return GateCandidate(
         report=with_champion(work, report, champion.release),
         settings=work.settings.gate,
         training=Training(outcome, steps, good=find_better_run(work, outcome, report)),
@@ -47,7 +47,7 @@ def gather(work: Workplace, made: Made) -> Judged:
     )
 
 
-def finish(work: Workplace, made: Made, judged: Judged, verdict: Verdict) -> Verdict:
+def finish(work: Workplace, made: Made, judged: GateCandidate, verdict: Verdict) -> Verdict:
     """The verdict about the report as it was evaluated, with a word where the rules were changed since."""
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
