@@ -20,15 +20,13 @@ from graftwork.grading.checks import GradeCheck
 from graftwork.grading.grade import against_reference, explain_vacuous, grade
 from graftwork.grading.interface import FailedGrade, GradeContext
 from graftwork.grading.metrics import (
-    CHECKS_PASSED,
     FIRST_TOKEN,
-    JUDGE_SCORE,
     LATENCY,
     MEMORY,
     PERPLEXITY,
-    SCORED,
     TOKENS_PER_SECOND,
     TRUNCATED,
+    is_scored,
     plural,
 )
 from graftwork.records.errors import UserMistake
@@ -284,7 +282,7 @@ def _complete(context: GradeContext | None, settings: EvaluateSettings) -> Grade
 
 def _is_scored(name: str, context: GradeContext) -> bool:
     check: GradeCheck | None = context.checks.get(name)
-    return check.scored if check is not None else name in (*SCORED, CHECKS_PASSED, JUDGE_SCORE)
+    return check.scored if check is not None else is_scored(name)
 
 
 def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:

@@ -22,6 +22,7 @@ from graftwork.grading.metrics import (
     OPTIONAL_MEASURED,
     PERPLEXITY,
     TASK_SUCCESS,
+    find_extension,
 )
 from graftwork.process.sandbox.settings import SandboxSettings
 from graftwork.records.base import NotSecret, Record
@@ -153,7 +154,8 @@ class EvaluateSettings(Record):
         if not names:
             raise ValueError("name at least one metric")
         for name in names:
-            require_known(name, BY_NAME)
+            if name not in BY_NAME and find_extension(name) is None:
+                require_known(name, BY_NAME)
         return tuple(dict.fromkeys(names))
 
     @field_validator("checks")
@@ -162,7 +164,7 @@ class EvaluateSettings(Record):
         reserved = {*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE}
         seen: set[str] = set()
         for check in checks:
-            if check.name in reserved:
+            if check.name in reserved or find_extension(check.name) is not None:
                 raise ValueError(f"{check.name} is a metric already: give the check a name of its own")
             if check.name in seen:
                 raise ValueError(f"two checks are called {check.name}: their figures would be mixed up")

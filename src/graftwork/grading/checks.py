@@ -15,12 +15,13 @@ from graftwork.grading.code import PYTHON_TESTS, PythonTests, grade_python_tests
 from graftwork.grading.custom import grade_own, is_own, require_own_name
 from graftwork.grading.interface import CannotGrade, CheckKind, Grade, GradeContext
 from graftwork.grading.metrics import (
-    AGAINST_REFERENCE,
     CONTEXT_GRADERS,
     GRADERS,
-    SCORED,
     Review,
+    compares_with_reference,
+    find_grader,
     grade_reviewed,
+    is_scored,
 )
 from graftwork.grading.rules import (
     AllFields,
@@ -137,7 +138,7 @@ class GradeCheck(Record):
     def _makes_sense(self) -> Self:
         given = self.model_extra or {}
         kind = KINDS.get(self.metric)
-        named = self.metric in GRADERS or self.metric in CONTEXT_GRADERS
+        named = kind is None and not is_own(self.metric) and find_grader(self.metric) is not None
         if self.field is not None and (
             self.metric in OF_WHOLE_ANSWERS or (named and self.metric not in OF_ONE_TEXT)
         ):
@@ -165,14 +166,14 @@ class GradeCheck(Record):
     @property
     def scored(self) -> bool:
         """Whether its grades lie between 0 and 1 instead of being one of them."""
-        return self.at_least is None and (self.metric in SCORED or is_own(self.metric))
+        return self.at_least is None and (is_own(self.metric) or is_scored(self.metric))
 
     @property
     def against_reference(self) -> bool:
         """Whether it holds an answer against the reference: by its metric, or for want of a value."""
         if isinstance(self._parameters, Exact | Numeric | Normalised | SetOf):
             return self._parameters.value is None
-        return self.metric in AGAINST_REFERENCE or isinstance(self._parameters, AllFields)
+        return isinstance(self._parameters, AllFields) or compares_with_reference(self.metric)
 
     @property
     def tells_right(self) -> bool:
@@ -198,9 +199,10 @@ class GradeCheck(Record):
             return kind.grade(case, text, replace(context, parameters=self._parameters))
         if is_own(self.metric):
             return grade_own(self.metric, case, text, context)
-        if self.metric in CONTEXT_GRADERS:
-            return CONTEXT_GRADERS[self.metric](case, text, context)
-        return GRADERS[self.metric](case, text, context.fields)
+        grader = find_grader(self.metric)
+        if grader is None:
+            raise CannotGrade(f"there is no metric {self.metric}")
+        return grader(case, text, context)
 
     def _grade_field(self, path: str, case: Case, text: str) -> Grade:
         """The field of the answer against the field of the reference, not against the whole of it."""

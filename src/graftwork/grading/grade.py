@@ -11,12 +11,11 @@ from graftwork.grading.checks import GradeCheck, read_case_checks
 from graftwork.grading.custom import is_own, load_own, require_named
 from graftwork.grading.interface import CannotGrade, FailedGrade, Grade, GradeContext
 from graftwork.grading.metrics import (
-    AGAINST_REFERENCE,
     CHECKS_PASSED,
-    CONTEXT_GRADERS,
-    GRADERS,
     JUDGE_SCORE,
     TASK_SUCCESS,
+    compares_with_reference,
+    find_grader,
 )
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
@@ -37,7 +36,7 @@ def grade(name: str, case: Case, text: str, *, context: GradeContext = _PLAIN) -
 def against_reference(name: str, context: GradeContext) -> bool:
     """Whether this metric or check holds every answer against the reference."""
     check: GradeCheck | None = context.checks.get(name)
-    return name in AGAINST_REFERENCE if check is None else check.against_reference
+    return compares_with_reference(name) if check is None else check.against_reference
 
 
 def require_gradable(context: GradeContext) -> None:
@@ -109,10 +108,9 @@ def _grade(name: str, case: Case, text: str, context: GradeContext) -> Grade:
     check: GradeCheck | None = context.checks.get(name)
     if check is not None:
         return check.grade(case, text, context)
-    if name in GRADERS:
-        return GRADERS[name](case, text, context.fields)
-    if name in CONTEXT_GRADERS:
-        return CONTEXT_GRADERS[name](case, text, context)
+    grader = find_grader(name)
+    if grader is not None:
+        return grader(case, text, context)
     if name in (TASK_SUCCESS, CHECKS_PASSED):
         share = _share_passed(case, text, context)
         return share if share is None or name == CHECKS_PASSED else float(share == 1.0)

@@ -58,6 +58,19 @@ class GradeContext:
 ContextGrader = Callable[[Case, str, GradeContext], Grade]
 
 
+class MetricExtension(Protocol):
+    """A metric that an installed package adds under the entry point group `graftwork.metrics`."""
+
+    scored: bool
+    """Whether grades lie between 0 and 1, so that their mean counts; else each is right or wrong."""
+    against_reference: bool
+    """Whether it compares an answer with the reference: then it says nothing of the reference itself."""
+
+    def grade(self, case: Case, answer: str, context: GradeContext) -> Grade:
+        """1.0 right, 0.0 wrong, None where the question does not arise; raise CannotGrade on a failure."""
+        ...
+
+
 class CheckKind(NamedTuple):
     """`main` is the parameter that the brief form `{kind: value}` gives."""
 
