@@ -221,24 +221,34 @@ class ABResult(Record):
         return EXIT_DONE if self.winner is not None else EXIT_NOT_ENOUGH_EVIDENCE
 
 
+class ABEvidence(NamedTuple):
+    """What a test found so far. `asked` are the cases that both releases were asked."""
+
+    winner: Literal["candidate", "baseline"] | None
+    used: int
+    ungraded: int
+    asked: int
+    counts: Mapping[str, int | float]
+    e_value: float
+    p_value: float
+    interval: Interval
+    confidence: float
+
+
 def make_result(
     pair: tuple[Release, Release],
     metric: str,
     traffic: Literal["captures", "cases"],
     *,
-    winner: str | None,
-    used: int,
-    ungraded: int,
-    asked: int,
-    counts: Mapping[str, int | float],
-    evidence: tuple[float, float],
-    interval: Interval,
-    confidence: float,
+    evidence: ABEvidence,
     remarks: tuple[str, ...],
     experiment: str | None = None,
     arms: Mapping[str, ArmFacts] | None = None,
 ) -> ABResult:
-    side: Literal["A", "B"] | None = None if winner is None else "B" if winner == "candidate" else "A"
+    side: Literal["A", "B"] | None = None
+    if evidence.winner is not None:
+        side = "B" if evidence.winner == "candidate" else "A"
+    used = evidence.used
     better = pair[1] if side == "B" else pair[0]
     sentence = (
         f"not decided after {used} sessions: go on, and look again as often as you like"
@@ -252,14 +262,14 @@ def make_result(
         traffic=traffic,
         winner=side,
         used=used,
-        ungraded=ungraded,
-        asked=asked,
-        counts=dict(counts),
-        e_value=evidence[0],
-        p_value=evidence[1],
-        low=interval.low,
-        high=interval.high,
-        confidence=confidence,
+        ungraded=evidence.ungraded,
+        asked=evidence.asked,
+        counts=dict(evidence.counts),
+        e_value=evidence.e_value,
+        p_value=evidence.p_value,
+        low=evidence.interval.low,
+        high=evidence.interval.high,
+        confidence=evidence.confidence,
         sentence=sentence,
         remarks=remarks,
         experiment=experiment,

@@ -267,12 +267,10 @@ def make_report(
     looks: int = 1,
     champion: SubjectReport | None = None,
     others: Sequence[SubjectReport] = (),
-    margins: Mapping[str, float] | None = None,
 ) -> Report:
     """The candidate against the baseline first, then against the champion, then the others.
 
-    `looks` counts how often these cases were looked at: every look makes them less of a test. `margins`
-    holds for a metric how much worse a candidate may be, as it was set before the run.
+    `looks` counts how often these cases were used: every use makes them less of a test.
     """
     sessions = sessions_of(cases)
     against_baseline = compare_candidates(
@@ -280,12 +278,11 @@ def make_report(
         candidates=(candidate, *others),
         confidence=settings.confidence,
         sessions=sessions,
-        margins=margins,
     )
     against_champion: tuple[Comparison, ...] = ()
     if champion is not None:
         against_champion = compare(
-            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions, margins=margins
+            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions
         )
     own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
     rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
 from graftwork.evaluate.ask.timing import group_of, is_timed
@@ -89,7 +90,6 @@ class Grading:
             return report
         tally = judge_subjects(
             self.judge,
-            settings=settings.judge,
             cases=cases,
             answers=answers,
             baseline=report.baseline.subject,
@@ -124,6 +124,13 @@ def _open_runner(settings: EvaluateSettings, cases: Sequence[Case]) -> Rememberi
     if not named & CODE:
         return None
     return RememberingRunner(open_sandbox(settings.sandbox))
+
+
+class TestSetUse(NamedTuple):
+    """That `subject` was measured on a set of cases, which was then used `looks` times."""
+
+    looks: int
+    subject: str
 
 
 class Evaluated(Record):
@@ -233,14 +240,10 @@ def report_on(
     cases: Sequence[Case],
     scored: Mapping[str, SubjectReport],
     grading: Grading,
-    looks: int,
-    looked_at: str,
+    use: TestSetUse,
     remarks: Sequence[str] = (),
 ) -> Report:
-    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
-
-    `looked_at` is the subject whose look was logged.
-    """
+    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is."""
     settings = work.settings.evaluate
     candidate = scored[lineup.candidate.name]
     report = make_report(
@@ -248,7 +251,7 @@ def report_on(
         baseline=scored[lineup.baseline.name],
         candidate=candidate,
         settings=settings,
-        looks=looks,
+        looks=use.looks,
         champion=scored[lineup.champion.name] if lineup.champion is not None else None,
         others=[scored[subject.name] for subject in lineup.others],
     )
@@ -275,7 +278,7 @@ def report_on(
             "wear": wear_of(
                 report,
                 candidates=work.looks.candidates(report.cases_hash),
-                look=work.looks.position(report.cases_hash, subject=looked_at),
+                look=work.looks.position(report.cases_hash, subject=use.subject),
             ),
         }
     )

@@ -101,7 +101,7 @@ def evaluate_asked(work: Workplace, asked: EvaluationRequest) -> Evaluated:
         forget_subjects(lineup, cases)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = log_look(work, cases, subject=lineup.candidate.identity)
+    use = log_look(work, cases, subject=lineup.candidate.identity)
     # The answers of a user's own file are nobody's log.
     remarks = remark_on_log(scored, prepared=prepared if given is None else None)
     evaluated = Evaluated(
@@ -113,8 +113,7 @@ def evaluate_asked(work: Workplace, asked: EvaluationRequest) -> Evaluated:
             cases=cases,
             scored=scored,
             grading=grading,
-            looks=looks,
-            looked_at=lineup.candidate.identity,
+            use=use,
             remarks=remarks,
         ),
     )

@@ -266,6 +266,10 @@ class Judge:
         self._unanswered = 0
 
     @property
+    def model(self) -> str:
+        return self._settings.model
+
+    @property
     def spent(self) -> JudgeSpending:
         return self._budget.spent()
 
@@ -370,7 +374,6 @@ def open_judge(settings: JudgeSettings, *, folder: Path | None) -> Judge:
 def judge_subjects(
     judge: Judge,
     *,
-    settings: JudgeSettings,
     cases: Sequence[Case],
     answers: Mapping[str, Sequence[Answer]],
     baseline: str,
@@ -391,7 +394,7 @@ def judge_subjects(
         verdicts,
         baseline=baseline,
         candidate=candidate,
-        model=settings.model,
+        model=judge.model,
         questions=after.questions - before.questions,
         cost=after.cost - before.cost if after.cost is not None and before.cost is not None else None,
         confidence=confidence,

@@ -24,7 +24,14 @@ from graftwork.evaluate.subjects import (
 )
 from graftwork.files.dataset_folder import read_rows
 from graftwork.grading.custom import hash_own, is_own
-from graftwork.pipeline.evaluation import Evaluated, measure_subjects, open_grading, remark_on_log, report_on
+from graftwork.pipeline.evaluation import (
+    Evaluated,
+    TestSetUse,
+    measure_subjects,
+    open_grading,
+    remark_on_log,
+    report_on,
+)
 from graftwork.pipeline.evaluation_subjects import find_champion, resolve_subject
 from graftwork.pipeline.gate import note_rules
 from graftwork.pipeline.step import Made, Step
@@ -98,10 +105,11 @@ def put_cases(work: Workplace, cases: tuple[Case, ...]) -> Path:
     return path
 
 
-def log_look(work: Workplace, cases: Sequence[Case], *, subject: str) -> int:
+def log_look(work: Workplace, cases: Sequence[Case], *, subject: str) -> TestSetUse:
     """Note that a subject was measured on these cases, and on which questions."""
     questions = {key for case in cases if (key := question_key(case))}
-    return work.looks.log(hash_cases(cases), subject=subject, when=now(), questions=questions)
+    looks = work.looks.log(hash_cases(cases), subject=subject, when=now(), questions=questions)
+    return TestSetUse(looks, subject)
 
 
 def _do(work: Workplace, made: Made) -> Evaluated:
@@ -112,7 +120,7 @@ def _do(work: Workplace, made: Made) -> Evaluated:
     lineup = line_up(work, asking=asking, outcome=outcome)
     grading = open_grading(work, cases)
     scored = measure_subjects(work, lineup, cases=cases, grading=grading)
-    looks = log_look(work, cases, subject=outcome.adapter_hash)
+    use = log_look(work, cases, subject=outcome.adapter_hash)
     remarks = remark_on_log(scored, prepared=prepared)
     return Evaluated(
         cases_file=str(asking.cases_file),
@@ -123,8 +131,7 @@ def _do(work: Workplace, made: Made) -> Evaluated:
             cases=cases,
             scored=scored,
             grading=grading,
-            looks=looks,
-            looked_at=outcome.adapter_hash,
+            use=use,
             remarks=remarks,
         ),
         champion=_champion_of(work, outcome.adapter_hash),
