@@ -1,9 +1,8 @@
-"""Two releases compared while the answers come in: stopped when it is decided, not before. Pure.
+"""Two releases compared while answers come in: stopped when it is decided, not before. Pure.
 
-In: graded answers in an order that nothing in them has decided. Out: who won, if anybody, and on how many
-sessions. Each session counts once, for what is said in one session hangs together. The tests hold however
-often one looks (evaluate.statistics.anytime); looking again reads the same answers in the same order, so what
-was decided stays decided. Does not know who asked the models.
+In: graded answers in an order that does not depend on them; the captures of each arm. Out: who won, on how
+many sessions, and how each arm did. Each session counts once. The tests are valid however often the result
+is read (`statistics.anytime`). Does not know who asked the models.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ from graftwork.records.report import Case
 
 Scores = Mapping[str, float | None]
 GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
-"""The grades of A and of B on some cases; asks whoever has not answered yet."""
+"""The grades of A and of B on some cases; asks a release that has not answered yet."""
 FIRST_BLOCK = 16
 
 
@@ -86,17 +85,17 @@ class LiveTest:
         self.test.update(arm, successes=success, failures=1 - success)
 
 
-def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
+def survives_silence(test: TwoArms, *, assigned: tuple[int, int]) -> bool:
     """Whether the winner of a test by feedback still wins if unequal silence is held against it.
 
-    `dealt` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
+    `assigned` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
     missing there, compared with the other arm, count as successes of the loser or as failures of the winner.
     """
     spoken = sum(test.baseline), sum(test.candidate)
-    if test.winner is None or not all(dealt) or not all(spoken):
+    if test.winner is None or not all(assigned) or not all(spoken):
         return False
-    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, dealt, strict=True)]
-    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, dealt, strict=True)]
+    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, assigned, strict=True)]
+    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, assigned, strict=True)]
     won_by_b = test.winner == "candidate"
     baseline, candidate = test.baseline, test.candidate
     baseline = (baseline[0] + missing[0] * won_by_b, baseline[1] + missing[0] * (not won_by_b))
@@ -173,7 +172,7 @@ def _blocks(units: Sequence[ReplayUnit], first: int) -> Iterator[Sequence[Replay
 
 
 class ArmFacts(Record):
-    """How one release did in live traffic, beside what is tested. Describes; decides nothing."""
+    """How one release did in live traffic, besides what is tested. Descriptive only."""
 
     release: str
     exchanges: int
@@ -212,7 +211,7 @@ class ABResult(Record):
     sentence: str
     remarks: tuple[str, ...] = ()
     experiment: str | None = None
-    """The experiment that drew who answers; None for cases, and for traffic that nobody dealt."""
+    """The experiment that assigned sessions; None for cases, and for traffic that was not assigned."""
     arms: dict[str, ArmFacts] = {}
     """By "A" and "B"; empty for cases."""
 
@@ -288,7 +287,7 @@ class ArmTally:
     failures: int = 0
     hung_up: int = 0
     share: float | None = None
-    """What was dealt to this arm."""
+    """The share of sessions assigned to this arm."""
     alone: int = 0
     """Exchanges without a session: each is one of its own."""
     sessions: set[str] = field(default_factory=set)
@@ -336,15 +335,15 @@ class ArmTally:
 
 def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
     """Lots that come out otherwise than they were drawn: exchanges of one arm got lost on the way."""
-    dealt = b.share if b.share is not None else None if a.share is None else 1 - a.share
-    if dealt is None or not a.units + b.units:
+    assigned = b.share if b.share is not None else None if a.share is None else 1 - a.share
+    if assigned is None or not a.units + b.units:
         return []
     seen = PairedTest(wins=b.units, losses=a.units).interval(SURE)
-    if seen.low <= dealt <= seen.high:
+    if seen.low <= assigned <= seen.high:
         return []
     return [
-        f"B got {b.units / (a.units + b.units):.1%} of the sessions and {dealt:.1%} were dealt: exchanges of "
-        "one arm are missing, so what is left may not be alike; find out why before you believe it"
+        f"B got {b.units / (a.units + b.units):.1%} of the sessions and {assigned:.1%} were assigned: "
+        "exchanges of one arm are missing, so the rest may not be comparable; find out why before you trust it"
     ]
 
 

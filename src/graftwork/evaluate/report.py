@@ -1,7 +1,7 @@
-"""The same figures on parts of the cases: by role, by domain, by session, by length.
+"""The report of an evaluation: comparisons, parts of the cases, confusion matrices.
 
-In: the cases, a report of them, what to cut by. Out: which part each case is in, and every graded
-metric on every part, with exact intervals. Pure; does not know which part matters.
+In: cases and the scored subjects. Out: a Report; every graded metric on every part of the cases, with exact
+intervals; which label is taken for which. Pure; does not know which part matters.
 """
 
 import json
@@ -231,8 +231,8 @@ def _labels_of(check: GradeCheck, cases: Sequence[Case]) -> dict[str, str]:
     """The label of each case that the check is about; empty where it compares no labels."""
     if check.metric not in ("exact", "normalised") or not check.against_reference:
         return {}
-    told = ((case.id, _read(check, case.reference)) for case in cases if check.where.holds(case))
-    return {case: label for case, label in told if label is not None}
+    labels = ((case.id, _read(check, case.reference)) for case in cases if check.where.holds(case))
+    return {case: label for case, label in labels if label is not None}
 
 
 def _answered(check: GradeCheck, text: str, labels: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Answers counted: rates with exact intervals, scores, and the report of all subjects.
+"""Answers graded and counted: rates, scores, latency, memory and perplexity of one subject, with intervals.
 
-In: cases, answers, how they were generated. Out: a SubjectReport each, and the Report that compares
-them. Pure; does not know which figures are good enough.
+In: cases, answers, how they were generated. Out: a SubjectReport. What cannot be measured is left out,
+never taken for 0. Pure; does not know which figures are good enough.
 """
 
 import math
@@ -250,7 +250,7 @@ def _grade_case(name: str, case: Case, answers: Sequence[Answer], context: Grade
     """The mean over the repeats, all of them or none: the others might be the lucky ones."""
     before = len(context.failed)
     grades = [grade(name, case, answer.text, context=context) for answer in answers]
-    if None in grades and any(one is not None for one in grades) and len(context.failed) == before:
+    if None in grades and any(given is not None for given in grades) and len(context.failed) == before:
         context.failed.append(FailedGrade(name, case.id, NOT_BY_THE_CASE))
     return average(grades)
 
@@ -290,8 +290,8 @@ def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
     if not own:
         return metric
     lost = dict.fromkeys(failure.case_id for failure in own if metric.scores.get(failure.case_id) is None)
-    told = {"failed": len(lost), "why_failed": own[0].reason, "failed_cases": tuple(lost)}
-    return metric.model_copy(update=told)
+    changed = {"failed": len(lost), "why_failed": own[0].reason, "failed_cases": tuple(lost)}
+    return metric.model_copy(update=changed)
 
 
 def _by_session(method: str, clusters: Sequence[str] | None) -> str:

@@ -227,7 +227,7 @@ CORRECTNESS = (
     "token_f1",
     "edit_similarity",
 )
-"""Metrics by name that tell a right answer from a wrong one, the surest first; those of form do not."""
+"""Metrics by name that distinguish a right answer from a wrong one, the most reliable first."""
 
 
 def choose_primary(settings: EvaluateSettings) -> str:
@@ -235,10 +235,10 @@ def choose_primary(settings: EvaluateSettings) -> str:
 
     A check that holds answers against the reference comes first, one about all fields before one about a
     single field; then functions and tests of the project; then metrics by name. `task_success` stands for
-    the rule that is missing where nothing tells right from wrong.
+    the rule that is missing where nothing distinguishes right from wrong.
     """
-    told = [check for check in settings.checks if check.tells_right]
-    ranked = sorted(told, key=lambda check: (check.metric != "all_fields", not check.against_reference))
+    telling = [check for check in settings.checks if check.tells_right]
+    ranked = sorted(telling, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
 
@@ -250,7 +250,7 @@ def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
 
 
 def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
-    """What two subjects are compared by: also what only a pair of answers tells."""
+    """What two subjects are compared by: also what only a pair of answers shows."""
     pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
     return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
 

@@ -1,7 +1,7 @@
-"""Named checks: a metric, its parameters, and the cases that it is about.
+"""Named checks: a metric, its parameters, and the cases that it applies to.
 
-In: what graft.yaml or a case says. Out: Checks that are known to make sense, and their grades. Written
-in full `{name: short, metric: format, max_words: 80}` or in brief `{contains: "thanks"}`.
+In: what graft.yaml or a case says. Out: checks that are known to make sense, and their grades. Written in
+full `{name: short, metric: format, max_words: 80}` or in brief `{contains: "thanks"}`.
 """
 
 from dataclasses import replace
@@ -109,7 +109,7 @@ class Where(Record):
 
 
 class GradeCheck(Record):
-    """One named check. What else its metric takes stands beside these keys."""
+    """One named check. The parameters of its metric are further keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -177,7 +177,7 @@ class GradeCheck(Record):
 
     @property
     def tells_right(self) -> bool:
-        """Whether it tells a right answer from a wrong one, and not only whether its form is right."""
+        """Whether it distinguishes right answers from wrong ones, not only well-formed ones."""
         exact = self.against_reference and not self.scored and self.metric not in ONLY_REFUSALS
         return exact or self.metric in (PYTHON_TESTS, "code_passes") or is_own(self.metric)
 

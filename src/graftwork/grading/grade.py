@@ -40,7 +40,7 @@ def against_reference(name: str, context: GradeContext) -> bool:
 
 
 def require_gradable(context: GradeContext) -> None:
-    """Load every own metric now: a mistake in one is told before a model has answered for an hour."""
+    """Load every own metric now: a mistake in one is reported before a model has answered for an hour."""
     for check in context.checks.values():
         if is_own(check.metric) and context.folder is not None:
             load_own(check.metric, folder=context.folder)
@@ -127,7 +127,9 @@ def _share_passed(case: Case, text: str, context: GradeContext) -> Grade:
     for check in checks:
         require_named(check.metric, context)
     set_here = checks or right_or_wrong(context.checks.values())
-    if context.is_reference and any(one.against_reference and one.where.holds(case) for one in set_here):
+    if context.is_reference and any(
+        check.against_reference and check.where.holds(case) for check in set_here
+    ):
         # Held against itself it would pass that one whatever it says.
         return None
     grades = [check.grade(case, text, context) for check in set_here]

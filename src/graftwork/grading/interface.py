@@ -1,7 +1,7 @@
-"""What a grader may need besides the case and the answer, and how it says that it could not grade.
+"""The interface of grading: what a grader gets, what it returns, and how it reports that it failed.
 
-In: nothing. Out: the types that all graders share. A grade is 1.0 for right, 0.0 for wrong, something
-between for a score, None where the question does not arise. Knows no metric.
+A grade is 1.0 for right, 0.0 for wrong, something between for a score, None where the question does not
+arise. Evaluation uses it; training rewards can. Knows no metric.
 """
 
 from collections.abc import Callable, Mapping
@@ -50,7 +50,7 @@ class GradeContext:
     """What generated code runs in; without one, such checks cannot be graded."""
     judge: Rater | None = None
     is_reference: bool = False
-    """Whether the answers are the references themselves, as the log's are: then comparing tells nothing."""
+    """Whether the answers are the references themselves, as the log's are: then comparing shows nothing."""
     failed: list[FailedGrade] = field(default_factory=list)
     """Grows with every grade that could not be given; the evaluation goes on."""
 

@@ -100,7 +100,7 @@ def grade_citations_exist(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_citations_support(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every claim is borne out by the sources that it cites, and every source cited exists."""
+    """Every claim is supported by the sources that it cites, and every source cited exists."""
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -118,7 +118,7 @@ def grade_citations_support(case: Case, text: str, fields: AnswerFields) -> Grad
 
 
 def grade_groundedness(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """The share of the answer's claims that the given sources bear out, cited or not."""
+    """The share of the answer's claims that the given sources support, cited or not."""
     if not _has_sources(case, fields):
         return None
     answer = _read_answered(text, fields)
@@ -129,7 +129,7 @@ def grade_groundedness(case: Case, text: str, fields: AnswerFields) -> Grade:
 
 
 def grade_grounded(case: Case, text: str, fields: AnswerFields) -> Grade:
-    """Every claim of the answer is borne out by the given sources."""
+    """Every claim of the answer is supported by the given sources."""
     share = grade_groundedness(case, text, fields)
     return None if share is None else float(share == 1.0)
 
@@ -421,10 +421,10 @@ TOKENS_PER_SECOND = "tokens_per_second"
 PERPLEXITY = "reference_perplexity"
 """How much the reply that the log holds surprises the model: e to the mean loss of its tokens."""
 OPTIONAL_MEASURED = (FIRST_TOKEN, TOKENS_PER_SECOND, PERPLEXITY)
-"""Measured where the subject lets itself be measured so: an endpoint tells no perplexity."""
+"""Measured where the subject allows it: an endpoint reports no perplexity."""
 
 OF_ANSWERS = (*METRICS, TRUNCATED)
-"""What training may look at: told from one answer, right or wrong."""
+"""What training may look at: graded from one answer, right or wrong."""
 RATES = frozenset({*GRADERS, *WITH_CONTEXT, TRUNCATED})
 """What lies between 0 and 1."""
 LOWER_IS_BETTER = frozenset({TRUNCATED, LATENCY, MEMORY, FIRST_TOKEN, PERPLEXITY})

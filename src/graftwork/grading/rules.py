@@ -1,7 +1,8 @@
-"""Task success by a rule: exact, contains, regex, numeric, json_schema.
+"""Rules with parameters: exact, contains, regex, numeric, json_schema, fields of a JSON answer, format.
 
 In: a case, the text of an answer (or the field of it that the check names), the parameters. Out: 1.0 or
-0.0. Where a rule names no value, the reference is the value; without either the rule does not apply.
+0.0. Where a rule names no value, the reference is the value; without either it does not apply. A field that
+the reference lacks is not graded; one that only the answer lacks is wrong.
 """
 
 import json
@@ -231,7 +232,7 @@ def grade_field(path: str, case: Case, text: str, rule: Record) -> Grade:
 
 
 def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
-    """Right where all of them are: the answer as whoever uses it needs it."""
+    """Right where all of them are."""
     asked: AllFields = context.parameters
     reference = parse_object(case.reference)
     if reference is None:

@@ -1,7 +1,8 @@
-"""`graft release ab --cases`: two releases on cases that both are asked.
+"""`graft release ab`: two releases compared on cases that both are asked, or on live traffic.
 
-In: an open workplace, two releases, a metric. Out: who won, if it is decided, with the evidence so far. What
-is to be tested is written down before the first look, so that it shows how many metrics a pair was tried by.
+In: an open workplace, two releases, a metric. Out: an ABResult. The metric is noted before the first result
+is read, so that the number of metrics tried on a pair is known. Live answers are read in the order they
+were kept, each once.
 """
 
 import json
@@ -220,7 +221,7 @@ def watch_live(
 
 
 class LiveComparison:
-    """One experiment, or the traffic that nobody dealt, looked at as often as one likes."""
+    """One experiment, or traffic that was not assigned at random; may be evaluated any number of times."""
 
     def __init__(
         self, work: Workplace, pair: tuple[Release, Release], *, metric: str, experiment: str | None
@@ -242,7 +243,7 @@ class LiveComparison:
         self._captures_read = self._feedback_read = 0
 
     def look(self) -> ABResult:
-        """Take in what is new, and tell what is known."""
+        """Read what is new, and return what is known."""
         for place, capture in self._work.captures.read_on(
             after=self._captures_read, releases=tuple(self._of), dealt=self.experiment
         ):
@@ -269,7 +270,7 @@ class LiveComparison:
 
     def _grade(self, capture: Capture) -> float | None:
         if capture.disconnected or capture.finish_reason == "error":
-            # Left out, whoever loses more of its bad or slow answers would come out better.
+            # Left out, a release that loses more of its bad or slow answers would come out better.
             return self._worst
         return grade(self._metric, as_case(capture), capture.reply, context=self._context)
 
@@ -280,8 +281,8 @@ class LiveComparison:
         arms: dict[str, ArmFacts] = {side: tally.facts() for side, tally in self._tallies.items()}
         # Feedback may be newer than the captures that this look has read.
         silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
-        dealt = (arms["A"].sessions, arms["B"].sessions)
-        stands = not self._by_users or survives_silence(test, dealt=dealt)
+        assigned = (arms["A"].sessions, arms["B"].sessions)
+        stands = not self._by_users or survives_silence(test, assigned=assigned)
         return make_result(
             self._pair,
             self._metric,
@@ -313,8 +314,8 @@ class LiveComparison:
             others = _count_experiments(self._work, self._pair) - 1
             if others > 0:
                 remarks.append(
-                    f"this pair was dealt in {others + 1} experiments, only {self.experiment} counts here: "
-                    "whoever repeats one until it is decided is wrong that many times as often"
+                    f"this pair was assigned in {others + 1} experiments, only {self.experiment} counts: "
+                    "repeating one until it is decided is wrong that many times as often"
                 )
             remarks += check_shares(self._tallies["A"], self._tallies["B"])
         test = self._live.test
@@ -334,14 +335,14 @@ class LiveComparison:
 def find_experiment(work: Workplace, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [one.experiment for one in work.captures.experiments() if is_between(one.experiment, *ids)]
+    known = [e.experiment for e in work.captures.experiments() if is_between(e.experiment, *ids)]
     if asked is None:
         return known[-1] if known else None
-    found = [one for one in known if asked in one]
+    found = [name for name in known if asked in name]
     if len(found) != 1:
         raise UserMistake(
             f"{asked!r} is {'no experiment' if not found else f'{len(found)} experiments'} of these two",
-            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was dealt by lot",
+            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was assigned at random",
             fix="give the id of one of these" if known else "graft serve --challenger challenger --share 0.1",
             where="--experiment",
         )
@@ -375,11 +376,11 @@ def _unit_of(capture: Capture) -> str:
 
 
 def _count_experiments(work: Workplace, pair: tuple[Release, Release]) -> int:
-    return sum(is_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments())
+    return sum(is_between(e.experiment, pair[0].id, pair[1].id) for e in work.captures.experiments())
 
 
 def _call(experiment: str | None) -> str:
-    return "traffic that nobody dealt by lot" if experiment is None else f"experiment {experiment}"
+    return "traffic that was not assigned at random" if experiment is None else f"experiment {experiment}"
 
 
 def _tell_progress(work: Workplace, found: ABResult) -> None:
@@ -389,5 +390,5 @@ def _tell_progress(work: Workplace, found: ABResult) -> None:
         f"B less A {found.low:+.1%} to {found.high:+.1%}, "
         f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
     )
-    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} dealt)"
+    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} assigned)"
     work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

@@ -1,7 +1,7 @@
-"""What grading needs of the outside, wired: the sandbox for generated code, the judge and what it said.
+"""An evaluation wired to project and store: subjects asked, answers graded, a report and its page written.
 
-In: an open workplace. Out: a GradeContext, and the report with the judge's word on its two subjects. Both
-are opened only where the settings ask for them.
+In: an open workplace, cases, a lineup. Out: an Evaluated. Each model is asked in a child process that may
+die and be started again. The sandbox and the judge are opened only where the settings ask for them.
 """
 
 import json
@@ -302,7 +302,7 @@ def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: Prepared | N
     if log is None:
         return ()
     kept = _say_kept(prepared) if prepared is not None else ""
-    ungraded = _say_ungraded(log, [one for one in scored.values() if one is not log])
+    ungraded = _say_ungraded(log, [subject for subject in scored.values() if subject is not log])
     return tuple(sentence for sentence in (kept, ungraded) if sentence)
 
 
@@ -320,7 +320,7 @@ def _say_kept(prepared: Prepared) -> str:
             why[FAULTS[code]] += count
     if not why:
         return ""
-    read = max(sum(one.rows for one in dataset.inputs), dataset.kept_after.get("read", 0))
+    read = max(sum(source.rows for source in dataset.inputs), dataset.kept_after.get("read", 0))
     kept = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in why.most_common())
     return (
@@ -332,8 +332,8 @@ def _say_kept(prepared: Prepared) -> str:
 def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
     graded = {
         name: None
-        for one in others
-        for name, metric in one.metrics.items()
+        for subject in others
+        for name, metric in subject.metrics.items()
         if metric.n and metric.kind in ("rate", "score")
     }
     names = [name_of(name) for name in graded if name not in log.metrics]
@@ -345,9 +345,9 @@ def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
 PAGE = "evaluation"
 
 
-def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
-    """`beside` is an evaluation that the gate does not decide on: its page does not replace the other."""
-    path = work.project.root / f"{page_name(work, beside=beside)}.html"
+def put_page(work: Workplace, evaluated: Evaluated, *, separate: bool = False) -> Evaluated:
+    """`separate` is an evaluation that the gate does not decide on: its page does not replace the other."""
+    path = work.project.root / f"{page_name(work, separate=separate)}.html"
     page = EvaluationPage(
         project=work.settings.project,
         report=evaluated.report,
@@ -358,9 +358,9 @@ def put_page(work: Workplace, evaluated: Evaluated, *, beside: bool = False) -> 
     return evaluated.model_copy(update={"page": str(path)})
 
 
-def page_name(work: Workplace, *, beside: bool = False) -> str:
+def page_name(work: Workplace, *, separate: bool = False) -> str:
     """One page a model; the main one has the short name."""
     parts = [PAGE]
     if work.model != work.settings.main_model:
         parts.append(re.sub(r"[^\w.-]+", "_", work.model))
-    return "-".join([*parts, *(["asked"] if beside else [])])
+    return "-".join([*parts, *(["asked"] if separate else [])])

@@ -1,8 +1,7 @@
-"""An evaluation as somebody asks for it now: other subjects, other cases, more processes, asked again.
+"""What `graft eval` and `graft gate` run beyond the steps of the pipeline.
 
-In: what was asked for. Out: the report, as the step of the pipeline makes one. An evaluation of other
-subjects or cases than the project's own stands beside the pipeline: the gate does not see it. Everything
-that is answered is kept for both.
+Evaluations of other subjects or cases, which the gate does not see; results of other tools in and out; all
+models judged together; and the choice of the checkpoint that the next training session starts from.
 """
 
 from collections.abc import Collection, Sequence
@@ -119,7 +118,7 @@ def evaluate_asked(work: Workplace, asked: EvaluationRequest) -> Evaluated:
     )
     name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
     write_whole(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
-    return put_page(work, evaluated, beside=True)
+    return put_page(work, evaluated, separate=True)
 
 
 def _ask_beforehand(work: Workplace, asked: EvaluationRequest) -> None:
@@ -229,7 +228,7 @@ def export_evaluation(
             fix="run `graft eval` first",
             where=str(work.project.root),
         )
-    known = {one.subject: one for one in (last.report.baseline, last.report.candidate, *last.report.others)}
+    known = {s.subject: s for s in (last.report.baseline, last.report.candidate, *last.report.others)}
     unknown = [name for name in subjects if name not in known]
     if unknown:
         raise UserMistake(
@@ -280,7 +279,7 @@ def _write(export: SubjectExport, *, form: Format, out: Path) -> list[str]:
 
 
 def _grade_by_our_metrics(work: Workplace, imported: ImportedRuns, own: Sequence[Case]) -> ImportedRuns:
-    """Our metrics beside theirs: the questions are the same, so the grades can be compared."""
+    """Our metrics along with theirs: the questions are the same, so the grades can be compared."""
     # No judge: to read a file asks nobody anything.
     settings = work.settings.evaluate.model_copy(update={"judge": None})
     report = imported.report
@@ -295,12 +294,12 @@ def _grade_by_our_metrics(work: Workplace, imported: ImportedRuns, own: Sequence
         return subject.model_copy(update={"metrics": {**kept, **subject.metrics}})
 
     baseline, candidate = graded(report.baseline), graded(report.candidate)
-    others = tuple(graded(one) for one in report.others)
-    candidates = [one for one in (candidate, *others) if one.subject != baseline.subject]
+    others = tuple(graded(other) for other in report.others)
+    candidates = [subject for subject in (candidate, *others) if subject.subject != baseline.subject]
     pairs = [
         pair
-        for one in candidates
-        for pair in compare(baseline, candidate=one, sessions=sessions_of(own))
+        for subject in candidates
+        for pair in compare(baseline, candidate=subject, sessions=sessions_of(own))
         if pair.n
     ]
     changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
@@ -311,7 +310,7 @@ def _grade_by_our_metrics(work: Workplace, imported: ImportedRuns, own: Sequence
 
 
 def _log_look(work: Workplace, imported: ImportedRuns) -> ImportedRuns:
-    """Whoever measured it: another candidate was looked at on this project's cases."""
+    """Log that another candidate was measured on this project's cases."""
     report = imported.report
     said = imported.answers[report.candidate.subject]
     subject = f"imported:{fingerprint([answer.text for answer in said])}"
@@ -419,10 +418,10 @@ def _report_before(work: Workplace, report: Report, outcome: TrainOutcome) -> Re
     for release in work.releases.list():
         if release.adapter_hash == outcome.started_from:
             known.append(read_report(work, release))
-    found = [one for one in known if one is not None]
+    found = [report for report in known if report is not None]
     if found:
         # Of several the one that was asked the same cases in the same way.
-        return next((one for one in found if comparable(one, report)), found[0])
+        return next((before for before in found if comparable(before, report)), found[0])
     raise UserMistake(
         f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
         why="a session is judged by what it changed on the same cases",

@@ -1,7 +1,8 @@
-"""The champion beside the candidate: from the report, or from what was measured when it was released.
+"""What a gate needs from project and store: the champion, earlier reports and verdicts, the rules of a run.
 
-In: an open workplace, a report, the adapter it judges. Out: the report with the champion among its subjects
-where both answered the same cases in the same way. Asks no model.
+In: an open workplace. Out: the report with the champion among its subjects where both answered the same
+cases in the same way; reports and verdicts by adapter; a note where the rules were changed since the run
+began. Asks no model.
 """
 
 import hashlib
@@ -61,7 +62,7 @@ def look_for_champion(work: Workplace, *, adapter_hash: str) -> Champion:
     if served.parent is None:
         return Champion(None, f"{SERVED_ALREADY}, and nothing was served before it: {HELD_AGAINST_BASE}.")
     # Not by `get`, which takes a part of an id too: a parent is named in full, or is not known here.
-    known = next((one for one in work.releases.list() if one.id == served.parent), None)
+    known = next((release for release in work.releases.list() if release.id == served.parent), None)
     if known is None:
         missing = f"the release before it ({served.parent[:12]}) is not known here"
         return Champion(None, f"{SERVED_ALREADY}, and {missing}: {HELD_AGAINST_BASE}.")

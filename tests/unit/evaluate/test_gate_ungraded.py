@@ -29,7 +29,7 @@ def test_a_grader_that_failed_on_many_answers_proves_no_limit():
     assert verdict.decision == "not_enough_evidence"
     assert "100 more could not be graded and count against it" in verdict.rules[0].sentence
     assert "what could not be graded may be wrong" in verdict.rules[0].sentence
-    assert verdict.advice[0].startswith("The grader of json_valid failed on 100 cases (bug): mend it")
+    assert verdict.advice[0].startswith("The grader of json_valid failed on 100 cases (bug): fix it")
     assert verdict.cases_needed is None
 
 

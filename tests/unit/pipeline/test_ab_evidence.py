@@ -217,7 +217,7 @@ def test_users_of_one_arm_who_keep_silent_do_not_decide_it():
     found = [speak(seed, happy_b=0.3) for seed in range(60)]
     # Of those who speak, B's users are unhappier: without a correction that is taken for the truth.
     assert sum(test.winner == "baseline" for test, _ in found) > 8
-    assert sum(survives_silence(test, dealt=dealt) for test, dealt in found) <= 8
+    assert sum(survives_silence(test, assigned=dealt) for test, dealt in found) <= 8
 
 
 def test_a_clear_winner_survives_unequal_silence():
@@ -226,9 +226,9 @@ def test_a_clear_winner_survives_unequal_silence():
         test.update("baseline", successes=0.3, failures=0.7)
         test.update("candidate", successes=0.9, failures=0.1)
     assert test.winner == "candidate"
-    assert survives_silence(test, dealt=(300, 310))
-    assert not survives_silence(test, dealt=(300, 3000))
-    assert not survives_silence(TwoArms(0.05), dealt=(0, 0))
+    assert survives_silence(test, assigned=(300, 310))
+    assert not survives_silence(test, assigned=(300, 3000))
+    assert not survives_silence(TwoArms(0.05), assigned=(0, 0))
 
 
 def test_unequal_voices_are_said_and_equal_ones_are_not():

@@ -188,11 +188,11 @@ def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work,
         if traffic.deal.draw(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
             traffic.serve(f"s{n}")
     found = compare_live(work, *pair, metric="json_valid")
-    assert any("50.0% were dealt" in remark for remark in found.remarks)
+    assert any("50.0% were assigned" in remark for remark in found.remarks)
     whole = Traffic(work, pair, share=0.5, experiment="whole")
     for n in range(120):
         whole.serve(f"s{n}")
-    assert not any("were dealt:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any("were assigned:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
 
 
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):

@@ -1,9 +1,9 @@
-"""Answers by what was asked: a second evaluation of the same subject costs nothing.
+"""Answers kept: those of one job, and those of earlier evaluations of the same subject.
 
-In: a question as a subject gets it, and its answer. Out: the same answer, later, to whoever asks the same
-subject the same with the same settings; nothing for a file that is torn or was changed. One small file an
-answer, named by the hash of the question: any number of processes may write and read at once. Does not
-know who answers.
+In: a job and its cases. Out: batches of what is missing, cut once and the same after every restart; a
+journal of the answers. An answer is kept in a small file named by the hash of the question, so that any
+number of processes may read and write; a file that is torn or was changed is ignored. Does not know who
+answers.
 """
 
 import json
@@ -34,7 +34,7 @@ class KeptAnswers:
                 return None
             answer = Answer.model_validate(kept["answer"])
         except (OSError, ValueError, KeyError, TypeError):
-            # Gone, torn by a power cut, or of another version: asking again mends it.
+            # Gone, torn by a power cut, or of another version: asking again replaces it.
             return None
         return answer.model_copy(update={"case_id": case_id})
 
@@ -169,7 +169,7 @@ class AnswerBook:
 
 
 def open_kept(job: EvalJob) -> KeptAnswers:
-    """What is kept of the job's subject; nothing of one that cannot be told from others."""
+    """What is kept of the job's subject; nothing of one that has no identity."""
     return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
 
 

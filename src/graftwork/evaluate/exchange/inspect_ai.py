@@ -1,7 +1,8 @@
-"""Logs of inspect-ai: `.json`, and `.eval` archives.
+"""Logs of inspect-ai, read (`.json`, `.eval`) and written (version 2).
 
-In: a path. Out: one ForeignRun. Marks are read as inspect-ai reads them: C is 1, P a half, I and N are
-0; a scorer that gives several marks becomes several metrics. Epochs are repeats of one case.
+Marks are read as inspect-ai reads them: C is 1, P a half, I and N are 0; a scorer with several marks
+becomes several metrics; epochs are repeats. Ids of a written log come from its content: the same evaluation
+gives the same log.
 """
 
 from collections.abc import Mapping
@@ -169,9 +170,9 @@ def _attach(message: Message, attached: dict[str, Any]) -> Message:
 
 
 def _settings(spec: dict[str, Any]) -> dict[str, Any]:
-    told = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
-    told |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
-    return {name: value for name, value in told.items() if isinstance(value, str | int | float | bool)}
+    known = {name: spec.get(name) for name in ("task", "task_version", "created", "model")}
+    known |= {**section(spec, "packages"), **section(spec, "model_generate_config")}
+    return {name: value for name, value in known.items() if isinstance(value, str | int | float | bool)}
 
 
 def _notes(header: dict[str, Any], samples: list[Any]) -> tuple[str, ...]:

@@ -1,7 +1,9 @@
-"""Ship it or not: the rules of the project held against a report.
+"""The verdict: the rules of the project applied to a report. Pure.
 
-In: a report, the rules, and what else is known: how training went, whether anything is served yet. Out: a
-verdict with one plain sentence for each rule. Pure. Nothing is deployed that is not proven.
+In: a report, the rules, how training went, whether anything is served yet. Out: a verdict with one sentence
+per rule, for one adapter or for several judged together; what ends an attempt (a broken invariant, a proven
+loss); and the checkpoint that the next training session starts from. Nothing is deployed that is not
+proven.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -229,7 +231,7 @@ def decide_all(judged: Mapping[str, GateCandidate]) -> dict[str, Verdict]:
     }
     adjusted = holm(p_values) if len(p_values) > 1 else {}
     # Adapters that are judged together are one look: Holm's correction is for their number.
-    look = min((look_of(one.report) for one in judged.values()), default=1)
+    look = min((look_of(candidate.report) for candidate in judged.values()), default=1)
     return {
         name: decide(
             one.report,

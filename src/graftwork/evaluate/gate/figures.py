@@ -1,8 +1,8 @@
-"""The figure that a limit is held against: a metric as it was measured, or a mean or percentile of times.
+"""The figure that a rule is applied to, the cases that have no grade, and the cases needed to settle it.
 
-In: what was measured of a subject, a rule, the session of each case. Out: a Metric with the bounds of its
-interval, or None where nothing was measured. Pure; does not know whether the figure is good enough. A bound
-that so few measurements cannot give at the report's confidence is infinite: nothing can be promised by it.
+In: what was measured of a subject, a rule, the session of each case. Out: a Metric with bounds (infinite
+where so few measurements give none); ungraded cases, which count against the candidate; counts of cases for
+a power of 80 %.
 """
 
 import math
@@ -104,8 +104,8 @@ def _of_times(metric: Metric, values: Sequence[float], at: Statistic) -> Metric:
         found = quantile_interval(values, quantile=MIDDLE, confidence=confidence)
         value, method = median(values), "exact (order statistics)"
     low, high = min(found.low, value), max(found.high, value)
-    told = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
-    return metric.model_copy(update=told)
+    changed = {"value": value, "low": low, "high": high, "n": len(values), "method": method}
+    return metric.model_copy(update=changed)
 
 
 def _by_session(metric: Metric, sessions: Mapping[str, str]) -> Metric:
@@ -149,7 +149,7 @@ def finite(bound: float) -> float | None:
 
 
 def measured(subject: SubjectReport, name: str) -> Metric | None:
-    """The metric as the report has it. Reports older than the field tell their speed all the same."""
+    """The metric as the report has it. Older reports hold the speed elsewhere."""
     speed = subject.generation.tokens_per_second
     if name in subject.metrics or name != TOKENS_PER_SECOND or not speed > 0:
         return subject.metrics.get(name)
@@ -182,7 +182,7 @@ def find_ungraded(report: Report, name: str) -> Ungraded:
 
 def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> Ungraded:
     """Cases on which one of the two has no grade and ought to; or that the judge of the pairs left open."""
-    found = [metric for one in (report.candidate, other) if (metric := one.metrics.get(name)) is not None]
+    found = [m for subject in (report.candidate, other) if (m := subject.metrics.get(name)) is not None]
     left_out: set[str] = set()
     if len(found) == 2:
         left_out = _graded(found[0]) ^ _graded(found[1])
@@ -207,8 +207,8 @@ def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
         return rule
     seen = f"{metric.successes} of {metric.n}, but " if metric and metric.n and metric.kind == "rate" else ""
     sentence = f"{name_of(rule.metric)}: {seen}{why}, so nothing is shown by it."
-    told = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
-    return rule.model_copy(update=told)
+    changed = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
+    return rule.model_copy(update=changed)
 
 
 def all_wrong(metric: Metric, cases: Set[str], *, wrong: float, sessions: Mapping[str, str]) -> Metric:

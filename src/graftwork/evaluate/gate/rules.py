@@ -1,7 +1,7 @@
-"""Not worse than another subject by more than a margin that was set beforehand.
+"""One rule judged: a limit, a margin against another subject, a gain or saving. Pure.
 
-In: a guardrail and the report. Out: a RuleResult. Pure. The bound is one-sided at the report's confidence;
-what the point estimate keeps and the bound does not is "unknown".
+In: a rule and the report. Out: a RuleResult. A rule that the point estimate keeps and its bound does not is
+"unknown", not "fail": more cases would settle it. Margins are one-sided at the report's confidence.
 """
 
 import math
@@ -378,7 +378,7 @@ def _asked_saving(win: Win, *, report: Report, around: Surroundings, found: Pair
 
 
 def _one_is_enough(gains: Sequence[RuleResult]) -> list[RuleResult]:
-    """Of two ways to gain the better one counts; the other is told beside it."""
+    """Of two ways to gain the better one counts; the other is reported and not needed."""
     if len(gains) < 2:
         return list(gains)
     rank = {"pass": 2, "unknown": 1, "fail": 0}

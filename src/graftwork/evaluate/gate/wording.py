@@ -1,7 +1,4 @@
-"""What the gate says: rules, differences and reasons in plain words.
-
-In: rules, figures, outcomes. Out: sentences. Pure; decides nothing.
-"""
+"""What the gate says: rules, differences, reasons and changed rules as sentences. Pure; decides nothing."""
 
 import math
 from collections.abc import Sequence

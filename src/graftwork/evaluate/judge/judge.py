@@ -1,4 +1,9 @@
-"""What the judge may cost: questions, seconds, money. Safe for threads; knows no HTTP."""
+"""Another model as judge: what it is asked, what its reply says, within a budget, each question asked once.
+
+In: cases and what one or two subjects answered. Out: verdicts and marks; every reply is kept by what was
+asked. A question without a clear reply, or without budget, counts as unjudged; a later run resumes there.
+The answers are marked as material that is no instruction, between marks that occur in none of them.
+"""
 
 import hashlib
 import json
@@ -310,7 +315,7 @@ class Judge:
 
     def _compare_one(self, case: Case, before: str, after: str) -> PairVerdict:
         if before == after:
-            # The same words need no judge, and no judge could tell them apart.
+            # Identical answers need no judge.
             return PairVerdict(case.id, "tie", "tie", "the answers are the same")
         try:
             return PairVerdict(case.id, self._choose(case, before, after), self._choose(case, after, before))

@@ -1,4 +1,4 @@
-"""Step: base and adapter answer the same held-out cases, beside the champion and the log's own answers."""
+"""Step: base, adapter, champion and the log's own answers on the same held-out cases."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -157,7 +157,7 @@ def _still_there(work: Workplace, evaluated: Evaluated) -> bool:
 
 
 def _depends_on(work: Workplace, _made: Made) -> Any:
-    """The settings, and what the project's own metrics say now: they are code beside graft.yaml."""
+    """The settings, and what the project's own metrics say now: they are code next to graft.yaml."""
     settings = work.settings.evaluate
     asked = settings.model_dump(mode="json")
     named = [check.metric for check in settings.checks if is_own(check.metric)]

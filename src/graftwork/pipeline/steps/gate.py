@@ -52,7 +52,7 @@ def finish(work: Workplace, made: Made, judged: GateCandidate, verdict: Verdict)
     report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
     keep_report(work, outcome.adapter_hash, report)
     noted = note_rules(work, outcome.run_id, stage="judged")
-    # The champion may stand beside it from elsewhere; what is released is the report without it.
+    # The champion may have been added from elsewhere; what is released is the report without it.
     verdict = verdict.model_copy(update={"report_hash": report.fingerprint()})
     verdict = with_changes(verdict, judged, noted)
     keep_verdict(work, Path(outcome.adapter_folder), verdict)
@@ -87,8 +87,8 @@ def _depends_on(work: Workplace, made: Made) -> Any:
     if not _asks_champion(work):
         return rules
     found = look_for_champion(work, adapter_hash=made.get("train", TrainOutcome).adapter_hash)
-    told = {"instead": found.instead} if found.instead else {}
-    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **told}
+    stand_in = {"instead": found.instead} if found.instead else {}
+    return {"rules": rules, "champion": found.release.id if found.release is not None else None, **stand_in}
 
 
 STEP = Step(
