@@ -343,7 +343,7 @@ def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
         return []
     return [
         f"B got {b.units / (a.units + b.units):.1%} of the sessions and {assigned:.1%} were assigned: "
-        "exchanges of one arm are missing, so the rest may not be comparable; find out why before you trust it"
+        "exchanges of one arm are missing, so the rest may not be comparable; find out why first"
     ]
 
 
