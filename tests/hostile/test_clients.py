@@ -22,13 +22,13 @@ from graftwork.evaluate.settings import JudgeSettings
 from graftwork.inference.endpoint import EndpointEngine, TryAgain
 from graftwork.inference.engine import DecodingSettings
 from graftwork.process.alert import post
-from graftwork.process.retry import Retries, may_pass, retry_after
+from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob
-from graftwork.registry.counting import Count, nobody
-from graftwork.registry.exchange import hub
-from graftwork.registry.exchange.hub_client import TooLong, bar_of
+from graftwork.registry.progress import ProgressCounter, no_progress
+from graftwork.registry.transfer import hub
+from graftwork.registry.transfer.hub import DownloadTooLarge, progress_bar_class
 
 SECONDS = 0.25
 """The time of a request to a server that would take longer than any test."""
@@ -481,9 +481,9 @@ def test_a_hub_that_never_finishes_is_left(serve, tmp_path, monkeypatch, script)
 
 
 def test_a_download_that_is_longer_than_its_file_is_ended():
-    bar = bar_of(Count(nobody, "fetch", 10), largest=10)()
+    bar = progress_bar_class(ProgressCounter(no_progress, "fetch", 10), largest=10)()
     bar.update(10)
-    with pytest.raises(TooLong):
+    with pytest.raises(DownloadTooLarge):
         bar.update(1)
 
 
