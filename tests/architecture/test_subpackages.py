@@ -12,6 +12,10 @@ SOURCE = Path(__file__).parents[2] / "src" / "graftwork"
 # level, separated by a comma, do not import each other.
 ORDER = {
     "data": "settings < ingest < audit < dedup < corpus < split < render < prepare, export, inspect",
+    "grading": "matching < answers < interface < custom, code < metrics < rules < checks < grade",
+    "inference": "engine < vllm_engine, embedded, endpoint < selection",
+    "evaluate": "statistics, cases < subjects < settings, comparison < power < score < report < judge < gate "
+    "< ask, ab, preflight, exchange",
 }
 SUBPACKAGES: dict[str, list[list[str]]] = {
     package: [level.split(", ") for level in order.split(" < ")] for package, order in ORDER.items()

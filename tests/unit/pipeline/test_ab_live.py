@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli.release import ab
-from graftwork.evaluate.ab import Exchange, LiveTest
-from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
+from graftwork.evaluate.ab import LiveAnswer, LiveTest
+from graftwork.pipeline.ab import LiveComparison, as_case, compare_live, find_pair, watch_live
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
@@ -187,16 +187,18 @@ def test_shares_that_come_out_otherwise_than_they_were_dealt_are_a_warning(work,
         if traffic.deal.draw(f"s{n}") == "champion" or n % 6 == 0:  # most of the challenger's are lost
             traffic.serve(f"s{n}")
     found = compare_live(work, *pair, metric="json_valid")
-    assert any("50.0% were dealt" in remark for remark in found.remarks)
+    assert any("50.0% were assigned" in remark for remark in found.remarks)
     whole = Traffic(work, pair, share=0.5, experiment="whole")
     for n in range(120):
         whole.serve(f"s{n}")
-    assert not any("were dealt:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
+    assert not any("were assigned:" in one for one in compare_live(work, *pair, metric="json_valid").remarks)
 
 
 def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work, pair):
     traffic, chance = Traffic(work, pair), random.Random(5)
-    look = LiveLook(work, find_pair(work, *pair), metric="json_valid", experiment=traffic.deal.experiment)
+    look = LiveComparison(
+        work, find_pair(work, *pair), metric="json_valid", experiment=traffic.deal.experiment
+    )
     for n in range(90):
         traffic.serve(f"s{n // 2}", lambda arm: "{}" if chance.random() < 0.6 else "no")
         if n % 7 == 0:
@@ -284,7 +286,7 @@ def test_what_cannot_be_asked_of_live_traffic_is_told_with_its_mending(work, pai
 
 
 exchanges = st.builds(
-    Exchange,
+    LiveAnswer,
     st.sampled_from("AB"),
     st.sampled_from([None, "s", "t", "u"]),
     st.sampled_from([None, 0.0, 0.25, 1.0]),
