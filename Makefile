@@ -11,6 +11,7 @@ DEMO := examples/cited_answers
 FUZZ_SECONDS ?= 600
 OLD ?= HEAD
 ARGS ?=
+PYTEST_OPTIONS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo install dev check test docs-check test-slow test-statistics test-hostile fuzz audit lock test-gpu test-s3 test-trackers test-vllm bench compare format clean
@@ -31,14 +32,14 @@ check: dev ## style, types and import rules
 	$(BIN)/mypy
 
 test: check ## all tests except those that need a GPU or many minutes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 20 $(PYTEST_OPTIONS)
 
 docs-check: dev ## every command, path, link and Python block in the README and the docs
 	$(BIN)/python -m pytest tests/unit/cli/test_docs_commands.py tests/unit/cli/test_docs_paths.py \
 	  tests/unit/process/test_extension_package.py tests/flow/test_api_flow.py
 
 test-slow: dev ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow $(PYTEST_OPTIONS)
 
 test-statistics: dev ## the gate's error rates in 2,000 settings, with the table of docs/gate.md; up to an hour
 	$(BIN)/python tests/statistics/levels.py

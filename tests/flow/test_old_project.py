@@ -168,18 +168,20 @@ def ask(url: str, model: str) -> str:
         return json.load(response)["choices"][0]["message"]["content"]
 
 
-def test_an_interrupted_old_run_resumes_to_the_adapter_of_the_uninterrupted_one(old_project, facts, graft):
+def test_an_interrupted_old_run_resumes_to_the_adapter_of_the_uninterrupted_one(tmp_path, graft):
+    project = tmp_path / "project"
+    facts = unpack(project)
     expected = facts["second"]
-    steps = old_project / ".graft" / "runs" / expected["run"] / "steps.jsonl"
+    steps = project / ".graft" / "runs" / expected["run"] / "steps.jsonl"
     before = steps.read_text().splitlines()
     assert 0 < len(before) == expected["interrupted_at"] < expected["steps"]
-    code, outcome = graft("train", "--model", "second")
+    code, outcome = graft("train", "--model", "second", folder=project)
     assert (code, outcome["run_id"], outcome["steps"]) == (0, expected["run"], expected["steps"])
     after = steps.read_text().splitlines()
     assert after[: len(before)] == before
     assert [json.loads(line)["step"] for line in after] == list(range(1, expected["steps"] + 1))
     made = load_file(Path(outcome["adapter_folder"]) / "adapter_model.safetensors")
-    wanted = load_file(old_project / "expected" / "second" / "adapter_model.safetensors")
+    wanted = load_file(project / "expected" / "second" / "adapter_model.safetensors")
     assert made.keys() == wanted.keys()
     for name, tensor in wanted.items():
         if same_machine(facts):
