@@ -203,7 +203,6 @@ class HostCopies:
         """Copies of all of them, complete when this returns."""
         import torch
 
-
         on_card = {name: tensor.detach() for name, tensor in tensors.items() if tensor.device.type == "cuda"}
         copies = dict(zip(on_card, self._room(list(on_card.values())), strict=True))
         for name, tensor in on_card.items():
@@ -235,6 +234,5 @@ class HostCopies:
 def pinned_buffer(size: int) -> "Tensor":
     """Bytes that a card can write to directly."""
     import torch
-
 
     return torch.empty(size, dtype=torch.uint8, pin_memory=True)
