@@ -25,7 +25,7 @@ from typing import Any
 
 from results import save_results
 
-from graftwork.process.environment import WORKER_ENVIRONMENT
+from graftwork.process.worker import WORKER_ENVIRONMENT
 
 THREAD_VARIABLES = (
     "GUARD",

@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-GIB = 2**30
+from graftwork.records.units import GIB
+
 SMALL = 10**6
 """Elements of a tensor on the host that are written: larger ones are pages of zeros."""
 STEPS, WARM_UP, TIMED = 3, 3, 6
@@ -123,8 +124,8 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
 
     from graftwork.model.adapters.peft import AdapterShape
     from graftwork.model.adapters.trainable import make_trainable
-    from graftwork.train.engine import TrainingEngine
-    from graftwork.train.engine_choice import mixed_loss
+    from graftwork.train.engine import StepOptions, TrainingEngine
+    from graftwork.train.engine_choice import autocast_logits
     from graftwork.train.gpu.engine import GpuEngine
     from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
@@ -142,8 +143,8 @@ def make_engine(configuration: dict[str, Any], meter: Meter, *, device: str) -> 
         model = make_model(configuration, dtype=torch.float32, device=device)
         meter.note("load")
         learned = make_trainable(model, adapter, seed=1)
-        loss = mixed_loss(model, settings, dtype="bfloat16")
-        return TrainingEngine(model, learned, settings=settings, loss=loss, progress=meter.progress)
+        step = StepOptions(logits=autocast_logits(model, settings, dtype="bfloat16"))
+        return TrainingEngine(model, learned, settings=settings, step=step, progress=meter.progress)
     model = make_model(configuration, dtype=torch.bfloat16, device="cpu")
     tuning = tuning_of(configuration)
     frozen = load_quantized(model, tuning, device=device)

@@ -22,7 +22,7 @@ import torch
 from results import save_results
 from transformers import AutoTokenizer
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.model.adapters.peft import AdapterShape, adapter_tensors, attach, load_adapter
 from graftwork.model.base import EMBEDDED, find_base
 from graftwork.model.load import load_base

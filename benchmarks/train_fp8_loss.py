@@ -22,10 +22,11 @@ FORMS = ("plain", "whole", "eight", "four")
 
 def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str) -> dict[str, Any]:
     """One run; every loss of it."""
+    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.load import load_base
     from graftwork.model.shape import read_shape
-    from graftwork.plan.tuning import choose_tuning
+    from graftwork.plan.catalog.hardware import default_rates
     from graftwork.train.engine import TrainingEngine
     from graftwork.train.gpu.engine import GpuEngine
     from graftwork.train.gpu.load import load_quantized
@@ -47,13 +48,16 @@ def train(form: str, base: Path, rows: list[Any], checks: list[Any], device: str
         model = load_base(base, dtype=dtype)
         tuning = choose_tuning(
             shape,
-            method="qlora" if form == "four" else "lora",
-            adapted=UPPER,
-            trainable=5_000_000,
+            TuningRequest(
+                method="qlora" if form == "four" else "lora",
+                adapted=UPPER,
+                trainable=5_000_000,
+                step_tokens=2048,
+                longest=max(len(row.tokens) for row in rows),
+                eight=form == "eight",
+            ),
             limit_gib=16,
-            step_tokens=2048,
-            longest=max(len(row.tokens) for row in rows),
-            eight=form == "eight",
+            rates=default_rates(),
         )
         assert tuning is not None
         tuning = tuning.model_copy(update={"compiled": False})
@@ -107,7 +111,7 @@ def _tensors(parameters: Any) -> list[Any]:
 def main() -> None:
     import torch
 
-    from graftwork.files.dataset_folder import read_rows
+    from graftwork.files.dataset import read_rows
     from graftwork.model.base import EMBEDDED, find_base
     from graftwork.model.threads import use_threads
     from graftwork.train.objectives.epochs import choose_rows

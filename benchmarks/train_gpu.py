@@ -121,8 +121,9 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     import torch
     from train_gpu_model import SHAPES
 
+    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapters.peft import AdapterShape, attach
-    from graftwork.plan.tuning import choose_tuning
+    from graftwork.plan.catalog.hardware import default_rates
     from graftwork.train.gpu.engine import GpuEngine
     from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
@@ -132,13 +133,16 @@ def make_engine(method: str, fp8: str, cap: float) -> tuple[Any, float] | None:
     total = torch.cuda.get_device_properties(0).total_memory / 2**30
     tuning = choose_tuning(
         shape,
-        method=method,
-        adapted=shape.layers,
-        trainable=trainable_of(shape),
+        TuningRequest(
+            method=method,
+            adapted=shape.layers,
+            trainable=trainable_of(shape),
+            step_tokens=STEP_TOKENS,
+            longest=SEQUENCE,
+            eight=fp8 == "on",
+        ),
         limit_gib=min(cap, total * 0.98),
-        step_tokens=STEP_TOKENS,
-        longest=SEQUENCE,
-        eight=fp8 == "on",
+        rates=default_rates(),
     )
     if tuning is None:
         return None

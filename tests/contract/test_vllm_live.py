@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask import read_answers
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.process.heartbeat import read_beat
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.records.interaction import Message, Origin
@@ -42,7 +42,7 @@ def hear(event, told):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
         print("REACHED OUT", event, told, file=sys.stderr, flush=True)
 sys.addaudithook(hear)
-runpy.run_module("graftwork.evaluate.worker", run_name="__main__", alter_sys=True)
+runpy.run_module("graftwork.evaluate.ask.worker", run_name="__main__", alter_sys=True)
 """
 
 

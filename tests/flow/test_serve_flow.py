@@ -12,9 +12,9 @@ from openai import AsyncOpenAI, BadRequestError, InternalServerError
 
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
-from graftwork.serve.client import Client
-from graftwork.serve.jobs import EngineJob
-from graftwork.serve.run import serve
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.http_client import Client
+from graftwork.serve.run import ServedProject, serve
 from graftwork.serve.settings import ServeSettings
 
 RELEASE = "f00dfeed01234567"
@@ -83,8 +83,11 @@ async def serving(folder, tiny_base, adapters, *, sink=None, fingerprint=None, *
         serve(
             ServeSettings(port=0, threads=1, alias_refresh_seconds=0.05, batch_wait_ms=50),
             engine_job=job,
-            sink=sink,
-            resolve_alias=lambda: {"champion": RELEASE},
+            project=ServedProject(
+                resolve_aliases=lambda: {"champion": RELEASE},
+                find_adapter=more.pop("find_adapter", lambda _release: None),
+                captures=sink,
+            ),
             on_ready=ready.set_result,
             stop=stop,
             **more,

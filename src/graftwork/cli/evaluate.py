@@ -1,13 +1,91 @@
 """`graft eval`: who answers the held-out cases better. What belongs to it hangs below it."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from graftwork.cli import eval_export, eval_import
+from graftwork.cli.command import Folder, Model
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder, Model
+
+
+class EvaluationLogFormat(StrEnum):
+    inspect = "inspect"
+    lm_eval = "lm-eval"
+
+
+Wanted = Annotated[EvaluationLogFormat, typer.Option("--format", help="The tool that shall read it.")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="The folder to write into.")]
+ExportSubjects = Annotated[
+    list[str] | None, typer.Option("--subject", help="Only this subject; repeat it. All by default.")
+]
+
+
+def export_results(
+    form: Wanted,
+    out: Out = Path("exported"),
+    subject: ExportSubjects = None,
+    project: Folder = None,
+    model: Model = None,
+    json: Json = False,
+) -> None:
+    """Write the last evaluation as an inspect-ai log, or as lm-eval results, one for each subject.
+
+    Example:  graft eval export --format inspect --out logs && inspect view --log-dir logs
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.progress import RichReporter
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.pipeline.evaluation_commands import export_evaluation
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
+
+    opened = open_project(project)
+    with (
+        RichReporter(tables=False) as reporter,
+        use_project(opened, reporter, model=model) as work,
+    ):
+        exported = export_evaluation(work, form=form.value, out=out.absolute(), subjects=subject or ())
+    if json:
+        print_json(exported)
+        return
+    for path in exported.files:
+        print_line(stdout, quote(path), soft_wrap=True)
+
+
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="inspect-ai logs (.eval, .json) or lm-eval results (results_*.json, samples_*.jsonl). "
+        "The first is the baseline, the second the candidate.",
+    ),
+]
+
+
+def import_results(files: Files, project: Folder = None, model: Model = None, json: Json = False) -> None:
+    """Read results of inspect-ai or lm-eval: exact intervals, paired tests, every case side by side.
+
+    Example:  graft eval import logs/base.eval logs/adapter.eval
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.progress import RichReporter
+    from graftwork.cli.show.evaluation import show_imported
+    from graftwork.pipeline.evaluation_commands import import_evaluation
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.project.load import open_project
+
+    opened = open_project(project)
+    with (
+        RichReporter(tables=False) as reporter,
+        use_project(opened, reporter, model=model) as work,
+    ):
+        imported = import_evaluation(work, [path.absolute() for path in files])
+    if json:
+        print_json(imported)
+    else:
+        show_imported(stdout, imported)
+
 
 Subjects = Annotated[
     list[str] | None,
@@ -49,13 +127,13 @@ def evaluate(
     """
     if context.invoked_subcommand is not None:
         return
-    from graftwork.cli.narrate import RichNarrator
     from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
-    from graftwork.pipeline.evaluate_asked import Asked, evaluate_asked
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.evaluation_commands import Asked, evaluate_asked
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     asked = Asked(
         subjects=tuple(subject or ()),
@@ -67,8 +145,8 @@ def evaluate(
     opened = open_project(project)
     with (
         stoppable(),
-        RichNarrator(tables=False) as narrator,
-        open_workplace(opened, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        use_project(opened, reporter, model=model) as work,
     ):
         evaluated = evaluate_asked(work, asked)
     if json:
@@ -77,5 +155,5 @@ def evaluate(
         show(stdout, evaluated)
 
 
-app.command("import")(eval_import.import_results)
-app.command("export")(eval_export.export_results)
+app.command("import")(import_results)
+app.command("export")(export_results)

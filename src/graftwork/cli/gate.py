@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.cli.command import Folder, Model
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder, Model
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
     from graftwork.records.verdict import NextStart, Verdict
 
 Junit = Annotated[
     Path | None, typer.Option("--junit", help="Write a JUnit file too: one test case a rule.", metavar="FILE")
 ]
-Everything = Annotated[
+AllModels = Annotated[
     bool, typer.Option("--all", help="Every model of graft.yaml, corrected for how many are tried.")
 ]
 Update = Annotated[
@@ -37,7 +37,7 @@ Session = Annotated[
 def gate(
     project: Folder = None,
     model: Model = None,
-    everything: Everything = False,
+    everything: AllModels = False,
     session: Session = False,
     update: Update = False,
     junit: Junit = None,
@@ -66,7 +66,7 @@ def _show_one(
     project: Path | None, model: str | None, junit: Path | None, *, update: bool, as_json: bool
 ) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.pipeline import run_pipeline
+    from graftwork.pipeline.table import run_pipeline
     from graftwork.records.verdict import Verdict
 
     with _opened(project, model) as work:
@@ -80,9 +80,9 @@ def _show_one(
     raise typer.Exit(verdict.exit_code)
 
 
-def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection[str] | None":
+def _require_fresh(work: "OpenProject", upto: str, *, update: bool) -> "Collection[str] | None":
     """The steps that may be done: all where an update was asked for, else only the judging itself."""
-    from graftwork.pipeline.freshness import require_fresh
+    from graftwork.pipeline.status import require_fresh
 
     if update:
         return None
@@ -95,7 +95,7 @@ def _require_fresh(work: "Workplace", upto: str, *, update: bool) -> "Collection
 def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.gate_all import gate_all
+    from graftwork.pipeline.evaluation_commands import gate_all
 
     with _opened(project, None) as work:
         may_do = None
@@ -114,7 +114,7 @@ def _show_all(project: Path | None, junit: Path | None, *, update: bool, as_json
 
 def _show_session(project: Path | None, model: str | None, *, update: bool, as_json: bool) -> None:
     from graftwork.cli.output import print_json
-    from graftwork.pipeline.gate_session import judge_session
+    from graftwork.pipeline.evaluation_commands import judge_session
     from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
     with _opened(project, model) as work:
@@ -127,17 +127,17 @@ def _show_session(project: Path | None, model: str | None, *, update: bool, as_j
 
 
 @contextmanager
-def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
-    from graftwork.cli.narrate import RichNarrator
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
+def _opened(project: Path | None, model: str | None) -> "Iterator[OpenProject]":
+    from graftwork.cli.progress import RichReporter
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import open_project
 
     found = open_project(project)
     with (
         stoppable(),
-        RichNarrator(tables=False) as narrator,
-        open_workplace(found, narrator, model=model) as work,
+        RichReporter(tables=False) as reporter,
+        use_project(found, reporter, model=model) as work,
     ):
         yield work
 
@@ -145,11 +145,11 @@ def _opened(project: Path | None, model: str | None) -> "Iterator[Workplace]":
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
     if junit is None:
         return
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.junit import write_junit
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(junit, write_junit(verdicts))
+    write_atomic(junit, write_junit(verdicts))
 
 
 def _print(verdict: "Verdict") -> None:

@@ -15,22 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from graftwork.cli import (
-    data,
-    doctor,
-    evaluate,
-    gate,
-    init,
-    logs,
-    plan,
-    release,
-    run,
-    schema,
-    serve,
-    status,
-    stop,
-    train,
-)
+from graftwork.cli import data, evaluate, gate, plan, project, release, run, serve, train
 from graftwork.cli.output import print_error
 from graftwork.records.errors import EXIT_INTERRUPTED, EXIT_USER_MISTAKE, GraftError, Interrupted
 
@@ -46,7 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("run")(run.run)
-app.command("init")(init.init)
+app.command("init")(project.init)
 app.add_typer(data.app, name="data")
 app.add_typer(plan.app, name="plan")
 app.add_typer(train.app, name="train")
@@ -54,11 +39,11 @@ app.add_typer(evaluate.app, name="eval")
 app.command("gate")(gate.gate)
 app.add_typer(release.app, name="release")
 app.command("serve")(serve.serve)
-app.command("status")(status.status)
-app.command("logs")(logs.logs)
-app.command("stop")(stop.stop)
-app.command("doctor")(doctor.doctor)
-app.command("schema")(schema.schema)
+app.command("status")(run.status)
+app.command("logs")(run.logs)
+app.command("stop")(run.stop)
+app.command("doctor")(project.doctor)
+app.command("schema")(project.schema)
 
 
 @app.callback(invoke_without_command=True)
@@ -170,7 +155,7 @@ def _explain(error: OSError) -> GraftError:
     """A file that the system refuses is the environment's fault, wherever it was met."""
     from pathlib import Path
 
-    from graftwork.files.whole import explain_os_error
+    from graftwork.files.disk import explain_os_error
 
     return explain_os_error(error, Path(str(error.filename)))
 

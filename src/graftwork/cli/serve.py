@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from graftwork.cli.command import Folder
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder
 
 if TYPE_CHECKING:
     from graftwork.serve.settings import ServeSettings
@@ -40,10 +40,10 @@ def serve(
     Example:  graft serve --challenger challenger --share 0.1
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.narrator import Silent
-    from graftwork.pipeline.serving import say_split, serve_here
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import use_project
+    from graftwork.pipeline.reporter import NullReporter
+    from graftwork.pipeline.serving import describe_experiment, serve_here
+    from graftwork.project.load import open_project
 
     opened = open_project(project)
     before = opened.settings.serve
@@ -53,10 +53,10 @@ def serve(
         changes["split"] = {**(before.split.model_dump() if before.split is not None else {}), **split}
     settings = _revise(before, changes)
 
-    with open_workplace(opened, Silent()) as work:
+    with use_project(opened, NullReporter()) as work:
 
         def ready(url: str) -> None:
-            dealt = say_split(work, settings)
+            dealt = describe_experiment(work, settings)
             if json:
                 told = {"url": url, "aliases": work.releases.aliases()}
                 print_json(told if dealt is None else {**told, "split": dealt})

@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from graftwork.data.settings import CaptureSettings
-from graftwork.records.capture import TRY_OUT_SESSION
-from graftwork.records.interaction import CaptureOrigin
+from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin
 
 NEGATIVE, FILTERED, TRIED = "negative_feedback", "captures_filter", "tried_out"
 CAPTURE_CODES = frozenset({NEGATIVE, FILTERED, TRIED})

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.text.normalise import words
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.process import lock
+from graftwork.files.disk import atomic_folder, file_digest, write_atomic
+from graftwork.process.worker import hold_lock
 from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
 
@@ -87,7 +86,7 @@ def copy_base(base: BaseFolder, target: Path) -> int:
             where=str(target),
         )
     source = Path(base.folder)
-    with folder_made_whole(target) as temporary:
+    with atomic_folder(target) as temporary:
         for name in base.files:
             shutil.copyfile(source / name, temporary / name)
         if _hash_files(temporary) != base.files:
@@ -99,7 +98,7 @@ def copy_base(base: BaseFolder, target: Path) -> int:
             )
         size = sum(path.stat().st_size for path in temporary.iterdir())
         note = note_on_weights(base.name) or f"the weights are those of the folder {base.name}"
-        write_whole(
+        write_atomic(
             temporary / README,
             f"# {base.name}\n\n{note[0].upper()}{note[1:]}.\n\nRevision `{base.revision}`.\n",
         )
@@ -127,7 +126,7 @@ def verify_base(base: BaseFolder) -> None:
 def _embedded() -> BaseFolder:
     folder = models_folder() / EMBEDDED
     if not is_ready(EMBEDDED):
-        with lock.hold(models_folder() / f".{EMBEDDED}.lock"):
+        with hold_lock(models_folder() / f".{EMBEDDED}.lock"):
             if not (folder / "config.json").exists():
                 _convert_in_child(folder)
             return _describe(EMBEDDED, folder)
@@ -178,7 +177,7 @@ def _remembered_hashes(folder: Path) -> dict[str, str]:
             return hashes
     files = _hash_files(folder)
     if os.access(folder, os.W_OK):
-        write_whole(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
+        write_atomic(remembered, json.dumps({"stamp": stamp, "files": files}, indent=2))
     return files
 
 
@@ -215,7 +214,7 @@ def convert_embedded(folder: Path) -> None:
         dtype=torch.float32,
     )
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=source.name)
-    with folder_made_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
 

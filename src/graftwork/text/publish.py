@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from graftwork.records.base import Record
-from graftwork.records.secret import NotSecret, Secret, secret_of
+from graftwork.records.base import NotSecret, Record, Secret, secret_of
 from graftwork.text.confirm import looks_random
 from graftwork.text.locate import is_secret_name, may_name_secret
 from graftwork.text.redact import Redactor

@@ -20,9 +20,17 @@ from graftwork.model.load import eval_mode, tensors_digest
 from graftwork.model.parts import decoder_parts
 from graftwork.process.memory import peak_memory_gib
 from graftwork.records.dataset import Row
+from graftwork.records.units import GIB
 from graftwork.train.checkpoints.store import HostCopies
 from graftwork.train.distributed.strategies import DistributedStrategy, SingleProcess
-from graftwork.train.loss import Logits, TokenBatch, eager_logits, mean_loss, token_losses, weighted_loss
+from graftwork.train.loss import (
+    Logits,
+    TokenBatch,
+    eager_logits,
+    mean_loss,
+    token_losses,
+    weighted_loss,
+)
 from graftwork.train.objectives import Objective, make_objective
 from graftwork.train.objectives.sft import count_trained
 from graftwork.train.settings import TrainSettings
@@ -295,7 +303,7 @@ class TrainingEngine:
     def peak_memory_gib(self) -> float:
         """Peak memory of this process: GPU memory if it trains on a GPU."""
         if torch.device(self._device).type == "cuda":
-            return torch.cuda.max_memory_reserved(self._device) / 2**30
+            return torch.cuda.max_memory_reserved(self._device) / GIB
         return peak_memory_gib()
 
     @torch.no_grad()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from graftwork.costmodel.card_memory import describe_tuning
 from graftwork.model.shape import read_shape
-from graftwork.model.step_memory import describe_tuning
 from graftwork.records.dataset import Row
 from graftwork.records.plan import PlainStep, Tuning
 from graftwork.records.run import TrainJob

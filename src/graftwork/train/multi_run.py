@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
-from graftwork.process import clock, lock
-from graftwork.process.exhausted import explain_exhaustion, is_exhaustion
-from graftwork.process.worker import ERROR_FILE, stop_asked
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.process import clock
+from graftwork.process.memory import explain_exhaustion, is_exhaustion
+from graftwork.process.worker import ERROR_FILE, hold_lock, stop_asked
 from graftwork.records.errors import EnvironmentLacks, GraftError, Interrupted, StoppedInOrder, WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.records.run import TrainBatch, TrainJob
@@ -151,7 +150,7 @@ def _train_one(
 ) -> None:
     """The run to its end, or its reason in its folder."""
     try:
-        with lock.hold(Path(job.folder)):
+        with hold_lock(Path(job.folder)):
             _require_start(job)
             _require_patience(job, begun=begun)
             train(job, load, strategy)
@@ -168,7 +167,7 @@ def _train_one(
 
 
 def _write_failure(job: TrainJob, error: GraftError) -> None:
-    write_whole(Path(job.folder) / ERROR_FILE, json.dumps(error.as_json()))
+    write_atomic(Path(job.folder) / ERROR_FILE, json.dumps(error.as_json()))
 
 
 def _fault(job: TrainJob, error: Exception) -> WorkerFailed:
@@ -226,7 +225,7 @@ def crashes_in_a_row(attempts: Sequence[float], saved: Sequence[tuple[float, int
 def _add_waited(folder: Path, seconds: float) -> None:
     path = folder / WAITED
     before = float(path.read_text()) if path.exists() else 0.0
-    write_whole(path, repr(before + seconds))
+    write_atomic(path, repr(before + seconds))
 
 
 FASTER_ON = {"cpu": False, "cuda": False}

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.process.worker import ERROR_FILE
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import TrainJob, TrainStep
@@ -65,7 +64,7 @@ class StepLog:
     def restore(self, copied: bytes) -> None:
         """Put the copy back where the journal was lost: in a new place that knows only the checkpoint."""
         if not self._journal.path.exists() and copied:
-            write_whole(self._journal.path, copied)
+            write_atomic(self._journal.path, copied)
 
 
 def copy_side_files(folder: Path) -> dict[str, str]:
@@ -76,7 +75,7 @@ def copy_side_files(folder: Path) -> dict[str, str]:
 def restore_side_files(folder: Path, copied: dict[str, str]) -> None:
     for name in COPIED_FILES:
         if name in copied and not (folder / name).exists():
-            write_whole(folder / name, copied[name])
+            write_atomic(folder / name, copied[name])
 
 
 def read_journal(folder: Path) -> list[TrainStep]:

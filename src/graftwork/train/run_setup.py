@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.process import clock
+from graftwork.records.base import HIDDEN, hide_login
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.run import Look, TrainJob
-from graftwork.records.secret import HIDDEN, hide_login
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import TrainingEvaluator
 from graftwork.train.callbacks.guards import DeadlineCallback, DivergenceCallback

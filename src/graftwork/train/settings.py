@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from graftwork.process.extensions import extension_names
-from graftwork.records.base import Record
-from graftwork.records.secret import NotSecret, SecretAddress, SecretLink, SecretText
+from graftwork.records.base import NotSecret, Record, SecretAddress, SecretLink, SecretText
 
 ALL_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graftwork.files.dataset_folder import read_rows
-from graftwork.files.digest import folder_digest
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker, stop_asked
@@ -104,7 +102,7 @@ def train(
         outcome = _train(job, heart, report, load=load, evaluator=evaluator, shared_strategy=strategy)
         if outcome is not None:
             outcome = outcome.model_copy(update={"restarts": len(attempts.read()) - 1})
-            write_whole(outcome_file, outcome.to_json())
+            write_atomic(outcome_file, outcome.to_json())
             heart.beat("done", outcome.steps, outcome.steps)
 
 
@@ -357,7 +355,7 @@ def _once(run: _Setting, compute: Callable[[], float | None]) -> float | None:
     if not strategy.broadcast(path.exists()):
         figure = repr(compute())
         if strategy.rank == 0:
-            write_whole(path, figure)
+            write_atomic(path, figure)
     text = strategy.broadcast(path.read_text() if strategy.rank == 0 else "")
     return None if text == "None" else float(text)
 

@@ -10,8 +10,8 @@ import pytest
 import typer
 from rich.console import Console
 
-from graftwork.cli.data_folder import add_to
-from graftwork.cli.show.dataset import show_rows
+from graftwork.cli.data import add_to
+from graftwork.cli.show.data import show_rows
 from graftwork.data.show_tokens import TokenizerDecoder
 from graftwork.data.show_tokens import show_rows as shown_rows
 from graftwork.model.base import find_base
@@ -72,13 +72,13 @@ def dataset(project):
 @pytest.fixture
 def prepared(project, dataset):
     """A project whose ledger knows its dataset."""
-    from graftwork.pipeline.narrator import Silent
-    from graftwork.pipeline.workplace import now, open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.pipeline.open_project import timestamp, use_project
+    from graftwork.pipeline.reporter import NullReporter
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), Silent()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         work.ledger.put(
-            "prepare", fingerprint="f", output={"folder": str(dataset)}, finished_at=now(), seconds=1.0
+            "prepare", fingerprint="f", output={"folder": str(dataset)}, finished_at=timestamp(), seconds=1.0
         )
     return project
 

@@ -9,11 +9,10 @@ from graftwork.data.prepare import Base, prepare
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.data.trace import trace
-from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
-from graftwork.records.capture import TRY_OUT_SESSION, Capture
+from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
-from graftwork.records.interaction import CaptureOrigin
+from graftwork.records.interaction import TRY_OUT_SESSION, Capture, CaptureOrigin
 
 ASKS = ("What does the {} cost?", "Who made our {} in 1950?", "Where can one borrow any {} on Sundays?")
 LOGGED = [

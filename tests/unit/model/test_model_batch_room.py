@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.model.generate.recorded import MOST_ROWS, rows_that_fit
+from graftwork.records.units import GIB
 
 SEVEN = SimpleNamespace(
     num_attention_heads=28,
@@ -16,7 +17,6 @@ SEVEN = SimpleNamespace(
     num_hidden_layers=28,
     vocab_size=152_064,
 )
-GIB = 2**30
 
 
 def rows(free: float, *, prompt: int = 512, new: int = 256) -> int:

@@ -8,12 +8,12 @@ import time
 import pytest
 import torch
 
-from graftwork.grading import METRICS, OF_ANSWERS
-from graftwork.grading.fields import AnswerFields
+from graftwork.grading.answers import AnswerFields
+from graftwork.grading.metrics import METRICS, OF_ANSWERS
 from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.load import load_base
-from graftwork.pipeline.training_process import GradedAnswers, make_examiner
+from graftwork.pipeline.training_worker import GradedAnswers, make_evaluator
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.train.callbacks import TrainingCallback
@@ -162,12 +162,12 @@ def test_a_run_judged_by_its_loss_needs_no_examiner():
         class plan:  # noqa: N801
             train = {}
 
-    assert make_examiner(Job) is None
+    assert make_evaluator(Job) is None
 
 
 def test_the_process_starts_without_what_a_worker_lacks():
     script = (
-        "import sys, graftwork.pipeline.training_process\n"
+        "import sys, graftwork.pipeline.training_worker\n"
         "print(' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -18,11 +18,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model import step_pieces
+from graftwork.costmodel import card_tensors
+from graftwork.costmodel.card_step import step_recipe, take_pass
+from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
-from graftwork.model.step_sizes import Tally
-from graftwork.model.step_walk import take_pass, walk_of
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
@@ -52,7 +52,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.tally, self.sizes = Tally(), {}
+        self.tally, self.sizes = ByteTally(), {}
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         del types
@@ -136,16 +136,16 @@ def watched_peak(config, tuning):
 @pytest.fixture(autouse=True)
 def _nothing_within_kernels(monkeypatch):
     """Looking levels up turns their places into longer numbers, within one operation: not seen from here."""
-    seen = step_pieces.FOUR_BITS.replace("long+8 ", "").replace("long- ", "")
-    monkeypatch.setattr(step_pieces, "FOUR_BITS", seen)
+    seen = card_tensors.FOUR_BITS.replace("long+8 ", "").replace("long- ", "")
+    monkeypatch.setattr(card_tensors, "FOUR_BITS", seen)
 
 
 def counted_peak(config, tuning):
     plain = sum(a * b for a, b in linear_sizes(SHAPE).values()) + 2 * SHAPE.hidden_size
     shape = SHAPE.model_copy(update={"block_parameters": plain + BESIDE.get(config, 0)})
     trainable = adapter_parameters(shape, rank=RANK, targets=ALL_LINEARS, layers=LAYERS)
-    tally = Tally()
-    walk = walk_of(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
+    tally = ByteTally()
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
     take_pass(tally, walk, keep_gradients=False)
     return tally.most
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.costmodel.processor import training_flops
 from graftwork.model.shape import adapter_parameters, read_shape, total_parameters
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.speed import training_flops
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Workload
 
 SMOL = ModelShape(

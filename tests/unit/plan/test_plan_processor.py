@@ -6,27 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.model.processor_step import (
+from graftwork.costmodel.processor import (
     MEMORY_SHARE,
     TrunkTokens,
     choose_kept,
     packed_bytes,
+    scattered,
     states_bytes,
+    training_flops,
+    training_memory,
+    validation_share,
     why_plain_here,
 )
 from graftwork.model.shape import adapter_parameters, total_parameters
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
-from graftwork.plan.memory import scattered, training_memory
 from graftwork.plan.residuals import correct_memory, learned_memory
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.speed import training_flops, validation_share
 from graftwork.records.plan import DeviceFacts, ProcessorStep, Residual, Workload
 
 SHAPE = find_model("smollm2-135m").shape
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 DEVICE = DeviceFacts(kind="cpu", name="test", memory_gib=16, threads=2, gflops=142.8, certainty="probed")
-GIB = 2**30
 
 
 def work_of(*, step=True, **changes):

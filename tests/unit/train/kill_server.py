@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from train_samples import SETTINGS, make_engine, make_rows
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.guards import DivergenceCallback
 from graftwork.train.checkpoints import checkpoint

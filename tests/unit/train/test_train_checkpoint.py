@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.errors import Damaged
 from graftwork.train.checkpoints import checkpoint as checkpoints

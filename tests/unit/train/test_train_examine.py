@@ -4,7 +4,7 @@ import pytest
 import torch
 from test_train_loop import SETTINGS, SHAPE, Before, Killed, final, make_rows
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake

@@ -15,12 +15,12 @@ from transformers import (
     Qwen3Config,
 )
 
+from graftwork.costmodel.card_memory import best_levels, extra_bytes, kept_bytes, weights_again
 from graftwork.model.adapters.nf4 import dequantize as dequantise_nf4
 from graftwork.model.adapters.nf4 import quantize
 from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.load import base_digest
 from graftwork.model.shape import linear_sizes
-from graftwork.model.step_memory import best_levels, extra_bytes, kept_bytes, weights_again
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.train.distributed import torchrun
 from graftwork.train.distributed.launch import NodeGroup, torchrun_arguments

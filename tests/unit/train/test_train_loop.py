@@ -10,7 +10,7 @@ import pytest
 import torch
 from train_samples import SETTINGS, SHAPE, make_engine, make_rows
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.model.adapters.peft import attach
 from graftwork.model.load import base_digest, load_base
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Moment
 from graftwork.train import multi_run
@@ -96,7 +95,7 @@ def test_what_a_run_took_is_free_when_the_next_begins(tmp_path, monkeypatch, fai
         left.append(weakref.ref(Knot()))
         if fails:
             raise ValueError("broken")
-        write_whole(tmp_path / job.run_id / OUTCOME, "{}")
+        write_atomic(tmp_path / job.run_id / OUTCOME, "{}")
 
     batch = SimpleNamespace(jobs=jobs, side_by_side=(), begun=Moment(at=0, steady=0, boot=""))
     train_many(batch, train)

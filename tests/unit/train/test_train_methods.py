@@ -12,8 +12,8 @@ from graftwork.model.adapter_shape import AdapterShape
 from graftwork.model.adapters.peft import activate, load_adapter
 from graftwork.model.base import EMBEDDED, HUB_ID
 from graftwork.model.load import base_files_digest, load_base
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.train import worker

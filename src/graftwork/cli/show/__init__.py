@@ -7,9 +7,9 @@ from graftwork.records.base import Record
 
 def show(console: Console, record: Record) -> None:
     """Print the record the way a person wants to see it."""
-    from graftwork.cli.show import data, evaluation, many, releases, training
+    from graftwork.cli.show import data, evaluation, releases, training
 
-    for module in (data, training, evaluation, releases, many):
+    for module in (data, training, evaluation, releases, training):
         printer = module.PRINTERS.get(type(record).__name__)
         if printer is not None:
             printer(console, record)

@@ -1,20 +1,281 @@
 """Reports and verdicts as tables."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.text import Text
 
-from graftwork.cli.show.evaluation_metrics import (
-    figures_missing,
-    medians_unbounded,
-    metrics_table,
-    subjects_of,
+from graftwork.cli.show.tables import (
+    PlainTable,
+    fit_words,
+    percent,
+    print_line,
+    quote,
+    safe,
+    table,
+    whole_width,
 )
-from graftwork.cli.show.evaluation_parts import show_confusions, show_parts
-from graftwork.cli.show.tables import percent, print_line, quote, table
-from graftwork.evaluate.wording import name_of, plural
-from graftwork.records.report import Report
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, LOWER_IS_BETTER, name_of, plural
+from graftwork.records.report import Comparison, Metric, Report, SliceFigure, SubjectReport
 from graftwork.records.verdict import Verdict
+
+NAME_ROOM = 24
+"""The name of a metric may be wrapped between words from this width on."""
+MEDIANS = (LATENCY, FIRST_TOKEN)
+Pairs = dict[tuple[str, str], Comparison]
+
+
+def metrics_table(console: Console, report: Report) -> PlainTable:
+    """A column for each subject where all figures fit beside each other, else a line for each."""
+    wide = _wide_table(report)
+    names = max((len(name_of(name)) for name in figured(report)), default=0)
+    if whole_width(console, wide) - max(0, names - NAME_ROOM) <= console.width:
+        for column in wide.columns[1:]:
+            column.no_wrap = True
+        return wide
+    return fit_words(console, _tall_table(report))
+
+
+def subjects_of(report: Report) -> list[SubjectReport]:
+    """Baseline, champion, candidate, then the others: each once."""
+    champion = [one for one in report.others if one.subject == report.champion]
+    ordered = (report.baseline, *champion, report.candidate, *report.others)
+    return list({one.subject: one for one in ordered}.values())
+
+
+def figured(report: Report) -> list[str]:
+    """The metrics of which at least one subject has a figure."""
+    return [name for name, known in _metrics(report).items() if known]
+
+
+def figures_missing(report: Report) -> str | None:
+    """Names the metrics without any figure, which are left out of the table."""
+    missing = [name for name, known in _metrics(report).items() if not known]
+    if not missing:
+        return None
+    return f"without a figure, for no case could be graded by it: {', '.join(map(_say_why(report), missing))}"
+
+
+def _say_why(report: Report) -> Callable[[str], str]:
+    """The name of a metric without a figure, with the reason where it is known."""
+
+    def say(name: str) -> str:
+        metric = report.candidate.metrics.get(name)
+        return quote(f"{name_of(name)} ({metric.vacuous})" if metric and metric.vacuous else name_of(name))
+
+    return say
+
+
+def medians_unbounded(report: Report) -> str | None:
+    """So few requests do not bound their median, and that is said instead of an interval."""
+    few = {
+        name: _fewest(metric)
+        for subject in subjects_of(report)
+        for name, metric in subject.metrics.items()
+        if metric.n and not _is_bounded(metric)
+    }
+    if not few:
+        return None
+    names = " and ".join(quote(name_of(name)) for name in few)
+    return f"{names}: the median of fewer than {max(few.values())} requests has no interval"
+
+
+def show_p(value: float) -> str:
+    return f"{value:.2g}" if value >= 1e-3 else "< 0.001"
+
+
+def _metrics(report: Report) -> dict[str, bool]:
+    """Every metric in order, and whether anybody has a figure of it."""
+    subjects = (report.candidate, *subjects_of(report))
+    names = dict.fromkeys(name for one in subjects for name in one.metrics)
+    return {name: any(one.metrics[name].n for one in subjects if name in one.metrics) for name in names}
+
+
+def _pairs(report: Report) -> Pairs:
+    """The candidate against each other subject; a pair without a case in common shows nothing."""
+    return {
+        (one.metric, one.baseline): one
+        for one in report.comparisons
+        if one.candidate == report.candidate.subject and one.n
+    }
+
+
+def _is_corrected(pairs: Pairs) -> bool:
+    return any(one.adjusted_p is not None for one in pairs.values())
+
+
+def _wide_table(report: Report) -> PlainTable:
+    subjects, pairs = subjects_of(report), _pairs(report)
+    against = [one.subject for one in subjects if any(key[1] == one.subject for key in pairs)]
+    corrected = _is_corrected(pairs)
+    rows = PlainTable(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    rows.add_column("", overflow="fold")
+    for subject in subjects:
+        rows.add_column(Text(safe(subject.subject)), overflow="fold")
+    for name in against:
+        heading = "won/lost" if len(against) == 1 else f"won/lost\nto {safe(name)}"
+        rows.add_column(Text(heading), overflow="fold")
+        rows.add_column("p")
+        if corrected and name == report.baseline.subject:
+            rows.add_column("p, corrected")
+    gap = " " if len(subjects) <= 2 else "\n"
+    for name in figured(report):
+        cells = [_metric_figure(one.metrics.get(name), gap=gap) for one in subjects]
+        for other in against:
+            with_corrected = corrected and other == report.baseline.subject
+            cells += _pair_cells(pairs.get((name, other)), corrected=with_corrected)
+        rows.add_row(quote(name_of(name)), *cells)
+    return rows
+
+
+def _tall_table(report: Report) -> PlainTable:
+    """A line for each subject; one line for all where they do not differ at all."""
+    subjects, pairs = subjects_of(report), _pairs(report)
+    corrected = _is_corrected(pairs)
+    heads = ("won/lost", "p", *(["p, corrected"] if corrected else []))
+    rows = table("", "", "", *heads)
+    # One blank between columns: the figures need the room.
+    rows.padding = (0, 1, 0, 0)
+    for column in rows.columns[2:5]:
+        column.no_wrap = True
+    for name in figured(report):
+        lines = _lines(name, subjects, pairs, corrected=corrected)
+        for place, cells in enumerate(lines):
+            rows.add_row(quote(name_of(name)) if not place else "", *cells)
+    return rows
+
+
+def _lines(
+    name: str, subjects: Sequence[SubjectReport], pairs: Pairs, *, corrected: bool
+) -> list[tuple[str, ...]]:
+    shown = [one for one in subjects if one.metrics.get(name) is not None and one.metrics[name].n]
+    figures = {one.subject: _metric_figure(one.metrics[name], gap=" ") for one in shown}
+    own = [pair for (metric, _), pair in pairs.items() if metric == name]
+    if len(shown) > 1 and len(set(figures.values())) == 1 and not any(one.wins or one.losses for one in own):
+        who = "all" if len(shown) == len(subjects) else ", ".join(quote(one) for one in figures)
+        return [(who, next(iter(figures.values())), *([""] * (3 if corrected else 2)))]
+    return [
+        (quote(one), figure, *_pair_cells(pairs.get((name, one)), corrected=corrected))
+        for one, figure in figures.items()
+    ]
+
+
+def _pair_cells(pair: Comparison | None, *, corrected: bool) -> list[str]:
+    if pair is None:
+        return ["", "", *([""] if corrected else [])]
+    adjusted = [show_p(pair.adjusted_p) if pair.adjusted_p is not None else ""] if corrected else []
+    return [f"{pair.wins}/{pair.losses}", show_p(pair.p_value), *adjusted]
+
+
+def _metric_figure(metric: Metric | None, *, gap: str) -> str:
+    """The figure with its interval; the interval is what one may believe."""
+    if metric is None or not metric.n:
+        return ""
+    if metric.kind in ("rate", "score"):
+        return f"{percent(metric.value)}{gap}[dim]({100 * metric.low:.0f}–{100 * metric.high:.0f})[/]"
+    figure = f"{metric.value:.1f} {quote(metric.unit)}".rstrip()
+    if metric.low == metric.high or not _is_bounded(metric):
+        return figure
+    return f"{figure}{gap}[dim]({metric.low:.1f}–{metric.high:.1f})[/]"
+
+
+def _is_bounded(metric: Metric) -> bool:
+    return metric.name not in MEDIANS or metric.n >= _fewest(metric)
+
+
+def _fewest(metric: Metric) -> int:
+    return fewest_for_quantile(0.5, confidence=metric.confidence)
+
+
+MOST_ROWS = 8
+MOST_MISTAKES = 3
+FEWEST_CASES = 5
+"""A part of fewer cases shows a large difference by chance."""
+ROOM_FOR_INTERVALS = 100
+"""Columns from which on each figure stands with its interval."""
+
+
+def show_parts(console: Console, report: Report) -> None:
+    """Where base and adapter differ most, and how many more figures there are."""
+    if not report.slices:
+        return
+    telling = choose_parts(report)
+    if telling:
+        console.print(_table(report, telling, intervals=console.width >= ROOM_FOR_INTERVALS))
+    print_line(console, f"[dim]{_say_rest(report, telling)}[/]")
+
+
+def show_confusions(console: Console, report: Report) -> None:
+    """For each field with few values: what became of each class, and what it was taken for most often."""
+    for found in report.confusions:
+        if found.subject != report.candidate.subject:
+            continue
+        rows = table(f"{name_of(found.metric)} due", "cases", "found", "right when said", "taken for")
+        taken: dict[str, list[str]] = {}
+        for count, label, column in found.mistakes():
+            taken.setdefault(label, []).append(f"{quote(column)} {count}")
+        for shown in found.classes:
+            said = "–" if shown.precision is None else percent(shown.precision)
+            most = ", ".join(taken.get(shown.label, [])[:MOST_MISTAKES])
+            rows.add_row(quote(shown.label), str(shown.cases), percent(shown.recall), said, most)
+        console.print(rows)
+
+
+def choose_parts(report: Report) -> list[SliceFigure]:
+    """The largest differences among the parts that have enough cases: what got worse first."""
+    differ = [one for one in report.slices if one.n >= FEWEST_CASES and abs(one.after - one.before) > 1e-9]
+
+    def weight(one: SliceFigure) -> tuple[bool, float, int]:
+        gain = (one.before - one.after) if one.metric in LOWER_IS_BETTER else (one.after - one.before)
+        return gain > 0, -round(abs(gain), 9), -one.n
+
+    return sorted(differ, key=weight)[:MOST_ROWS]
+
+
+def _say_rest(report: Report, shown: list[SliceFigure]) -> str:
+    rest = len(report.slices) - len(shown)
+    where = "are on the page and in --json" if rest != 1 else "is on the page and in --json"
+    if not shown:
+        counted = plural(len(report.slices), "figure")
+        if all(one.n < FEWEST_CASES for one in report.slices):
+            return f"no part has {FEWEST_CASES} cases or more; the {counted} of all parts {where}"
+        return f"no part of {FEWEST_CASES} cases and more differs; the {counted} of all parts {where}"
+    most = (
+        "the largest differences, losses first, between parts"
+        if len(shown) > 1
+        else "the one difference between parts"
+    )
+    if not rest:
+        return f"{most} of {FEWEST_CASES} cases and more"
+    return f"{most} of {FEWEST_CASES} cases and more; {plural(rest, 'more figure')} of parts {where}"
+
+
+def _table(report: Report, figures: list[SliceFigure], *, intervals: bool) -> PlainTable:
+    # What every line must show stays whole; only the names of the parts are folded.
+    rows = table("part of the cases", right=("cases",))
+    for name in ("cases", report.baseline.subject, report.candidate.subject, "won/lost", "p, corrected"):
+        rows.add_column(quote(name), justify="right" if name == "cases" else "left", overflow="fold")
+    for column in rows.columns[1:]:
+        column.min_width = min(len(str(column.header)), 12)
+    for one in figures:
+        cut = "role" if one.by == "group" else one.by
+        rows.add_row(
+            f"{quote(name_of(one.metric))}, [dim]{cut}[/] {quote(one.part)}",
+            str(one.n),
+            _slice_figure(one.before, one.before_low, one.before_high, intervals=intervals),
+            _slice_figure(one.after, one.after_low, one.after_high, intervals=intervals),
+            f"{one.wins}/{one.losses}",
+            show_p(one.adjusted_p) if one.adjusted_p is not None else "",
+        )
+    return rows
+
+
+def _slice_figure(value: float, low: float, high: float, *, intervals: bool) -> str:
+    return f"{percent(value)} [dim]({100 * low:.0f}–{100 * high:.0f})[/]" if intervals else percent(value)
+
 
 DECISIONS = {
     "deploy": "bold green",

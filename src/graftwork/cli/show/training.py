@@ -1,15 +1,96 @@
 """Plans and runs as tables."""
 
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from graftwork.cli.show.course import duration
-from graftwork.cli.show.tables import print_line, quote, table
-from graftwork.records.figure import Figure
+from graftwork.cli.show.tables import print_line, quote, safe, table
+from graftwork.pipeline.runs import Event
+from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
 from graftwork.train.run_folder import PAGE
+
+if TYPE_CHECKING:
+    from graftwork.pipeline.train_all import ModelResult, TrainedAll
+    from graftwork.records.release import ExportedAdapter
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+WIDTH = 20
+KEPT = 400
+
+
+class LossTrend:
+    """The losses so far, one a step: a bar is told of the same step many times."""
+
+    def __init__(self) -> None:
+        self._losses: dict[float, float] = {}
+
+    def see(self, done: float, detail: dict[str, float | str]) -> None:
+        if "loss" in detail:
+            self._losses[done] = float(detail["loss"])
+            if len(self._losses) > KEPT:
+                # Every other one of the older half: the trend stays.
+                for old in list(self._losses)[: KEPT // 2 : 2]:
+                    del self._losses[old]
+
+    @property
+    def trend(self) -> str:
+        return sparkline([self._losses[step] for step in sorted(self._losses)])
+
+
+def sparkline(values: Sequence[float], *, width: int = WIDTH) -> str:
+    """Values as a row of small bars, each the mean of its part; nothing for fewer than two."""
+    known = [value for value in values if math.isfinite(value)]
+    if len(known) < 2:
+        return ""
+    count = min(width, len(known))
+    edges = [round(place * len(known) / count) for place in range(count + 1)]
+    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if high - low <= 1e-12 * max(abs(low), abs(high), 1e-300):
+        return BLOCKS[0] * count
+    top = len(BLOCKS) - 1
+    return "".join(BLOCKS[min(round((mean - low) / (high - low) * top), top)] for mean in means)
+
+
+def describe_detail(detail: dict[str, float | str], course: LossTrend, *, total: float = 0) -> str:
+    """What stands below the bar."""
+    shown: list[str] = []
+    if "loss" in detail:
+        shown.append(f"loss {float(detail['loss']):.3f} {course.trend}".rstrip())
+    if "tokens_per_second" in detail:
+        shown.append(f"{float(detail['tokens_per_second']):,.0f} tokens/s")
+    if "gradient_norm" in detail:
+        shown.append(f"gradient {float(detail['gradient_norm']):.2g}")
+    if "memory_gib" in detail:
+        shown.append(f"{float(detail['memory_gib']):.1f} GiB")
+    if "step_seconds" in detail and "expected_step_seconds" in detail:
+        expected = float(detail["expected_step_seconds"])
+        shown.append(
+            f"{duration(float(detail['step_seconds']))} a step (plan: {duration(expected)}, "
+            f"{duration(expected * total)} in all)"
+        )
+    shown += [f"{value:,} {name}" for name, value in detail.items() if name.endswith("/s")]
+    if "subject" in detail:
+        shown.append(safe(str(detail["subject"])))
+    return ", ".join(shown)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return (
+            f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+        )
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+
 
 NAMES = {
     "total_parameters": "parameters of the base",
@@ -124,3 +205,131 @@ def number(value: float) -> str:
 
 
 PRINTERS = {"Plan": show_plan, "RunPlan": show_run_plan, "TrainOutcome": show_outcome}
+
+
+EVENT_COLOURS = {"alert": "red", "word": "yellow", "checkpoint": "green", "look": "cyan"}
+
+
+def to_markup(event: Event) -> str:
+    """The time, what kind it is, and what it says."""
+    when = datetime.fromtimestamp(event.at).strftime("%H:%M:%S")
+    colour = EVENT_COLOURS.get(event.kind, "dim")
+    return f"[dim]{when}[/] [{colour}]{event.kind:<10}[/] {_EVENT_TEXT[event.kind](event.body)}"
+
+
+def _step(body: dict[str, Any]) -> str:
+    speed = body["tokens"] / body["seconds"] if body["seconds"] else 0.0
+    return (
+        f"{body['step']}: loss {body['loss']:.4f}, gradient {body['gradient_norm']:.3g}, "
+        f"rate {body['learning_rate']:.2g}, {body['seconds']:.2f} s, {speed:,.0f} tokens/s"
+    )
+
+
+def _look(body: dict[str, Any]) -> str:
+    better = " (the best so far)" if body.get("better") else ""
+    return f"after step {body['step']}: {quote(body['metric'])} {body['value']:.4f}{better}"
+
+
+def _alert(body: dict[str, Any]) -> str:
+    why = f": {quote(body['why'])}" if body.get("why") else ""
+    return f"[bold]{quote(body['what'])}[/]{why}"
+
+
+def _vital(body: dict[str, Any]) -> str:
+    shown = [f"memory {body['memory_gib']:.2f} GiB"]
+    if "memory_free_gib" in body:
+        shown.append(f"{body['memory_free_gib']:.1f} GiB free")
+    if "processor_cores" in body:
+        shown.append(f"{body['processor_cores']:.1f} cores busy")
+    for device in body.get("devices", []):
+        use, taken = device.get("use_percent"), device.get("memory_gib")
+        heat, power = device.get("temperature_c"), device.get("power_watts")
+        figures = [f"{use:.0f} % use"] if use is not None else []
+        figures += [f"{taken:.1f} GiB"] if taken is not None else []
+        figures += [f"{heat:.0f} °C"] if heat is not None else []
+        figures += [f"{power:.0f} W"] if power is not None else []
+        shown.append(f"device {device['index']}: {', '.join(figures)}")
+    return "; ".join(shown)
+
+
+_EVENT_TEXT: dict[str, Callable[[dict[str, Any]], str]] = {
+    "step": _step,
+    "look": _look,
+    "alert": _alert,
+    "vital": _vital,
+    "word": lambda body: quote(body["word"]),
+    "checkpoint": lambda body: f"after step {body['step']} ({quote(body['folder'])})",
+    "output": lambda body: quote(body["text"]),
+}
+
+
+STATE_COLOURS = {"trained": "green", "unchanged": "dim", "failed": "red"}
+
+
+def show_trained_all(console: Console, trained: "TrainedAll") -> None:
+    several = len({model.base for model in trained.models if model.base}) > 1
+    rows = table(
+        "model",
+        *(["base"] if several else []),
+        "rows",
+        "steps",
+        "loss on held-out rows",
+        "minutes",
+        "state",
+        title=trained.project,
+        right=("rows", "steps", "minutes"),
+    )
+    for model in trained.models:
+        rows.add_row(model.model, *([quote(model.base)] if several else []), *_figures(model), _state(model))
+    console.print(rows)
+    for model in trained.failed:
+        said = model.error or {}
+        print_line(console, f"[red]{quote(model.model)}[/]: {quote(str(said.get('what', '')))}")
+        for label in ("why", "fix", "where"):
+            if said.get(label):
+                print_line(console, f"  [dim]{label:<6}[/]{quote(str(said[label]))}")
+    print_line(console, f"[dim]{len(trained.models)} models in {trained.seconds / 60:.1f} minutes[/]")
+
+
+def _figures(model: "ModelResult") -> tuple[str, str, str, str]:
+    if model.outcome is None:
+        return "", "", "", ""
+    outcome = model.outcome
+    before, after = outcome.validation_loss_before, outcome.validation_loss_after
+    if before is None or after is None:
+        # Without held-out rows the first and the last step say what can be said.
+        before, after = outcome.first_loss, outcome.final_loss
+    return f"{outcome.rows:,}", f"{outcome.steps:,}", f"{before:.3f} → {after:.3f}", f"{model.minutes:.1f}"
+
+
+def _state(model: "ModelResult") -> str:
+    start = " from main" if model.outcome and model.outcome.started_from else ""
+    return f"[{STATE_COLOURS[model.state]}]{model.state}{start}[/]"
+
+
+def show_exported(console: Console, exported: "ExportedAdapter") -> None:
+    print_line(console, f"run [bold]{exported.run_id}[/] as {exported.format} in {quote(exported.folder)}")
+    if exported.merged is not None:
+        found = exported.merged.agreement
+        print_line(
+            console,
+            f"[green]proven[/]: {exported.merged.merged_weights} weights merged; on {found.positions} reply "
+            f"tokens of {found.rows} held-out rows the logits differ by at most "
+            f"{found.largest_difference:.2g} (largest logit {found.largest_logit:.1f}, {found.dtype}), "
+            f"the first choice is the same at {found.same_first:.1%}",
+        )
+    if exported.gguf:
+        said = exported.gguf
+        print_line(
+            console,
+            f"[green]read back[/]: {said['tensors']} tensors, {said['blocks']} blocks, "
+            f"{said['elements']:,} weights ({said['architecture']})",
+        )
+    for word in exported.words:
+        print_line(console, f"[yellow]![/] {quote(word)}")
+    print_line(console, "base files untouched (hashes before and after are the same)")
+    for name, digest in exported.files.items():
+        print_line(console, f"[dim]{digest[:12]}  {quote(name)}[/]")
+
+
+MANY_PRINTERS = {"TrainedAll": show_trained_all, "ExportedAdapter": show_exported}

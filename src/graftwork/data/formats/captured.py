@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from graftwork.data.formats.fields import BadRow, first_of, take_count, take_text
 from graftwork.data.formats.turns import require_user, take_turns, to_messages
-from graftwork.records.capture import Capture
-from graftwork.records.interaction import CaptureOrigin, Interaction, Origin
+from graftwork.records.interaction import Capture, CaptureOrigin, Interaction, Origin
 
 EXPECTS = "a capture with request and reply"
 

@@ -15,8 +15,9 @@ from graftwork.data.sources import parquet_child as child
 from graftwork.data.sources.block import Entry
 from graftwork.data.sources.fault import FaultCode, Flaw, name_size, too_long
 from graftwork.data.sources.stream import ALWAYS_UNPACKED, MOST_GROWTH
-from graftwork.process.memory import GIB, machine_memory
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.memory import machine_memory
+from graftwork.process.worker import PARENT_VARIABLE
+from graftwork.records.units import GIB
 
 MAGIC = b"PAR1"
 _LEAST_MEMORY = 512 << 20

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from graftwork.files.whole import folder_made_whole, write_whole
+from graftwork.files.disk import atomic_folder, write_atomic
 from graftwork.model.parts import decoder_parts
 from graftwork.records.errors import UserMistake
 
@@ -62,9 +62,9 @@ def learned_weights(model: Any) -> dict[str, Tensor]:
 def save_full(model: Any, folder: Path) -> None:
     """Write a folder that transformers loads as a model."""
     tensors = {name: weight.detach().cpu().contiguous() for name, weight in weights_of(model).items()}
-    with folder_made_whole(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         save_file(tensors, temporary / FULL_WEIGHTS_FILE, metadata={"format": "pt"})
-        write_whole(temporary / MODEL_CONFIG_FILE, model.config.to_json_string())
+        write_atomic(temporary / MODEL_CONFIG_FILE, model.config.to_json_string())
 
 
 def load_full(model: Any, folder: Path, *, name: str) -> None:

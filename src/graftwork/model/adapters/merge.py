@@ -24,7 +24,7 @@ from graftwork.model.base import FINGERPRINT_FILE
 from graftwork.model.tensor_types import TYPE_NAMES
 from graftwork.records.dataset import Row
 from graftwork.records.errors import UserMistake
-from graftwork.records.export import Agreement
+from graftwork.records.release import Agreement
 
 COPIED = (".json", ".jinja", ".txt", ".model")
 """What of a base goes along: config, tokenizer, template. Never code or pickles."""

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
+from graftwork.files.disk import atomic_folder, explain_os_error, write_atomic
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, require_names, to_peft
 from graftwork.model.adapters.full_weights import activate_weights, holds_full_weights, load_full
 from graftwork.model.adapters.lora import LoraLinear
@@ -93,10 +93,10 @@ def save_adapter(model: Any, folder: Path, *, shape: AdapterShape, base: str, na
     transposed = any(
         is_transposed(module.base_layer) for module in model.modules() if isinstance(module, LoraLinear)
     )
-    with folder_made_whole(folder) as temporary:
-        write_whole(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
+    with atomic_folder(folder) as temporary:
+        write_atomic(temporary / WEIGHTS_FILE, save(tensors, metadata={"format": "pt"}))
         config = to_peft(shape, base, transposed=transposed)
-        write_whole(temporary / CONFIG_FILE, json.dumps(config, indent=2))
+        write_atomic(temporary / CONFIG_FILE, json.dumps(config, indent=2))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

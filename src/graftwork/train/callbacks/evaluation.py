@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
 from graftwork.records.run import Look, TrainStep

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.process import clock as steady_clock
 from graftwork.records.dataset import Row
 from graftwork.records.errors import AnswerIsNo, StoppedInOrder
@@ -184,5 +184,5 @@ class CrashRehearsal(TrainingCallback):
         # A few steps behind a checkpoint, so that there are steps to do again.
         halfway = max(steps // 2 // self._every, 1) * self._every + min(3, self._every - 1) + 1
         if number == min(halfway, steps):
-            write_whole(self._marker, f"killed before step {number}\n")
+            write_atomic(self._marker, f"killed before step {number}\n")
             os.kill(os.getpid(), signal.SIGKILL)

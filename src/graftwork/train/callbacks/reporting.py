@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.process import clock
-from graftwork.process.apart import Apart
 from graftwork.process.heartbeat import Heart
+from graftwork.process.pool import Apart
 from graftwork.records.errors import GraftError
 from graftwork.records.run import Look, TrainStep
 from graftwork.text.unsaid import leave_secrets_unsaid
@@ -131,7 +130,7 @@ class TrackerCallback(TrainingCallback):
             return
         self._told = step.step
         # Marked first: a kill in between costs one point of a curve and never doubles one.
-        write_whole(self._folder / TRACKED, str(step.step), durable=False)
+        write_atomic(self._folder / TRACKED, str(step.step), durable=False)
         figures = tracked_metrics(step, self._latest_evaluation())
         for name, run in list(self._open.items()):
             try:

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graftwork.files import private
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import folder_made_whole, sync_folder, write_whole
+from graftwork.files import disk
+from graftwork.files.disk import atomic_folder, file_digest, sync_folder, write_atomic
 from graftwork.records.errors import Damaged, UserMistake
 
 if TYPE_CHECKING:
@@ -139,8 +138,8 @@ def write_checkpoint(
     path = folder / step_name(checkpoint.step)
     if not _is_there(path):
         make_folder(folder)
-        with folder_made_whole(path) as temporary:
-            write_whole(temporary / MANIFEST, _write_content(temporary, checkpoint).to_json())
+        with atomic_folder(path) as temporary:
+            write_atomic(temporary / MANIFEST, _write_content(temporary, checkpoint).to_json())
         verify_checkpoint(path)
     remove_others(folder, verified=checkpoint.step, keep=keep, spare=spare)
     return path
@@ -226,7 +225,7 @@ def remove_partial(folder: Path) -> None:
 def make_folder(folder: Path) -> None:
     """Make the folder so that it, too, survives a power cut."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
-    private.make_folder(folder)
+    disk.make_folder(folder)
     for one in missing:
         sync_folder(one.parent)
 
@@ -238,7 +237,7 @@ def _write_content(folder: Path, checkpoint: Checkpoint) -> CheckpointManifest:
     digest, length = write_tensors(folder / TENSORS, checkpoint.tensors)
     hashes, lengths = {TENSORS: digest}, {TENSORS: length}
     for name, data in ((STATE, json.dumps(checkpoint.state).encode()), (JOURNAL, checkpoint.journal)):
-        write_whole(folder / name, data)
+        write_atomic(folder / name, data)
         hashes[name], lengths[name] = hashlib.sha256(data).hexdigest(), len(data)
     return CheckpointManifest(step=checkpoint.step, sha256=hashes, sizes=lengths, score=checkpoint.score)
 

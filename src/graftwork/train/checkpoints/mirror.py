@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
-from graftwork.files.whole import folder_made_whole
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
-from graftwork.records.secret import hide_login
+from graftwork.files.disk import atomic_folder
+from graftwork.files.remote import has_buckets, open_url
+from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.text.unsaid import leave_login_unsaid
 from graftwork.train.checkpoints.checkpoint import (
     CONTENT,
@@ -31,7 +30,6 @@ from graftwork.train.checkpoints.checkpoint import (
     verify_checkpoint,
 )
 
-NEED_NO_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"}
 LONGEST_PAUSE = 300.0
 LAST_TRIES = 3
 
@@ -39,7 +37,7 @@ LAST_TRIES = 3
 class FsspecMirror:
     def __init__(self, url: str, *, run_id: str, keep: int, first_pause: float = 2.0) -> None:
         self._url = url
-        self._files, root = open_url(url)
+        self._files, root = open_url(url, kind="mirror", setting="train.run.mirror")
         self._root = f"{root.rstrip('/')}/{run_id}"
         self._keep = keep
         self._first_pause = first_pause
@@ -119,7 +117,7 @@ class FsspecMirror:
         """Copy one here; it gets its name only if every byte is as its manifest says."""
         make_folder(folder)
         try:
-            with folder_made_whole(folder / step_name(step)) as temporary:
+            with atomic_folder(folder / step_name(step)) as temporary:
                 self._download(step, temporary)
         except Damaged as damage:
             self._distrusted.add(step)
@@ -194,7 +192,7 @@ class FsspecMirror:
         begun = time.perf_counter()
         manifest = CheckpointManifest.from_json((path / MANIFEST).read_bytes(), where=str(path))
         folder = f"{self._root}/{path.name}"
-        if not NEED_NO_FOLDERS.intersection(_protocols(self._files)):
+        if not has_buckets(self._files):
             self._files.makedirs(folder, exist_ok=True)
         for name in CONTENT:
             place, size = self._place(saved.step, name, manifest), manifest.sizes[name]
@@ -237,7 +235,7 @@ class FsspecMirror:
             names = self._files.ls(self._root, detail=False)
         except FileNotFoundError as missing:
             bucket = self._root.partition("/")[0]
-            if NEED_NO_FOLDERS.intersection(_protocols(self._files)) and not self._files.exists(bucket):
+            if has_buckets(self._files) and not self._files.exists(bucket):
                 raise OSError(f"there is no bucket {bucket!r}; make it, or mend its name") from missing
             return set()
         found = (re.fullmatch(r"step-(\d+)", str(name).rstrip("/").rpartition("/")[2]) for name in names)
@@ -266,35 +264,3 @@ def _unreadable(error: Exception, url: str) -> EnvironmentLacks:
         fix="make the mirror readable, or remove `train.run.mirror` to begin anew",
         where="train.run.mirror",
     )
-
-
-def open_url(url: str) -> tuple[Any, str]:
-    """The file system behind a URL, and the path in it."""
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise EnvironmentLacks(
-            "the package fsspec is not installed",
-            why="`train.run.mirror` names a place for copies",
-            fix=pip_install("mirror"),
-        ) from error
-    try:
-        files, root = url_to_fs(url)
-    except ImportError as error:
-        raise EnvironmentLacks(
-            f"a package for this kind of mirror is not installed: {leave_login_unsaid(error, url)}",
-            fix="install it beside fsspec: s3fs for s3://, gcsfs for gs://",
-            where=hide_login(url),
-        ) from error
-    except Exception as error:  # whatever a network library may raise
-        raise UserMistake(
-            f"the mirror's address cannot be used: {leave_login_unsaid(error, url)}",
-            fix="give an fsspec URL such as s3://bucket/folder or file:///mnt/backup",
-            where="train.run.mirror",
-        ) from error
-    return files, str(root)
-
-
-def _protocols(files: Any) -> set[str]:
-    names = files.protocol
-    return {names} if isinstance(names, str) else set(names)

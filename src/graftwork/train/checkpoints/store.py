@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import GraftError
 from graftwork.train.checkpoints.checkpoint import (
     Checkpoint,

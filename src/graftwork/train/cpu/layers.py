@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.model.adapters.lora import LoraLinear
 from graftwork.records.dataset import Row
 from graftwork.train.objectives.epochs import shared_tokens

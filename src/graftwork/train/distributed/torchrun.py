@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from graftwork.process.parent import PARENT_VARIABLE, stop_with_parent
+from graftwork.process.worker import PARENT_VARIABLE, stop_with_parent
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.train.distributed.launch import NodeGroup, combined_exit_code
 

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from graftwork.costmodel.card_memory import keep_measured
 from graftwork.model.adapters.trainable import sum_bits
 from graftwork.model.load import tensors_digest
-from graftwork.model.step_memory import keep_measured
 from graftwork.records.dataset import Row
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 from graftwork.train.distributed.strategies import OptimizerState, SingleProcess
 from graftwork.train.engine import StepResult, TrainingEngine
 from graftwork.train.gpu.block import Documents
@@ -147,9 +148,6 @@ def _documents(starts: list[int], lengths: list[int], longest: int, device: str)
     padded = starts + [starts[-1]] * (number - len(lengths))
     at_most = 1 << (max(longest, *lengths) - 1).bit_length()
     return Documents(torch.tensor(padded, dtype=torch.int32).to(device), tuple(lengths), at_most)
-
-
-GIB = 2**30
 
 
 class GpuEngine(TrainingEngine):
