@@ -103,7 +103,7 @@ def ours(lines: Sequence[Line], what: str, name: str) -> Errors | None:
 
 def today_gib(line: Line, what: str) -> float | None:
     """What the computed estimate says now of a line of plain transformers."""
-    from graftwork.plan.memory_plain import plain_peak
+    from graftwork.costmodel.plain_memory import plain_peak
     from graftwork.records.fit import PlainSetup
 
     if line["engine"] != "hf":

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graftwork.pipeline.evaluation import Evaluated as Evaluated
     from graftwork.pipeline.reporter import NullReporter as NullReporter
     from graftwork.pipeline.reporter import Reporter as Reporter
-    from graftwork.pipeline.steps.prepare import Prepared as Prepared
+    from graftwork.pipeline.steps.data import PreparedData as PreparedData
     from graftwork.records.audit import Audit as Audit
     from graftwork.records.base import Figure as Figure
     from graftwork.records.errors import AnswerIsNo as AnswerIsNo
@@ -45,7 +45,7 @@ _MODULES = {
     "graftwork.api.project": ("Project", "init_project", "open_project"),
     "graftwork.pipeline.evaluation": ("Evaluated",),
     "graftwork.pipeline.reporter": ("NullReporter", "Reporter"),
-    "graftwork.pipeline.steps.prepare": ("Prepared",),
+    "graftwork.pipeline.steps.data": ("PreparedData",),
     "graftwork.records.audit": ("Audit",),
     "graftwork.records.base": ("Figure",),
     "graftwork.records.errors": ("AnswerIsNo", "EnvironmentLacks", "GraftError", "Stale", "UserMistake"),

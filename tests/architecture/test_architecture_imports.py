@@ -14,10 +14,11 @@ GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "proces
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
-    "files": {"records"},
+    "files": {"text", "records"},
     "text": {"records"},
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
+    "costmodel": {"model", "text", "files", "process", "records"},
     "inference": {"model", "text", "files", "process", "records"},
     "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},

@@ -14,25 +14,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
 from registry_samples import parts, publish_parts, write_adapter
 
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry.aliases import plan_rollback
 from graftwork.store.database import open_database
 
 
-def open_work(root: Path, url: str) -> Workplace:
-    return Workplace(project=open_project(root), database=open_database(url), reporter=NullReporter())
+def open_work(root: Path, url: str) -> OpenProject:
+    return OpenProject(project=open_project(root), database=open_database(url), reporter=NullReporter())
 
 
-def make_release(work: Workplace, scratch: Path, *, weights: bytes, **more) -> str:
+def make_release(work: OpenProject, scratch: Path, *, weights: bytes, **more) -> str:
     adapter = write_adapter(scratch, weights=weights)
     return publish_parts(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
 
 
-def choose(work: Workplace, chance: random.Random) -> str:
+def choose(work: OpenProject, chance: random.Random) -> str:
     return chance.choice([entry.id for entry in work.releases.entries() if entry.collected_at is None])
 
 

@@ -14,8 +14,8 @@ from new_database import new_database
 from registry_nursery import make_release, open_work
 from sqlalchemy import text
 
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
-from graftwork.pipeline.workplace import Workplace
 from graftwork.registry.folder import MINISIGN, verify_release
 from graftwork.registry.index import reachable_releases
 
@@ -90,7 +90,7 @@ def read_said(said: Path, current: str) -> tuple[set[str], str]:
     return allowed, interrupted
 
 
-def assert_whole(work: Workplace, allowed: set[str]) -> str:
+def assert_whole(work: OpenProject, allowed: set[str]) -> str:
     with work.database.write() as connection:
         # Taken only when a server has ended what the killed client had asked for.
         if work.database.engine.dialect.name == "sqlite":
@@ -116,7 +116,7 @@ def assert_whole(work: Workplace, allowed: set[str]) -> str:
     return aliases["champion"]
 
 
-def assert_tidy_after_one_more_collection(work: Workplace) -> None:
+def assert_tidy_after_one_more_collection(work: OpenProject) -> None:
     collect_garbage(work)
     store = open_store(work)
     assert not [*store.root.glob(".*.part"), *store.root.glob(".trash*"), *store.blobs.leftovers()]

@@ -15,11 +15,11 @@ from registry_samples import PROJECT, alias_move, parts, publish_parts, write_ad
 
 from graftwork.data.formats.captured import to_interaction
 from graftwork.pipeline.ab import compare_live
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink, describe_experiment
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.interaction import Origin
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
@@ -34,7 +34,7 @@ def prepare(root):
     """A project with two releases, behind champion and challenger."""
     settings = {"project": PROJECT, "data": {"logs": ["x.jsonl"]}, "evaluate": {"metrics": ["json_valid"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), NullReporter()) as work:
+    with use_project(open_project(root), NullReporter()) as work:
         for alias in ("champion", "challenger"):
             folder = write_adapter(root / alias, weights=alias.encode())
             made = publish_parts(folder=open_store(work), index=work.releases, **parts(folder))
@@ -102,7 +102,7 @@ def test_a_better_challenger_is_found_by_what_users_say_also_over_a_restart(tmp_
     aliases = prepare(tmp_path)
     likes = {aliases["champion"]: 0.3, aliases["challenger"]: 0.95}
     settings = ServeSettings(port=0, split=SplitSettings(share=0.4))
-    with open_workplace(open_project(tmp_path), NullReporter()) as work:
+    with use_project(open_project(tmp_path), NullReporter()) as work:
         pair = (aliases["champion"], aliases["challenger"])
         assert "experiment" in describe_experiment(work, settings)
         before = compare_live(work, "champion", "challenger", metric="feedback")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 pytestmark = pytest.mark.gpu
 NOISE = 0.02
@@ -29,12 +29,12 @@ def dataset(tmp_path_factory):
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
+    from graftwork.costmodel.card_tuning import choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
     from graftwork.plan.estimate import make_plan
     from graftwork.plan.settings import PlanSettings
-    from graftwork.plan.tuning import choose_tuning
     from graftwork.records.plan import Workload
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 

@@ -28,9 +28,9 @@ from archive_corpus import Good, name_by_content
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
-from graftwork.files.dataset_folder import hash_manifest
-from graftwork.files.dataset_folder import read_manifest as read_dataset
-from graftwork.files.digest import folder_digest
+from graftwork.files.dataset import hash_manifest
+from graftwork.files.dataset import read_manifest as read_dataset
+from graftwork.files.disk import folder_digest
 from graftwork.model.adapter_shape import AdapterShape, from_peft, parse_peft, to_peft
 from graftwork.records.errors import GraftError
 from graftwork.registry.folder import read_manifest, verify_release
@@ -38,7 +38,13 @@ from graftwork.registry.peft import AdapterTarget, import_peft_folder, inspect_a
 from graftwork.registry.store import ReleaseStore
 from graftwork.registry.transfer.archive import read_archive
 from graftwork.registry.transfer.remote_store import RemoteStore
-from graftwork.train.checkpoint import CONTENT, Manifest, saved_in, step_name, verify
+from graftwork.train.checkpoints.checkpoint import (
+    CONTENT,
+    CheckpointManifest,
+    list_saved,
+    step_name,
+    verify_checkpoint,
+)
 
 DEEP = 5_000
 MARK = "\u0001mark {} \u0001"
@@ -167,11 +173,11 @@ def check_checkpoint(samples: Samples, folder: Path, dice: random.Random) -> Non
         (path / name).write_bytes(data)
     text = broken(samples.checkpoint, dice)
     (path / "manifest.json").write_bytes(text)
-    found = allowed(lambda: Manifest.from_json(text, where="here"))
+    found = allowed(lambda: CheckpointManifest.from_json(text, where="here"))
     if found is not None and (found.step < 0 or min(found.sizes.values()) < 0):
         raise Failed("a step or a size is below zero")
-    allowed(lambda: verify(path))
-    saved_in(folder)
+    allowed(lambda: verify_checkpoint(path))
+    list_saved(folder)
 
 
 def check_adapter(samples: Samples, folder: Path, dice: random.Random) -> None:

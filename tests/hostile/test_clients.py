@@ -22,7 +22,7 @@ from graftwork.evaluate.settings import JudgeSettings
 from graftwork.inference.endpoint import EndpointEngine, TryAgain
 from graftwork.inference.engine import DecodingSettings
 from graftwork.process.alert import post
-from graftwork.process.retry import Retries, may_pass, retry_after
+from graftwork.process.http_client import Retries, may_pass, retry_after
 from graftwork.records.errors import EnvironmentLacks, GraftError
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Endpoint, EvalJob

@@ -18,7 +18,7 @@ from graftwork.data.sources.block import MOST_LINES, Entry
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.parquet import _read_frames
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
-from graftwork.plan.lint.written import read_written
+from graftwork.plan.lint.facts import read_written
 from graftwork.project.load import load_settings
 from graftwork.records.errors import GraftError, UserMistake
 

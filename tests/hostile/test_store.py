@@ -23,9 +23,9 @@ from postgres_server import Server, is_supported, restartable_postgres
 from registry_samples import alias_move, parts, publish_parts, write_adapter
 from store_samples import PROJECT, capture, release
 
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks
 from graftwork.registry.store import ReleaseStore
 from graftwork.store.captures import CaptureStore
@@ -275,7 +275,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
     (small_disk / "graft.yaml").write_text(f"project: {PROJECT}\ndata:\n  logs: [x.jsonl]\n")
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(2**20))
-    with open_workplace(open_project(small_disk), NullReporter()) as work:
+    with use_project(open_project(small_disk), NullReporter()) as work:
         kept = fill(work.captures)
         assert kept > 0
         # What was kept can be read on the full disk, and a promise that was refused left no trace.
@@ -285,7 +285,7 @@ def test_on_a_full_disk_nothing_is_half_and_the_work_goes_on_when_there_is_room(
         assert work.captures.count() == kept
         ballast.unlink()
         assert work.captures.add([capture("after")]) == 1
-    with open_workplace(open_project(small_disk), NullReporter()) as again:
+    with use_project(open_project(small_disk), NullReporter()) as again:
         assert again.captures.count() == kept + 1
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
-from graftwork.pipeline.pace import tell_pace
-from graftwork.pipeline.reporter import NullReporter, Reporter
-from graftwork.pipeline.sight import see_what_is_there
-from graftwork.process import lock
-from graftwork.project.folder import ProjectFolder
+from graftwork.pipeline.reporter import NullReporter, Reporter, progress_listener
+from graftwork.pipeline.steps.data import audit_context_here
+from graftwork.process import worker
+from graftwork.project.load import ProjectFolder
 from graftwork.records.audit import Audit
 from graftwork.records.errors import Busy
 
@@ -25,7 +24,7 @@ def audit_files(files: Sequence[str], *, reporter: Reporter | None = None) -> Au
 
 def audit_with_settings(folder: ProjectFolder, files: Sequence[str], *, reporter: Reporter) -> Audit:
     """Audit other files than the project's logs, with the project's data settings."""
-    sight = see_what_is_there(folder)
+    sight = audit_context_here(folder)
     settings = sight.settings.model_copy(update={"logs": tuple(files)})
     return _audit_aside(replace(sight, settings=settings), reporter)
 
@@ -36,7 +35,10 @@ def audit_project(folder: ProjectFolder, *, reporter: Reporter) -> Audit:
 
     with _cache_folder(folder) as cache:
         return audit(
-            see_what_is_there(folder), folder=cache, root=folder.root, on_progress=tell_pace(reporter)
+            audit_context_here(folder),
+            folder=cache,
+            root=folder.root,
+            on_progress=progress_listener(reporter),
         )
 
 
@@ -44,7 +46,7 @@ def _audit_aside(sight: Sight, reporter: Reporter) -> Audit:
     from graftwork.data.audit import audit
 
     with tempfile.TemporaryDirectory(prefix="graft-audit-") as folder:
-        return audit(sight, folder=Path(folder), on_progress=tell_pace(reporter))
+        return audit(sight, folder=Path(folder), on_progress=progress_listener(reporter))
 
 
 @contextmanager
@@ -52,7 +54,7 @@ def _cache_folder(project: ProjectFolder) -> Iterator[Path]:
     """The project's cache of row features; a temporary folder while a run holds the project."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(lock.hold(project.state / "pipeline"))
+            stack.enter_context(worker.hold_lock(project.state / "pipeline"))
             folder = project.sifted
         except Busy:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="graft-audit-")))

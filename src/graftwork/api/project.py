@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from graftwork.pipeline.open_project import OpenProject, use_project
 from graftwork.pipeline.reporter import NullReporter, Reporter
-from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.project import folder as project_folder
+from graftwork.project import load as project_folder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import AnswerIsNo
@@ -24,10 +24,10 @@ from graftwork.records.verdict import NextStart, Verdict
 if TYPE_CHECKING:
     from graftwork.pipeline.evaluation import Evaluated
     from graftwork.pipeline.evaluation_commands import GatedAll
-    from graftwork.pipeline.health import Standing
     from graftwork.pipeline.preflight import Preflight
-    from graftwork.pipeline.step import Made
-    from graftwork.pipeline.steps.prepare import Prepared
+    from graftwork.pipeline.status import Standing
+    from graftwork.pipeline.step import StepOutputs
+    from graftwork.pipeline.steps.data import PreparedData
     from graftwork.pipeline.train_all import TrainedAll
     from graftwork.records.audit import Audit
     from graftwork.serve.settings import ServeSettings
@@ -68,11 +68,11 @@ class Project:
             return audit_with_settings(self.folder, files, reporter=self.reporter)
         return audit_project(self.folder, reporter=self.reporter)
 
-    def prepare(self) -> "Prepared":
+    def prepare(self) -> "PreparedData":
         """Filter, redact, deduplicate, split and render the logs into a dataset for each model."""
-        from graftwork.pipeline.steps.prepare import Prepared
+        from graftwork.pipeline.steps.data import PreparedData
 
-        return self._run_to("prepare", Prepared)
+        return self._run_to("prepare", PreparedData)
 
     def plan(self) -> Plan:
         """Estimate memory, tokens, steps and minutes of the training run."""
@@ -80,14 +80,14 @@ class Project:
 
     def plan_run(self) -> RunPlan:
         """Estimate how long each step of a whole run takes. Runs nothing."""
-        from graftwork.pipeline.pipeline import plan_whole_run
+        from graftwork.pipeline.table import plan_whole_run
 
         with self.open() as work:
             return plan_whole_run(work)
 
     def dry_run(self) -> "Preflight":
         """Audit, prepare and plan, then check all that can be checked before training."""
-        from graftwork.pipeline.pipeline import dry_run
+        from graftwork.pipeline.table import dry_run
 
         with self.open() as work:
             return dry_run(work)
@@ -124,7 +124,7 @@ class Project:
 
     def gate(self, *, update: bool = False) -> Verdict:
         """Decide by the rules in graft.yaml. Raises `Stale` if an input is out of date, unless `update`."""
-        from graftwork.pipeline.pipeline import run_pipeline
+        from graftwork.pipeline.table import run_pipeline
 
         with self.open() as work:
             allowed = _allowed(work, "gate", update=update)
@@ -165,20 +165,20 @@ class Project:
         with self.open() as work:
             return tuple(work.releases.entries(query or ReleaseQuery()))
 
-    def run(self) -> "Made":
+    def run(self) -> "StepOutputs":
         """Run every step that is out of date, from audit to report. `outputs` has the results by name."""
         return self.run_to(None)
 
-    def run_to(self, step: str | None) -> "Made":
+    def run_to(self, step: str | None) -> "StepOutputs":
         """Run one step and the steps that it needs, where they are out of date; all steps for None."""
-        from graftwork.pipeline.pipeline import run_pipeline
+        from graftwork.pipeline.table import run_pipeline
 
         with self.open() as work:
             return run_pipeline(work, upto=step)
 
     def status(self) -> "Standing":
         """Report steps, runs and their health, the endpoint and the live releases. Starts nothing."""
-        from graftwork.pipeline.health import standing
+        from graftwork.pipeline.status import standing
 
         with self.open() as work:
             return standing(work)
@@ -202,9 +202,9 @@ class Project:
             yield url
 
     @contextmanager
-    def open(self) -> Iterator[Workplace]:
+    def open(self) -> Iterator[OpenProject]:
         """The project's stores, for what has no method here. Closed at the end of the block."""
-        with open_workplace(self.folder, self.reporter, model=self.model) as work:
+        with use_project(self.folder, self.reporter, model=self.model) as work:
             yield work
 
     def _run_to(self, step: str, kind: type[R]) -> R:
@@ -233,7 +233,7 @@ def init_project(
     folder: str | Path, logs: Sequence[str] = (), *, base: str = "smollm2-135m-instruct"
 ) -> Project:
     """Write a graft.yaml that fits the logs, and open the project. An existing file is never overwritten."""
-    from graftwork.pipeline.init import start_project
+    from graftwork.project.init import start_project
 
     start_project(Path(folder), logs, base=base)
     return open_project(folder)
@@ -248,9 +248,9 @@ def _render(record: Record) -> str:
 Record.notebook_renderer = _render
 
 
-def _allowed(work: Workplace, upto: str, *, update: bool) -> Collection[str] | None:
+def _allowed(work: OpenProject, upto: str, *, update: bool) -> Collection[str] | None:
     """The steps that the gate may run: all of them with `update`, otherwise only the decision itself."""
-    from graftwork.pipeline.freshness import require_fresh
+    from graftwork.pipeline.status import require_fresh
 
     if update:
         return None

@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from graftwork.api.project import Project
-    from graftwork.pipeline.workplace import Workplace
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.project.load import ProjectFolder
     from graftwork.records.base import Record
 
 Folder = Annotated[
@@ -44,14 +44,14 @@ def reporting(project: Path | None, model: str | None = None, *, tables: bool = 
     """Open the project with progress on standard error. SIGTERM stops the work at a safe point."""
     from graftwork.api.project import open_project
     from graftwork.cli.progress import RichReporter
-    from graftwork.process.stopping import stoppable
+    from graftwork.process.worker import stoppable
 
     with stoppable(), RichReporter(tables=tables) as reporter:
         yield open_project(project, model=model, reporter=reporter)
 
 
 @contextmanager
-def opened(project: Path | None, model: str | None = None) -> "Iterator[Workplace]":
+def opened(project: Path | None, model: str | None = None) -> "Iterator[OpenProject]":
     """The stores of a project, without progress."""
     from graftwork.api.project import open_project
 
@@ -60,7 +60,7 @@ def opened(project: Path | None, model: str | None = None) -> "Iterator[Workplac
 
 
 @contextmanager
-def opened_with_progress(project: Path | None, model: str | None = None) -> "Iterator[Workplace]":
+def opened_with_progress(project: Path | None, model: str | None = None) -> "Iterator[OpenProject]":
     from graftwork.api.project import open_project
     from graftwork.cli.progress import RichReporter
 
@@ -86,10 +86,10 @@ def start_detached(command: str, *, project: Path | None, model: str | None, as_
     """Start `graft COMMAND` in the background, and print which run it is and how to follow it."""
     from graftwork.api.project import open_project
     from graftwork.pipeline.run_identity import run_id_of
-    from graftwork.process import detach, lock
+    from graftwork.process import worker
 
     folder = open_project(project).folder
-    holder = lock.holder_of(folder.state / "pipeline")
+    holder = worker.lock_holder(folder.state / "pipeline")
     if holder is not None:
         _print_detached(as_json, state="already running", run=_current_run(folder), pid=holder, log=None)
         return
@@ -98,7 +98,7 @@ def start_detached(command: str, *, project: Path | None, model: str | None, as_
     log = folder.state / "logs" / f"{run_id}.log"
     arguments = [sys.executable, "-m", "graftwork.cli.main", command, "-C", str(folder.root)]
     arguments += ["--model", model] if model else []
-    child = detach.start_detached(arguments, log=log, folder=folder.root)
+    child = worker.start_detached(arguments, log=log, folder=folder.root)
     if _took_lock(child, folder) or child.returncode == 0:
         state = "started" if child.returncode is None else "nothing left to do"
         _print_detached(as_json, state=state, run=run_id, pid=child.pid, log=log)
@@ -108,11 +108,11 @@ def start_detached(command: str, *, project: Path | None, model: str | None, as_
 
 def _took_lock(child: "subprocess.Popen[bytes]", project: "ProjectFolder") -> bool:
     """Wait until the child holds the project's lock (True) or has ended."""
-    from graftwork.process import lock
+    from graftwork.process import worker
 
     pause = threading.Event()
     while child.poll() is None:
-        if lock.holder_of(project.state / "pipeline") == child.pid:
+        if worker.lock_holder(project.state / "pipeline") == child.pid:
             return True
         pause.wait(POLL_SECONDS)
     return False
@@ -131,7 +131,7 @@ def _failed_at_start(code: int, log: Path) -> Exception:
 
 
 def _current_run(project: "ProjectFolder") -> str | None:
-    from graftwork.pipeline.running import find_run
+    from graftwork.pipeline.runs import find_run
 
     with opened(project.root) as work:
         run = find_run(work)

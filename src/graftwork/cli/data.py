@@ -51,13 +51,13 @@ def audit(
     """
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.audit_page import make_audit_page
 
     found, page = _audit(files or [], project)
     page = html or page
     if page:
-        write_whole(page, make_audit_page(found), durable=False)
+        write_atomic(page, make_audit_page(found), durable=False)
     print_record(found, as_json=json)
     if page and not json:
         print_line(stdout, f"report: {quote(page)}", soft_wrap=True)
@@ -70,7 +70,7 @@ def _audit(files: list[str], project: Path | None) -> "tuple[Audit, Path | None]
     from graftwork.cli.output import stderr
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.project.folder import find_project
+    from graftwork.project.load import find_project
 
     root = project or find_project()
     if files and root is None:
@@ -125,7 +125,7 @@ def captures(
 
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
 
     if feedback is not None and feedback not in get_args(FeedbackFilter):
@@ -144,7 +144,7 @@ def captures(
             sessions=session,
         )
         export = CaptureExport(work, settings, feedback=chosen)
-        write_whole(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
+        write_atomic(out, "".join(capture.model_dump_json() + "\n" for capture in export), private=True)
     if json:
         print_json({"file": str(out), "captures": export.written, "left_out": dict(export.left_out)})
         return
@@ -222,7 +222,7 @@ def show(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.data import show_rows as print_rows
     from graftwork.data.show_tokens import show_rows
-    from graftwork.files.dataset_folder import read_manifest
+    from graftwork.files.dataset import read_manifest
 
     chosen = _to_split(split)
     folder, root = _find_dataset(dataset, project)
@@ -302,9 +302,8 @@ def export(
 
 def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
     """The folder of a dataset, and the folder to which the names of its logs are relative."""
-    from graftwork.files.dataset_folder import MANIFEST
-    from graftwork.project.folder import find_project, open_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.files.dataset import MANIFEST
+    from graftwork.project.load import PROJECT_FILE, find_project, open_project
 
     root = (project or find_project() or Path()).absolute()
     if name is not None and (Path(name) / MANIFEST).is_file():
@@ -318,7 +317,7 @@ def _find_dataset(name: str | None, project: Path | None) -> tuple[Path, Path]:
 
 def _find_latest(project: Path | None) -> Path:
     """The dataset of the last `prepare`."""
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
     from graftwork.records.errors import UserMistake
 
     with opened(project) as work:
@@ -335,7 +334,7 @@ def _find_latest(project: Path | None) -> Path:
 
 
 def _find_by_hash(datasets: Path, name: str) -> Path:
-    from graftwork.files.dataset_folder import MANIFEST
+    from graftwork.files.dataset import MANIFEST
     from graftwork.records.errors import UserMistake
 
     named = [folder for folder in sorted(datasets.glob("*")) if folder.name.startswith(name)] if name else []
@@ -366,7 +365,7 @@ def _no_such_dataset(name: str, *, where: Path) -> Exception:
 def _open_decoder(folder: Path, root: Path) -> "Decoder":
     """The tokenizer of the base that the dataset was rendered for."""
     from graftwork.data.show_tokens import TokenizerDecoder
-    from graftwork.files.dataset_folder import read_manifest
+    from graftwork.files.dataset import read_manifest
     from graftwork.model.base import find_base
     from graftwork.records.errors import EnvironmentLacks
 

@@ -108,11 +108,11 @@ def _gate_session(project: Path | None, model: str | None, *, update: bool, as_j
 def _write(junit: Path | None, verdicts: "Mapping[str, Verdict]") -> None:
     if junit is None:
         return
-    from graftwork.files.whole import write_whole
+    from graftwork.files.disk import write_atomic
     from graftwork.report.junit import write_junit
 
     junit.absolute().parent.mkdir(parents=True, exist_ok=True)
-    write_whole(junit, write_junit(verdicts))
+    write_atomic(junit, write_junit(verdicts))
 
 
 def _print(verdict: "Verdict") -> None:

@@ -154,7 +154,7 @@ def _explain(error: OSError) -> GraftError:
     """An error of the operating system about a file, as an error of the environment."""
     from pathlib import Path
 
-    from graftwork.files.whole import explain_os_error
+    from graftwork.files.disk import explain_os_error
 
     return explain_os_error(error, Path(str(error.filename)))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from graftwork.pipeline.lint import Linted
-    from graftwork.project.folder import ProjectFolder
+    from graftwork.project.load import ProjectFolder
     from graftwork.records.fit import ProbeFacts, ProbeJob
 
 MARKS = {"error": "[red]✗[/]", "warning": "[yellow]![/]", "note": "[dim]·[/]"}
@@ -57,8 +57,7 @@ def lint(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.lint import Given, lint_file
-    from graftwork.project.folder import find_project
-    from graftwork.project.load import PROJECT_FILE
+    from graftwork.project.load import PROJECT_FILE, find_project
 
     path = file or (find_project() or Path()) / PROJECT_FILE
     done = lint_file(
@@ -152,7 +151,7 @@ def probe(
 
 def _open_if_any(project: Path | None) -> "ProjectFolder | None":
     """The project, if there is one."""
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     return open_project(project) if project is not None or find_project() is not None else None
 
@@ -171,7 +170,7 @@ def _run_probe(job: "ProbeJob") -> "ProbeFacts":
 
 def _show_probe(facts: "ProbeFacts", files: tuple[Path, ...], *, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.timing.probed_figures import probe_figures
+    from graftwork.costmodel.probed_rates import probe_figures
 
     figures = probe_figures(facts)
     if as_json:

@@ -11,7 +11,7 @@ from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ANSWER_IS_NO
 
 if TYPE_CHECKING:
-    from graftwork.plan.cost.runs import Measured
+    from graftwork.plan.cost.runs import MeasuredRun
     from graftwork.records.fit import FitQuestion
 
 ANY_CARD = "H100 SXM"
@@ -128,8 +128,8 @@ def compare(
     from datetime import date
 
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.cost.ask import compare_places
-    from graftwork.plan.cost.nouns import Terms
+    from graftwork.plan.cost.compare import compare_places
+    from graftwork.plan.cost.types import Terms
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,
@@ -169,20 +169,22 @@ def run_asked(
     model: str | None, *, catalog: Path | None, project: Path | None, **stated: Any
 ) -> "FitQuestion":
     """The run as a question for `graft plan fit`; the GPU only completes it."""
-    from graftwork.pipeline.fit import Asked, question_of
+    from graftwork.pipeline.fit import FitRequest, question_of
 
-    return question_of(Asked(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, **stated))
+    return question_of(
+        FitRequest(model=model, catalog=catalog, project=project, gpu=ANY_CARD, gpus=1, **stated)
+    )
 
 
 def cards_of(text: str, option: str) -> tuple[str, int]:
-    from graftwork.plan.buying.wish import read_wish
+    from graftwork.plan.purchase.types import read_purchase_option
 
-    wish = read_wish(text, option=option)
+    wish = read_purchase_option(text, option=option)
     return wish.name, wish.cards
 
 
-def _measured(hours: float | None, on: str | None) -> "Measured | None":
-    from graftwork.plan.cost.runs import Measured
+def _measured(hours: float | None, on: str | None) -> "MeasuredRun | None":
+    from graftwork.plan.cost.runs import MeasuredRun
     from graftwork.records.errors import UserMistake
 
     if hours is None and on is None:
@@ -195,7 +197,7 @@ def _measured(hours: float | None, on: str | None) -> "Measured | None":
             where="--hours",
         )
     name, count = cards_of(on, "--on")
-    return Measured(gpu=name, gpus=count, hours=hours)
+    return MeasuredRun(gpu=name, gpus=count, hours=hours)
 
 
 WEEKS_A_MONTH = 365.25 / 7 / 12
@@ -248,10 +250,9 @@ def buy(
     from datetime import date
 
     from graftwork.cli.output import print_json, stdout
-    from graftwork.plan.buying.ask import weigh_purchase
-    from graftwork.plan.buying.choices import Use
-    from graftwork.plan.buying.wish import read_wish
-    from graftwork.plan.cost.nouns import Terms
+    from graftwork.plan.cost.types import Terms
+    from graftwork.plan.purchase.decide import Use, weigh_purchase
+    from graftwork.plan.purchase.types import read_purchase_option
 
     question = run_asked(
         model, method=method, seq=seq, rows=rows, epochs=epochs, batch=batch, rank=rank, engine=engine,
@@ -259,8 +260,8 @@ def buy(
     )  # fmt: skip
     found = weigh_purchase(
         question,
-        have=read_wish(have, option="--have"),
-        options=[read_wish(text, option="--option") for text in option or ()],
+        have=read_purchase_option(have, option="--have"),
+        options=[read_purchase_option(text, option="--option") for text in option or ()],
         use=Use(
             runs_a_week=runs_a_week,
             years=years,

@@ -10,7 +10,7 @@ from graftwork.cli.output import Json
 from graftwork.records.errors import EXIT_ENVIRONMENT
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.init import Started
+    from graftwork.project.init import Started
     from graftwork.project.propose import Proposal
 
 
@@ -41,7 +41,7 @@ def init(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
-    from graftwork.pipeline.init import start_project
+    from graftwork.project.init import start_project
 
     folder, named = _find_logs(logs or [], project)
     started = start_project(folder, named, base=base)
@@ -130,8 +130,8 @@ def doctor(
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show.tables import quote, table
     from graftwork.pipeline.doctor.examine import examine
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.process.worker import stoppable
+    from graftwork.project.load import find_project, open_project
     from graftwork.records.errors import UserMistake
 
     has_project = project is not None or find_project() is not None

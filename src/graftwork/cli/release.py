@@ -289,14 +289,14 @@ def note(
     Example:  graft release note champion "answers in French since the March logs"
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.workplace import now, who
+    from graftwork.pipeline.open_project import current_user, timestamp
     from graftwork.registry.aliases import find_release
 
     if not text.strip():
         raise typer.BadParameter("the note is empty, and notes cannot be removed")
     with opened(project) as work:
         release = find_release(work.releases, name)
-        work.releases.note(release.id, text, who=who(), when=now())
+        work.releases.note(release.id, text, who=current_user(), when=timestamp())
         notes = work.releases.notes(release.id)
     if json:
         print_json({"id": release.id, "notes": [entry.model_dump(mode="json") for entry in notes]})

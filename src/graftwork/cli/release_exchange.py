@@ -9,8 +9,8 @@ from graftwork.cli.command import Folder, Model, Name, opened, opened_with_progr
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
+    from graftwork.pipeline.open_project import OpenProject
     from graftwork.pipeline.release_transfer import ImportedRelease
-    from graftwork.pipeline.workplace import Workplace
 
 ToUrl = Annotated[
     str | None,
@@ -110,7 +110,7 @@ def pull(
 
 
 def _send(
-    work: "Workplace", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
+    work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done: as JSON and as text."""
     from graftwork.pipeline import release_transfer
@@ -133,7 +133,7 @@ def _send(
 
 
 def _track(
-    work: "Workplace", name: str, *, mlflow: str | None, trackio: str | None
+    work: "OpenProject", name: str, *, mlflow: str | None, trackio: str | None
 ) -> tuple[dict[str, Any], str]:
     from graftwork.pipeline import release_transfer
 
@@ -147,7 +147,7 @@ def _track(
     return body, f"{run.artifact} in trackio project {trackio}, run {run.run}"
 
 
-def _fetch(work: "Workplace", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
+def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
     from graftwork.pipeline import release_transfer
     from graftwork.records.errors import UserMistake
 
@@ -253,8 +253,8 @@ def sign(
     Example:  graft release sign 3f2a --key ~/.minisign/minisign.key
     """
     from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.open_project import timestamp
     from graftwork.pipeline.releases import open_store
-    from graftwork.pipeline.workplace import now
     from graftwork.registry.aliases import find_release
     from graftwork.registry.signatures import load_secret_key, sign_manifest
 
@@ -262,7 +262,7 @@ def sign(
     with opened(project) as work:
         release = find_release(work.releases, name)
         store = open_store(work)
-        comment = f"release:{release.id} time:{now()}"
+        comment = f"release:{release.id} time:{timestamp()}"
         path = store.sign(release.id, sign_manifest(store.folder(release.id), key=secret, comment=comment))
     if json:
         print_json({"id": release.id, "signature": str(path)})

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from graftwork.api.project import Project
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.pipeline.events import Event
-    from graftwork.pipeline.health import EndpointStanding, Next, RunStanding, Standing
-    from graftwork.pipeline.workplace import Workplace
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.pipeline.runs import Event
+    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
     from graftwork.store.runs import RunEntry
 
 
@@ -228,8 +228,7 @@ def logs(
     """
     from pathlib import Path
 
-    from graftwork.pipeline.events import Events
-    from graftwork.pipeline.running import find_run
+    from graftwork.pipeline.runs import Events, find_run
     from graftwork.records.errors import UserMistake
 
     with opened(project) as work:
@@ -250,8 +249,8 @@ def logs(
             _report_end(work.runs.get(meant.id) or meant, as_json=json)
 
 
-def _has_ended(work: "Workplace", run: "RunEntry") -> bool:
-    from graftwork.pipeline.running import at_work
+def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
+    from graftwork.pipeline.runs import at_work
 
     # In this order: a run records its end before it releases its lock.
     busy = at_work(work, run)
@@ -298,7 +297,7 @@ def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json
     Example:  graft stop
     """
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.pipeline.running import ask_to_stop, at_work, end_at_once, find_run
+    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
     from graftwork.process.heartbeat import read_beat
 
     with opened(project) as work:

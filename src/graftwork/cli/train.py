@@ -90,7 +90,7 @@ def _train_on_machines(
     as_json: bool,
 ) -> None:
     from graftwork.cli.output import print_json, stderr, stdout
-    from graftwork.pipeline.machines import answer_calls, asked_of, tell_machines
+    from graftwork.pipeline.multi_node import answer_calls, asked_of, tell_machines
 
     with reporting(project, model) as opened:
         settings = asked_of(opened.settings, nodes=nodes, main_address=main_address)

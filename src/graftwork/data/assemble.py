@@ -17,17 +17,15 @@ import numpy as np
 
 from graftwork.data.pack import pack
 from graftwork.data.render import ShardMade
-from graftwork.files.dataset_folder import (
-    DROPS,
-    MANIFEST,
-    hash_manifest,
-    list_files,
-    read_manifest,
-    write_table,
+from graftwork.files.dataset import DROPS, MANIFEST, hash_manifest, list_files, read_manifest, write_table
+from graftwork.files.disk import (
+    atomic_folder,
+    explain_os_error,
+    file_digest,
+    make_folder,
+    require_digest,
+    write_atomic,
 )
-from graftwork.files.digest import file_digest, require_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
 from graftwork.records.dataset import SPLITS, Dataset, Packing, Shard, Split, SplitSummary
 from graftwork.records.errors import Damaged, GraftError
 
@@ -69,10 +67,10 @@ def assemble(
     dataset = unnamed.model_copy(update={"content_hash": hash_manifest(unnamed)})
     folder = out / dataset.content_hash
     _put_away_if_damaged(folder, dataset)
-    with folder_made_whole(folder) as whole:
+    with atomic_folder(folder) as whole:
         for source, name in {**names, drops: DROPS, packed: PACKS}.items():
             _link(source, whole / name)
-        write_whole(whole / MANIFEST, dataset.to_json())
+        write_atomic(whole / MANIFEST, dataset.to_json())
     return dataset, folder
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from graftwork import __version__
 from graftwork.data.settings import DataSettings
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.text.compare import Array
 
@@ -59,7 +59,7 @@ def write_decided(
         kept=np.packbits(decided.kept.astype(bool)),
     )
     # Of no use after a power cut that it does not survive: then it is decided anew.
-    write_whole(path, buffer.getvalue(), durable=False)
+    write_atomic(path, buffer.getvalue(), durable=False)
 
 
 def read_decided(

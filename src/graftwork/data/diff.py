@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graftwork.data.row_keys import SPLIT_CODES, RowKeys, read_drop_keys, read_row_keys
-from graftwork.files.dataset_folder import read_manifest
-from graftwork.files.dataset_scan import fetch_rows
+from graftwork.files.dataset import fetch_rows, read_manifest
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Split
 from graftwork.records.interaction import Origin

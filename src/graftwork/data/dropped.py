@@ -12,7 +12,7 @@ import numpy as np
 from graftwork.data.corpus import Corpus, Segment
 from graftwork.data.dealing import Dealing
 from graftwork.data.repeats import Repeats
-from graftwork.files.dataset_folder import drops_table
+from graftwork.files.dataset import drops_table
 from graftwork.records.dataset import Drop
 from graftwork.records.interaction import Origin
 

@@ -21,9 +21,7 @@ from graftwork.data.sift import SiftTask, digest_file, is_sifted, name_sifted, s
 from graftwork.data.sight import BlockNow, Keys, arrange
 from graftwork.data.sources.blocks import cut_blocks
 from graftwork.data.sources.find import find_sources
-from graftwork.files.digest import file_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.pool import work_in_order
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import UserMistake
@@ -69,7 +67,7 @@ def gather(
         for found in reading.found
     ]
     seen = arrange(blocks, _read_order(folder / ORDER))
-    write_whole(folder / ORDER, seen.keys.tobytes())
+    write_atomic(folder / ORDER, seen.keys.tobytes())
     _forget_others(folder, keep={block.sifted for block in blocks})
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()

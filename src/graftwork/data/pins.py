@@ -16,7 +16,7 @@ import numpy as np
 from graftwork.data.dealing import NOT_DEALT
 from graftwork.data.settings import DataSettings
 from graftwork.data.sight import Keys, find_places
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.text.compare import Array
 
@@ -46,7 +46,7 @@ def write_pins(path: Path, *, keys: Keys, split: Array, settings: DataSettings) 
         keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
         split=np.concatenate((now, old.split[away])).astype(np.uint8),
     )
-    write_whole(path, buffer.getvalue())
+    write_atomic(path, buffer.getvalue())
 
 
 def read_pins(path: Path, *, keys: Keys, settings: DataSettings, conversations: Array | None = None) -> Array:

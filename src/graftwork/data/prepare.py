@@ -30,7 +30,7 @@ from graftwork.data.rendering import Rendering, render_corpus
 from graftwork.data.repeats import Repeats, find_repeats
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.files.dataset_folder import DROPS
+from graftwork.files.dataset import DROPS
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo
 from graftwork.text.publish import publishable

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from graftwork.files.dataset_scan import scan_columns, scan_drops
+from graftwork.files.dataset import scan_columns, scan_drops
 from graftwork.records.dataset import Dataset, Split
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from graftwork.data.rules.look import judgement, look
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings
 from graftwork.data.sources.blocks import Block
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.script import main_script
@@ -108,8 +107,8 @@ def sift_block(task: SiftTask) -> int:
     # A line may give several rows, and an array all of its records on one line.
     records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
     encoded = _encode(table, faults, records=records)
-    write_whole(task.out, encoded)
-    write_whole(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
+    write_atomic(task.out, encoded)
+    write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
     return len(task.block.data)
 
 

@@ -27,7 +27,7 @@ from graftwork.records.interaction import Message
 from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
-    from graftwork.model.generate import Generated, Sampling
+    from graftwork.model.generate.generator import Generated, Sampling
 
 EMBEDDED = "graftwork"
 """The name of this engine in jobs and reports."""
@@ -41,9 +41,9 @@ class EmbeddedEngine:
     def __init__(self, source: EngineSource) -> None:
         import torch
 
-        from graftwork.model.generate import Generator
+        from graftwork.model.chat.template import ChatTemplate
+        from graftwork.model.generate.generator import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import Template
         from graftwork.model.threads import guard_spinning, use_threads
 
         threads = use_threads(source.threads)
@@ -56,7 +56,7 @@ class EmbeddedEngine:
         self._adapters: tuple[str, ...] = ()
         for name, folder in source.adapters.items():
             self.load_adapter(name, folder)
-        self.template = Template.from_folder(source.base_folder, reasoning=source.reasoning)
+        self.template = ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
         stop = [self.template.eos]
         self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
         # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
@@ -79,7 +79,7 @@ class EmbeddedEngine:
         return self._adapters
 
     def load_adapter(self, name: str, folder: Path) -> None:
-        from graftwork.model.adapter import activate, load_adapter
+        from graftwork.model.adapters.peft import activate, load_adapter
 
         load_adapter(self._model, folder, name=name)
         activate(self._model, self._active)
@@ -167,7 +167,7 @@ class EmbeddedEngine:
     def reply_losses(
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
-        from graftwork.model.template import CannotProve
+        from graftwork.model.chat.template import CannotProve
 
         self._activate(adapter)
         rows: list[tuple[int, Sequence[int], int]] = []
@@ -187,7 +187,7 @@ class EmbeddedEngine:
     def _activate(self, adapter: str | None) -> None:
         if adapter == self._active:
             return
-        from graftwork.model.adapter import activate
+        from graftwork.model.adapters.peft import activate
 
         activate(self._model, adapter)
         self._generator.forget_recording()
@@ -254,11 +254,11 @@ class EmbeddedEngine:
             return self._generator.generate(prompts, sampling, on_token)
         import torch
 
-        from graftwork.model.batch_room import rows_with_room
+        from graftwork.model.generate.recorded import rows_that_fit
 
         free, _ = torch.cuda.mem_get_info(self._device)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        rows = rows_with_room(
+        rows = rows_that_fit(
             self._model.config.get_text_config(decoder=True),
             prompt_tokens=max(map(len, prompts)),
             new_tokens=sampling.max_new_tokens,
@@ -294,7 +294,7 @@ class EmbeddedEngine:
 
 
 def _sampling(decoding: DecodingSettings) -> "Sampling":
-    from graftwork.model.generate import Sampling
+    from graftwork.model.generate.generator import Sampling
 
     return Sampling(
         max_new_tokens=decoding.max_new_tokens,

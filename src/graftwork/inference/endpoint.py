@@ -24,8 +24,16 @@ from graftwork.inference.engine import (
     OnToken,
     RenderedPrompt,
 )
-from graftwork.process.http_client import HttpAnswer, HttpClient, NoAnswer
-from graftwork.process.retry import FIRST_PAUSE, LONGEST_PAUSE, Retries, may_pass, retry_after
+from graftwork.process.http_client import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    HttpAnswer,
+    HttpClient,
+    NoAnswer,
+    Retries,
+    may_pass,
+    retry_after,
+)
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.interaction import Message

@@ -108,12 +108,12 @@ class VllmEngine:
         os.environ.update(KEEPS_TO_ITSELF if self._on_card else {**KEEPS_TO_ITSELF, **NOT_COMPILED})
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-        from graftwork.model.template import Template
+        from graftwork.model.chat.template import ChatTemplate
         from graftwork.model.threads import use_threads
 
         threads = None if self._on_card else use_threads(source.threads)
         self._source = source
-        self.template = Template.from_folder(source.base_folder, reasoning=source.reasoning)
+        self.template = ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
         try:
             import vllm  # type: ignore[import-not-found, unused-ignore]
 
@@ -184,7 +184,7 @@ class VllmEngine:
         self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
     ) -> list[float | None]:
         """Read from the log-probabilities of the prompt."""
-        from graftwork.model.template import CannotProve
+        from graftwork.model.chat.template import CannotProve
 
         rows = self.template.render_batch(list(conversations))
         good = [(place, row) for place, row in enumerate(rows) if not isinstance(row, CannotProve)]

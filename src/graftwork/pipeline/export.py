@@ -10,14 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from graftwork.files.dataset_folder import read_rows
-from graftwork.files.digest import file_digest, folder_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import folder_made_whole, write_whole
-from graftwork.model.base import Base, find_base, verify_base
+from graftwork.files.dataset import read_rows
+from graftwork.files.disk import atomic_folder, file_digest, folder_digest, make_folder, write_atomic
+from graftwork.model.base import BaseFolder, find_base, verify_base
 from graftwork.model.gguf import convert, find_converter, read_back
-from graftwork.pipeline.supervise import JOB_FILE, run_job
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.supervise import JOB_FILE, WorkerTask, run_job
 from graftwork.process.heartbeat import Heart
 from graftwork.process.worker import run_worker
 from graftwork.records.dataset import Row
@@ -32,13 +30,12 @@ MERGED_FILE = "merged.json"
 
 
 def export(job: ExportJob) -> None:
-    from graftwork.model.agree import compare
-    from graftwork.model.merge import merge_into
+    from graftwork.model.adapters.merge import compare_logits, merge_into
     from graftwork.model.threads import use_threads
 
     base, adapter, to = Path(job.base_folder), Path(job.adapter_folder), Path(job.to)
     use_threads(job.threads)
-    with Heart(Path(job.folder)) as heart, folder_made_whole(to) as folder:
+    with Heart(Path(job.folder)) as heart, atomic_folder(to) as folder:
         rows, dtype = _rows(job), dtype_of(base)
         heart.beat("merging", 0, 1)
         changed = merge_into(base, adapter, folder)
@@ -46,16 +43,16 @@ def export(job: ExportJob) -> None:
         unmerged = _logits(base, rows, dtype=dtype, adapter=adapter)
         heart.beat("logits of the merged model", 0, 1)
         merged = _logits(folder, rows, dtype=dtype)
-        agreement = compare(unmerged, merged, dtype=dtype)
+        agreement = compare_logits(unmerged, merged, dtype=dtype)
         _require(agreement)
         seen = None
         if job.four_bits:
             heart.beat("logits of the 4-bit base and adapter", 0, 1)
-            seen = compare(
+            seen = compare_logits(
                 _logits(base, rows, dtype=dtype, adapter=adapter, four_bits=True), merged, dtype=dtype
             )
         found = MergeProof(merged_weights=changed, agreement=agreement, to_four_bits=seen)
-        write_whole(Path(job.folder) / MERGED_FILE, found.to_json())
+        write_atomic(Path(job.folder) / MERGED_FILE, found.to_json())
 
 
 def dtype_of(base: Path) -> str:
@@ -87,8 +84,8 @@ def _rows(job: ExportJob) -> list[Row]:
 def _logits(
     folder: Path, rows: list[Row], *, dtype: str, adapter: Path | None = None, four_bits: bool = False
 ) -> Any:
-    from graftwork.model.adapter import load_adapter
-    from graftwork.model.agree import reply_logits
+    from graftwork.model.adapters.merge import reply_logits
+    from graftwork.model.adapters.peft import load_adapter
     from graftwork.model.load import load_base
 
     model = load_base(folder, dtype=dtype, four_bits=four_bits)
@@ -117,12 +114,12 @@ EXPORT_FILE = "graftwork_export.json"
 class _Source(NamedTuple):
     outcome: TrainOutcome
     plan: Plan
-    base: Base
+    base: BaseFolder
     folder: Path
 
 
 def export_run(
-    work: Workplace, *, run: str | None, to: Path, format: ExportFormat = "merged"
+    work: OpenProject, *, run: str | None, to: Path, format: ExportFormat = "merged"
 ) -> ExportedAdapter:
     """Write the adapter of `run`, or of the last run of the model that is worked on, to `to`."""
     _require_free(to)
@@ -136,11 +133,11 @@ def export_run(
     else:
         exported = _merged(source, to, _merge(work, source, to))
     verify_base(source.base)
-    write_whole(to / EXPORT_FILE, exported.to_json())
+    write_atomic(to / EXPORT_FILE, exported.to_json())
     return exported
 
 
-def _find(work: Workplace, run: str | None) -> _Source:
+def _find(work: OpenProject, run: str | None) -> _Source:
     entry = _entry(work, run)
     if entry is None or entry.outcome is None:
         raise UserMistake(
@@ -159,7 +156,7 @@ def _find(work: Workplace, run: str | None) -> _Source:
     return _Source(TrainOutcome.model_validate(entry.outcome), plan, base, Path(entry.folder))
 
 
-def _entry(work: Workplace, run: str | None) -> RunEntry | None:
+def _entry(work: OpenProject, run: str | None) -> RunEntry | None:
     if run is not None:
         found = [entry for entry in work.runs.list() if entry.id.startswith(run)]
         return found[0] if len(found) == 1 else None
@@ -193,7 +190,7 @@ def _require_whole(outcome: TrainOutcome) -> None:
 
 def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
     adapter = Path(source.outcome.adapter_folder)
-    with folder_made_whole(to) as folder:
+    with atomic_folder(to) as folder:
         # The bytes, not the modes: the run's are for its owner alone.
         for path in adapter.iterdir():
             shutil.copyfile(path, folder / path.name)
@@ -202,7 +199,7 @@ def _copy_adapter(source: _Source, to: Path) -> ExportedAdapter:
     return _exported(source, "adapter", to)
 
 
-def _merge(work: Workplace, source: _Source, to: Path) -> MergeProof:
+def _merge(work: OpenProject, source: _Source, to: Path) -> MergeProof:
     folder = work.project.state / "exports" / source.outcome.run_id
     job = ExportJob(
         folder=str(folder),
@@ -213,14 +210,14 @@ def _merge(work: Workplace, source: _Source, to: Path) -> MergeProof:
         four_bits=source.plan.method == "qlora",
         threads=work.settings.train.threads,
     )
-    run_job(
+    task = WorkerTask(
         name="the export",
         module="graftwork.pipeline.export",
         job=job,
         folder=folder,
-        reporter=work.reporter,
         max_restarts=1,
     )
+    run_job(task, reporter=work.reporter, place=work.place)
     return MergeProof.from_json((folder / MERGED_FILE).read_bytes())
 
 
@@ -232,12 +229,12 @@ def _merged(source: _Source, to: Path, merged: MergeProof) -> ExportedAdapter:
     return _exported(source, "merged", to, merged=merged, words=_words(merged))
 
 
-def _to_gguf(work: Workplace, source: _Source, to: Path) -> ExportedAdapter:
+def _to_gguf(work: OpenProject, source: _Source, to: Path) -> ExportedAdapter:
     converter = find_converter(work.project.root)
     scratch = work.project.state / "exports"
     make_folder(scratch)
     name = f"{work.settings.project}-{source.outcome.run_id}.gguf"
-    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, folder_made_whole(to) as folder:
+    with TemporaryDirectory(dir=scratch, prefix=".merged-") as temporary, atomic_folder(to) as folder:
         merged = _merge(work, source, Path(temporary) / "model")
         convert(Path(temporary) / "model", folder / name, converter=converter)
         said = read_back(folder / name, Path(temporary) / "model")

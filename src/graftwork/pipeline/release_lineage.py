@@ -13,9 +13,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.releases import open_store
-from graftwork.pipeline.workplace import Workplace
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, InputFile
 from graftwork.records.errors import GraftError
@@ -100,7 +100,7 @@ class _Drawing:
         self.edges.append(LineageEdge(made=made, of=of, how=how))
 
 
-def trace_release(work: Workplace, release: Release, *, lines: bool = True) -> LineageGraph:
+def trace_release(work: OpenProject, release: Release, *, lines: bool = True) -> LineageGraph:
     """The graph below a release. `lines` reads the dataset's rows for the lines of the log."""
     drawing = _Drawing()
     top = _draw_release(work, drawing, release)
@@ -122,7 +122,7 @@ def _read_dataset(path: Path) -> Dataset | None:
         return None
 
 
-def _draw_release(work: Workplace, drawing: _Drawing, release: Release) -> str:
+def _draw_release(work: OpenProject, drawing: _Drawing, release: Release) -> str:
     entry = work.releases.entry(release.id)
     facts = {"model": release.model, "verdict": release.decision, "made": release.created_at}
     facts |= {"version": entry.version} if entry.version else {}
@@ -131,7 +131,7 @@ def _draw_release(work: Workplace, drawing: _Drawing, release: Release) -> str:
     return drawing.node("release", release.id[:12], key=release.id, **facts)
 
 
-def _draw_parents(work: Workplace, drawing: _Drawing, release: Release, made: str) -> None:
+def _draw_parents(work: OpenProject, drawing: _Drawing, release: Release, made: str) -> None:
     seen = {release.id}
     while release.parent is not None and release.parent not in seen and len(seen) < _LONGEST_WAY_BACK:
         seen.add(release.parent)
@@ -148,7 +148,7 @@ def _draw_parents(work: Workplace, drawing: _Drawing, release: Release, made: st
 
 
 def _draw_making(
-    work: Workplace, drawing: _Drawing, release: Release, top: str, dataset: Dataset | None, *, lines: bool
+    work: OpenProject, drawing: _Drawing, release: Release, top: str, dataset: Dataset | None, *, lines: bool
 ) -> None:
     kept = work.runs.get(release.run_id)
     run = drawing.node("run", release.run_id, state=kept.state if kept else "not in this index")
@@ -174,7 +174,7 @@ def _draw_making(
 
 
 def _draw_file(
-    work: Workplace, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
+    work: OpenProject, drawing: _Drawing, data: str, file: InputFile, found: dict[str, list[int]]
 ) -> None:
     path = work.project.root / file.file
     node = drawing.node(
@@ -189,7 +189,7 @@ def _draw_file(
 
 def _lines_of(folder: Path, dataset: Dataset) -> dict[str, dict[str, list[int]]]:
     """For each file and split the lines that rows were made of."""
-    from graftwork.files.dataset_scan import scan_columns
+    from graftwork.files.dataset import scan_columns
 
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for columns in scan_columns(folder, dataset, columns=("file", "line")):

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from graftwork.model.base import copy_base, loadable_name
 from graftwork.pipeline.gate import find_verdict
+from graftwork.pipeline.open_project import OpenProject, load_template, timestamp
 from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.pipeline.reporter import Reporter
-from graftwork.pipeline.sight import load_template
-from graftwork.pipeline.workplace import Workplace, now
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.aliases import find_release
@@ -77,7 +76,7 @@ class ImportedRelease(NamedTuple):
     remarks: tuple[str, ...] = ()
 
 
-def export_release(work: Workplace, name: str, *, target: Path | None = None) -> ArchiveFile:
+def export_release(work: OpenProject, name: str, *, target: Path | None = None) -> ArchiveFile:
     """Write a release as an archive; by default beside the project's own files."""
     release = find_release(work.releases, name)
     path = target or work.project.root
@@ -86,7 +85,7 @@ def export_release(work: Workplace, name: str, *, target: Path | None = None) ->
     return write_archive(open_store(work), release.id, target=path, tell=report_bytes(work.reporter))
 
 
-def export_base(work: Workplace, name: str, *, target: Path) -> int:
+def export_base(work: OpenProject, name: str, *, target: Path) -> int:
     """Write the exact base weights of a release as a folder; the number of bytes comes back."""
     release = find_release(work.releases, name)
     if release.base_fingerprint != work.base.revision:
@@ -99,26 +98,26 @@ def export_base(work: Workplace, name: str, *, target: Path) -> int:
     return copy_base(work.base, target)
 
 
-def import_release(work: Workplace, path: Path) -> ImportedRelease:
+def import_release(work: OpenProject, path: Path) -> ImportedRelease:
     """Take in an archive of a release, or a PEFT folder."""
     return _import_folder(work, path) if path.is_dir() else _import_archive(work, path)
 
 
 def add_to_index(
-    work: Workplace, release: Release, *, new: bool, remarks: tuple[str, ...] = ()
+    work: OpenProject, release: Release, *, new: bool, remarks: tuple[str, ...] = ()
 ) -> ImportedRelease:
     """Enter what lies in the store; hold the store's `adding()` around both."""
     work.releases.add(release)
     return ImportedRelease(release, work.releases.entry(release.id).version, new, remarks)
 
 
-def require_own_project(work: Workplace, release: Release, *, where: str) -> None:
+def require_own_project(work: OpenProject, release: Release, *, where: str) -> None:
     """Before anything is stored: the index takes releases of its own project only."""
     if release.project != work.settings.project:
         raise wrong_project_error(release, work.settings.project, where=where)
 
 
-def _import_archive(work: Workplace, path: Path) -> ImportedRelease:
+def _import_archive(work: OpenProject, path: Path) -> ImportedRelease:
     store, tell = open_store(work), report_bytes(work.reporter)
     with store.shared_lock(), read_archive(path, store=store, tell=tell) as unpacked:
         require_own_project(work, unpacked.release, where=str(path))
@@ -126,7 +125,7 @@ def _import_archive(work: Workplace, path: Path) -> ImportedRelease:
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def _import_folder(work: Workplace, folder: Path) -> ImportedRelease:
+def _import_folder(work: OpenProject, folder: Path) -> ImportedRelease:
     base, template = work.base, load_template(work)
     ground = AdapterTarget(
         project=work.settings.project,
@@ -141,7 +140,7 @@ def _import_folder(work: Workplace, folder: Path) -> ImportedRelease:
     taken = import_peft_folder(
         folder,
         ground=ground,
-        created_at=now(),
+        created_at=timestamp(),
         versions={},
         find_verdict=lambda weights: find_verdict(work, weights),
     )
@@ -163,13 +162,13 @@ def _import_folder(work: Workplace, folder: Path) -> ImportedRelease:
         return add_to_index(work, release, new=new, remarks=tuple(remarks))
 
 
-def push_to_url(work: Workplace, name: str, *, url: str | None) -> Pushed:
+def push_to_url(work: OpenProject, name: str, *, url: str | None) -> Pushed:
     release = find_release(work.releases, name)
     place = RemoteStore(_address(work, url))
     return push_release(open_store(work), place, release.id, tell=report_bytes(work.reporter))
 
 
-def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> ImportedRelease:
+def pull_from_url(work: OpenProject, id_or_prefix: str, *, url: str | None) -> ImportedRelease:
     """The id is looked up there: this project's index need not know it."""
     place, store = RemoteStore(_address(work, url)), open_store(work)
     release_id = place.find(id_or_prefix)
@@ -179,12 +178,12 @@ def pull_from_url(work: Workplace, id_or_prefix: str, *, url: str | None) -> Imp
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def push_to_hub(work: Workplace, name: str, *, repository: str) -> HubRelease:
+def push_to_hub(work: OpenProject, name: str, *, repository: str) -> HubRelease:
     release = find_release(work.releases, name)
     return Hub(repository).push(open_store(work), release.id, tell=report_bytes(work.reporter))
 
 
-def pull_from_hub(work: Workplace, repository: str) -> ImportedRelease:
+def pull_from_hub(work: OpenProject, repository: str) -> ImportedRelease:
     """`OWNER/NAME`, or `OWNER/NAME@REVISION`."""
     name, _, revision = repository.partition("@")
     store = open_store(work)
@@ -198,7 +197,7 @@ def pull_from_hub(work: Workplace, repository: str) -> ImportedRelease:
         return add_to_index(work, arrived.release, new=arrived.new)
 
 
-def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | None) -> SshDelivery:
+def push_to_machine(work: OpenProject, name: str, *, target: str, alias: str | None) -> SshDelivery:
     """The alias moves there only to what it points at here, where the verdict was asked, and logged."""
     release = find_release(work.releases, name)
     full = full_alias(work, alias, model=release.model) if alias is not None else None
@@ -218,19 +217,19 @@ def push_to_machine(work: Workplace, name: str, *, target: str, alias: str | Non
     )
 
 
-def push_to_mlflow_registry(work: Workplace, name: str, *, registered: str) -> MlflowVersion:
+def push_to_mlflow_registry(work: OpenProject, name: str, *, registered: str) -> MlflowVersion:
     """With the aliases that point at the release here."""
     release = find_release(work.releases, name)
     aliases = work.releases.entry(release.id).aliases
     return push_to_mlflow(open_store(work), release.id, name=registered, aliases=aliases)
 
 
-def push_to_trackio_project(work: Workplace, name: str, *, project: str) -> TrackioArtifact:
+def push_to_trackio_project(work: OpenProject, name: str, *, project: str) -> TrackioArtifact:
     release = find_release(work.releases, name)
     return push_to_trackio(open_store(work), release.id, project=project)
 
 
-def _address(work: Workplace, url: str | None) -> str:
+def _address(work: OpenProject, url: str | None) -> str:
     found = url or getattr(work.settings.release, "store", None)
     if not found:
         raise UserMistake(

@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 from pydantic import ValidationError
 
-from graftwork.pipeline.workplace import Workplace, now, who
+from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseQuery
 from graftwork.records.verdict import Decision, Verdict
@@ -32,13 +32,13 @@ class Promoted(NamedTuple):
     move: AliasMove | None
 
 
-def open_store(work: Workplace) -> ReleaseStore:
+def open_store(work: OpenProject) -> ReleaseStore:
     given = work.settings.release.public_key
     key = load_public_key(given, root=work.project.root) if given else None
     return ReleaseStore.open(work.project.releases, public_key=key)
 
 
-def full_alias(work: Workplace, alias: str | None = None, *, model: str | None = None) -> str:
+def full_alias(work: OpenProject, alias: str | None = None, *, model: str | None = None) -> str:
     """The full name of an alias of this model, by default the one that is worked on."""
     settings = work.settings
     chosen = model or work.model
@@ -48,7 +48,7 @@ def full_alias(work: Workplace, alias: str | None = None, *, model: str | None =
 
 
 def promote_release(
-    work: Workplace, name: str, *, alias: str | None = None, reason: str = "", force: bool = False
+    work: OpenProject, name: str, *, alias: str | None = None, reason: str = "", force: bool = False
 ) -> Promoted:
     """Point an alias of the release's own model at it."""
     store = open_store(work)
@@ -61,25 +61,25 @@ def promote_release(
             work.releases,
             release,
             alias=full,
-            change=registry.Change(who(), now(), reason),
+            change=registry.Change(current_user(), timestamp(), reason),
             force=force,
             require_verdict=work.settings.release.require_verdict,
         )
     return Promoted(release, full, move)
 
 
-def rollback_alias(work: Workplace, *, alias: str | None = None, reason: str = "") -> AliasMove:
+def rollback_alias(work: OpenProject, *, alias: str | None = None, reason: str = "") -> AliasMove:
     """Point an alias of the model that is worked on at the release before the present one."""
     full = full_alias(work, alias)
     store = open_store(work)
     with store.shared_lock():
         planned = registry.plan_rollback(work.releases, alias=full)
         store.verify(planned.target)
-        change = registry.Change(who(), now(), reason)
+        change = registry.Change(current_user(), timestamp(), reason)
         return registry.rollback(work.releases, alias=full, change=change, planned=planned)
 
 
-def _require_own(work: Workplace, release: Release, alias: str) -> None:
+def _require_own(work: OpenProject, release: Release, alias: str) -> None:
     """An alias named with its model takes releases of that model only."""
     model, slash, _ = alias.rpartition("/")
     settings = work.settings
@@ -97,7 +97,7 @@ HELD_LATE = "a server came to hold it while garbage was collected"
 
 
 def collect_garbage(
-    work: Workplace, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
+    work: OpenProject, *, dry_run: bool = False, keep_last: int | None = None, keep_days: int | None = None
 ) -> Garbage:
     """Take away what the project's rules, or the given ones, do not keep."""
     rules = work.settings.release
@@ -129,7 +129,7 @@ def collect_garbage(
         doomed = {one for one in stock.ids if one in known and one not in reasons}
         if not dry_run:
             # From here on no alias can be moved to them; one that was moved meanwhile spares its release.
-            doomed = set(work.releases.collect(doomed, when=now()))
+            doomed = set(work.releases.collect(doomed, when=timestamp()))
         return set(stock.ids) - doomed
 
     def stays(there: frozenset[str]) -> None:
@@ -152,7 +152,7 @@ class _Unindexed(NamedTuple):
     refused: list[str]
 
 
-def _find_unindexed(work: Workplace, stock: StoreContents) -> _Unindexed:
+def _find_unindexed(work: OpenProject, stock: StoreContents) -> _Unindexed:
     """The index is a new one, or a killed writer left a release; what is not whole was never let in.
 
     Every byte is read: one that counts among the newest may cost an older one its place.
@@ -175,7 +175,7 @@ def _find_unindexed(work: Workplace, stock: StoreContents) -> _Unindexed:
 VERDICT = "verdict.json"
 
 
-def read_verdict(work: Workplace, release: Release) -> Verdict | None:
+def read_verdict(work: OpenProject, release: Release) -> Verdict | None:
     promised = next((file.sha256 for file in release.files if file.path == VERDICT), None)
     try:
         body = (open_store(work).folder(release.id) / VERDICT).read_bytes()

@@ -8,13 +8,13 @@ so that all models can be planned before the first is trained.
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.files.digest import folder_digest
-from graftwork.pipeline.workplace import Workplace
+from graftwork.files.disk import folder_digest
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.project.settings import FROM_MAIN
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import Plan
-from graftwork.train.files import ADAPTER
+from graftwork.train.run_folder import ADAPTER
 
 
 class StartAdapter(NamedTuple):
@@ -34,11 +34,11 @@ def run_id_of(plan: Plan) -> str:
     return plan_identity(plan)[:12]
 
 
-def starts_from_main(work: Workplace) -> bool:
+def starts_from_main(work: OpenProject) -> bool:
     return work.settings.train.start_from == FROM_MAIN
 
 
-def find_start_adapter(work: Workplace) -> StartAdapter | None:
+def find_start_adapter(work: OpenProject) -> StartAdapter | None:
     """The adapter that this model's training goes on from, if it was asked for."""
     asked = work.settings.train.start_from
     if asked is None:

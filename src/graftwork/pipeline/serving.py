@@ -14,10 +14,9 @@ from typing import Any, Literal
 
 from graftwork.data.captures import find_refusal, is_negative
 from graftwork.data.settings import CaptureSettings
+from graftwork.pipeline.open_project import OpenProject, load_template
 from graftwork.pipeline.releases import full_alias, open_store
-from graftwork.pipeline.sight import load_template
-from graftwork.pipeline.steps.prepare import Prepared
-from graftwork.pipeline.workplace import Workplace
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.errors import GraftError, UserMistake, WorkerFailed
 from graftwork.records.interaction import Capture, CaptureOrigin, Feedback
 from graftwork.records.release import Release
@@ -35,7 +34,7 @@ READY_SECONDS = 120.0
 class StoreSink:
     """Captures and feedback go into the project's store, which is how they become data again."""
 
-    def __init__(self, work: Workplace) -> None:
+    def __init__(self, work: OpenProject) -> None:
         self._captures = work.captures
         self._feedback = FeedbackStore(work.database, project=work.settings.project)
 
@@ -46,7 +45,7 @@ class StoreSink:
         return self._feedback.add(feedback)
 
 
-def describe_experiment(work: Workplace, settings: ServeSettings) -> str | None:
+def describe_experiment(work: OpenProject, settings: ServeSettings) -> str | None:
     """What is dealt to whom by where the aliases point now; None where nothing is to be dealt."""
     deal = set_up_experiment(settings.split, work.releases.aliases())
     if settings.split is None or deal is None:
@@ -60,7 +59,7 @@ def describe_experiment(work: Workplace, settings: ServeSettings) -> str | None:
     )
 
 
-def engine_job(work: Workplace, held: Lease) -> EngineJob:
+def engine_job(work: OpenProject, held: Lease) -> EngineJob:
     """The base and every release on it that an alias points at, each verified byte by byte.
 
     What aliases of other models point at is left out where it needs another base or template.
@@ -87,7 +86,7 @@ def engine_job(work: Workplace, held: Lease) -> EngineJob:
 
 
 def serve_here(
-    work: Workplace,
+    work: OpenProject,
     settings: ServeSettings,
     *,
     on_ready: Callable[[str], None],
@@ -116,7 +115,7 @@ def serve_here(
 
 
 @contextmanager
-def serve_in_background(work: Workplace, settings: ServeSettings) -> Iterator[str]:
+def serve_in_background(work: OpenProject, settings: ServeSettings) -> Iterator[str]:
     """An endpoint in a thread of its own while the block runs; its URL. It deals nothing by lot."""
     settings = settings.model_copy(update={"split": None})
     ready, url, failure = threading.Event(), list[str](), list[BaseException]()
@@ -168,7 +167,7 @@ class _AdapterFinder:
     error: a busy store is free again, and a damaged release can be mended, so the caller tries again later.
     """
 
-    def __init__(self, work: Workplace, held: Lease, template: str | None) -> None:
+    def __init__(self, work: OpenProject, held: Lease, template: str | None) -> None:
         self._work, self._held, self._template = work, held, template
         self._elsewhere: set[str] = set()
 
@@ -183,11 +182,11 @@ class _AdapterFinder:
         return str(open_store(self._work).get(release_id))
 
 
-def _fits_base(work: Workplace, release: Release, template: str | None) -> bool:
+def _fits_base(work: OpenProject, release: Release, template: str | None) -> bool:
     return release.base_fingerprint == work.base.revision and release.template_fingerprint == template
 
 
-def _require_base(work: Workplace, release: Release, template: str) -> None:
+def _require_base(work: OpenProject, release: Release, template: str) -> None:
     """An adapter answers rightly only on the base and the template that it was trained with."""
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(
@@ -223,7 +222,7 @@ HELD_OUT = "it asks a held-out question of the dataset"
 class CaptureExport:
     """Iterate over it once; then `written` and `left_out` hold the counts."""
 
-    def __init__(self, work: Workplace, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
+    def __init__(self, work: OpenProject, settings: CaptureSettings, *, feedback: FeedbackFilter) -> None:
         self._work = work
         self._settings = settings
         self._feedback = feedback
@@ -259,15 +258,15 @@ class CaptureExport:
         return None
 
 
-def _held_out_questions(work: Workplace) -> set[str]:
+def _held_out_questions(work: OpenProject) -> set[str]:
     """What the test and validation rows of the project's dataset ask; nothing where there is none."""
     entry = work.ledger.get("prepare")
     if entry is None:
         return set()
-    folder = Path(Prepared.model_validate(entry.output).folder)
+    folder = Path(PreparedData.model_validate(entry.output).folder)
     if not folder.is_dir():
         return set()
-    from graftwork.files.dataset_folder import iterate_rows
+    from graftwork.files.dataset import iterate_rows
 
     return {
         _question_of([message.model_dump() for message in row.messages])

@@ -12,7 +12,7 @@ Precision = Literal["bfloat16", "float16", "float32"]
 Optimizer = Literal["adamw_fused", "adamw_foreach", "adamw_loop", "adamw_8bit", "sgd"]
 Sharding = Literal["none", "ddp", "zero2", "zero3", "fsdp2"]
 Offload = Literal["none", "optimizer", "weights"]
-Level = Literal["computed", "traced", "probed"]
+Level = Literal["guessed", "computed", "traced", "probed"]
 
 
 class PlainSetup(Record):

@@ -14,9 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.files.digest import file_digest
-from graftwork.files.private import create_file, make_folder, read_only_mode
-from graftwork.files.whole import explain_os_error, sync_folder
+from graftwork.files.disk import (
+    create_file,
+    explain_os_error,
+    file_digest,
+    make_folder,
+    read_only_mode,
+    sync_folder,
+)
 from graftwork.records.errors import Damaged
 from graftwork.registry.progress import ProgressCounter, copy_with_progress, no_progress
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.private import create_file, read_only_mode
-from graftwork.files.whole import explain_os_error, sync_folder
+from graftwork.files.disk import create_file, explain_os_error, read_only_mode, sync_folder
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.blobs import BLOBS, PART

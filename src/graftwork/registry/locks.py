@@ -17,8 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from graftwork.files.private import file_mode, make_folder
-from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.files.disk import explain_os_error, file_mode, make_folder, write_atomic
 from graftwork.records.errors import Busy
 from graftwork.registry.folder import MANIFEST
 from graftwork.registry.names import require_name
@@ -188,7 +187,7 @@ class Lease:
         with shared_lock(self._root):
             if self._file is not None:
                 self._ids |= wanted
-                write_whole(self._file, json.dumps(sorted(self._ids)))
+                write_atomic(self._file, json.dumps(sorted(self._ids)))
             else:
                 self._ids |= {one for one in wanted if self._lock(self._root / one / MANIFEST)}
 

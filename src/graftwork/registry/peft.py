@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.files.digest import file_digest, folder_digest
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error, file_digest, folder_digest
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from graftwork.files.private import create_file
+from graftwork.files.disk import create_file
 from graftwork.records.units import MIB
 
 ProgressCallback = Callable[[str, int, int], None]

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from graftwork.files.whole import explain_os_error, write_whole
+from graftwork.files.disk import explain_os_error, write_atomic
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
 
@@ -278,7 +278,7 @@ def create_key_pair(folder: Path) -> KeyPair:
         raise explain_os_error(error, secret_file) from error
     with os.fdopen(descriptor, "w") as handle:
         handle.write(write_secret_key(secret))
-    write_whole(public_file, public)
+    write_atomic(public_file, public)
     return KeyPair(secret_file, public_file, public.splitlines()[1])
 
 

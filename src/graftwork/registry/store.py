@@ -12,8 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from graftwork.files.private import make_folder, read_only_mode
-from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
+from graftwork.files.disk import (
+    atomic_folder,
+    explain_os_error,
+    make_folder,
+    read_only_mode,
+    sync_folder,
+    write_atomic,
+)
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Garbage, Release
 from graftwork.registry import locks
@@ -103,7 +109,7 @@ class ReleaseStore:
             for file in release.files:
                 self.blobs.put(sources[file.path], file.sha256, count=count)
             count.finish()
-            with folder_made_whole(target) as folder:
+            with atomic_folder(target) as folder:
                 self._fill(folder, release, signatures or {})
                 # Before it has its name: what is refused here was never a release of this store.
                 stored = verify_release(folder, tell=tell)
@@ -243,9 +249,9 @@ class ReleaseStore:
             self.blobs.place(file.sha256, folder / file.path)
         for name in SIGNATURES:
             if name in signatures:
-                write_whole(folder / name, signatures[name])
+                write_atomic(folder / name, signatures[name])
                 (folder / name).chmod(read_only_mode(folder))
-        write_whole(folder / MANIFEST, write_manifest(release))
+        write_atomic(folder / MANIFEST, write_manifest(release))
         (folder / MANIFEST).chmod(read_only_mode(folder))
 
     def _held_by(self, kept: Collection[str], closed: Collection[str]) -> tuple[set[str], tuple[str, ...]]:

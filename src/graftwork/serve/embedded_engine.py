@@ -214,14 +214,14 @@ class EmbeddedEngine:
     """A Backend over a real model. `_answer` runs in the batcher's thread, the rest in the loop."""
 
     def __init__(self, job: EngineJob) -> None:
-        from graftwork.model.adapter import load_adapter
-        from graftwork.model.generate import Generator
+        from graftwork.model.adapters.peft import load_adapter
+        from graftwork.model.chat.template import ChatTemplate
+        from graftwork.model.generate.generator import Generator
         from graftwork.model.load import load_base
-        from graftwork.model.template import Template
         from graftwork.model.threads import guard_spinning, use_threads
 
         folder = Path(job.base_folder)
-        self._template = Template.from_folder(folder, reasoning=job.reasoning)
+        self._template = ChatTemplate.from_folder(folder, reasoning=job.reasoning)
         _require_template(job, self._template.template_fingerprint)
         guard_spinning(use_threads(job.threads))
         self._model = load_base(folder, dtype=job.dtype, device=job.device)
@@ -258,7 +258,7 @@ class EmbeddedEngine:
         self._models = [*self._models, request.name]
 
     def _attach(self, request: LoadAdapter) -> None:
-        from graftwork.model.adapter import load_adapter
+        from graftwork.model.adapters.peft import load_adapter
 
         with self._model_lock:
             load_adapter(self._model, Path(request.folder), name=request.name)
@@ -302,8 +302,8 @@ class EmbeddedEngine:
         return ApiError(400, message, param="messages", code="context_length_exceeded")
 
     def _answer(self, batch: list[Ticket]) -> None:
-        from graftwork.model.adapter import acting
-        from graftwork.model.generate import Sampling
+        from graftwork.model.adapters.peft import acting
+        from graftwork.model.generate.generator import Sampling
 
         request = batch[0].request
         rows = [_GrowingReply(ticket, self._template.decode) for ticket in batch]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graftwork.files.private import make_folder
+from graftwork.files.disk import make_folder
 from graftwork.records.errors import UserMistake
 from graftwork.serve.captures import CaptureSink, CaptureWriter, FeedbackSink
 from graftwork.serve.engine_protocol import EngineJob

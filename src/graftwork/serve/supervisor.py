@@ -17,10 +17,8 @@ from typing import NamedTuple
 
 import orjson
 
-from graftwork.files.private import append_to
-from graftwork.files.whole import write_whole
-from graftwork.process.environment import WORKER_ENVIRONMENT
-from graftwork.process.worker import ERROR_FILE
+from graftwork.files.disk import append_to, write_atomic
+from graftwork.process.worker import ERROR_FILE, WORKER_ENVIRONMENT
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, WorkerFailed
 from graftwork.serve.engine_protocol import EngineJob, EngineState, EngineStatus, LoadAdapter, PieceData
 from graftwork.serve.http_client import Client, ClientReply
@@ -163,7 +161,7 @@ class EngineSupervisor:
     async def _launch(self) -> None:
         self._set_state("starting", "it is loading the model")
         job_file = self._folder / JOB_FILE
-        await asyncio.to_thread(write_whole, job_file, self.job.to_json())
+        await asyncio.to_thread(write_atomic, job_file, self.job.to_json())
         Path(str(self.job.socket)).unlink(missing_ok=True)
         with append_to(self._folder / LOG_FILE) as output:
             self._process = await asyncio.create_subprocess_exec(

@@ -19,8 +19,7 @@ from urllib.parse import quote
 from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, ProgrammingError
 
-from graftwork.files.private import make_folder
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.store.migrations import migrate
 from graftwork.text.unsaid import hide

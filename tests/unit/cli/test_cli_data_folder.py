@@ -69,13 +69,13 @@ def dataset(project):
 @pytest.fixture
 def prepared(project, dataset):
     """A project whose ledger knows its dataset."""
+    from graftwork.pipeline.open_project import timestamp, use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.workplace import now, open_workplace
-    from graftwork.project.folder import open_project
+    from graftwork.project.load import open_project
 
-    with open_workplace(open_project(project), NullReporter()) as work:
+    with use_project(open_project(project), NullReporter()) as work:
         work.ledger.put(
-            "prepare", fingerprint="f", output={"folder": str(dataset)}, finished_at=now(), seconds=1.0
+            "prepare", fingerprint="f", output={"folder": str(dataset)}, finished_at=timestamp(), seconds=1.0
         )
     return project
 

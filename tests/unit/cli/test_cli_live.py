@@ -18,7 +18,7 @@ from graftwork.cli.show.training import (
     sparkline,
     to_markup,
 )
-from graftwork.pipeline.events import Event
+from graftwork.pipeline.runs import Event
 
 DETAIL = {
     "loss": 1.25,

@@ -7,7 +7,7 @@ import pytest
 
 from graftwork.cli import plan
 from graftwork.cli.main import main
-from graftwork.model.probe_here import name_device
+from graftwork.model.probe import name_device
 from graftwork.pipeline.probe import stored_probe
 from graftwork.records.base import Figure
 from graftwork.records.fit import ProbeFacts, ProductRate

@@ -11,7 +11,7 @@ from graftwork.cli.run import _table_of_runs
 from graftwork.cli.show.releases import show_ab, show_entries, show_log
 from graftwork.cli.show.tables import fit_words, table
 from graftwork.evaluate.ab import ABResult
-from graftwork.pipeline.health import RunStanding
+from graftwork.pipeline.status import RunStanding
 from graftwork.records.release import AliasMove, ReleaseEntry
 
 ID, OTHER = "477bdf94bf14" + "0" * 52, "49afc134d83a" + "0" * 52

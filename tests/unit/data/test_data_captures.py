@@ -9,7 +9,7 @@ from graftwork.data.prepare import Base, prepare
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import CaptureSettings, DataSettings
 from graftwork.data.trace import trace
-from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
+from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.interaction import TRY_OUT_SESSION, Capture, CaptureOrigin

@@ -15,7 +15,7 @@ from graftwork.data.export.record import EXPORT_FILE, Export, ExportOptions
 from graftwork.data.export.run import FORMATS, export_dataset
 from graftwork.data.export.turns import take_calls_apart
 from graftwork.data.formats.turns import write_tools
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, UserMistake
 
 KAGGLE = ExportOptions(name="team/agent-logs")

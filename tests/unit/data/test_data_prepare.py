@@ -14,7 +14,7 @@ from graftwork.data.audit import audit_files
 from graftwork.data.prepare import Base, prepare
 from graftwork.data.rules.note import Sight
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
+from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 from graftwork.records.interaction import Message

@@ -19,10 +19,10 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from graftwork.cli.release import ab
 from graftwork.evaluate.ab import Exchange, LiveTest
 from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Capture, Feedback
 from graftwork.serve.routing import make_experiment
@@ -42,7 +42,7 @@ def work(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 

@@ -11,7 +11,7 @@ from registry_samples import alias_move
 from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import Judged, decide
 from graftwork.evaluate.score import make_rate, measure
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.pipeline.gate import (
     RULES,
     find_better_run,
@@ -23,10 +23,10 @@ from graftwork.pipeline.gate import (
     with_champion,
     with_changes,
 )
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.steps.gate import name_changed_rules
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.base import Figure
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import DeviceFacts, Plan
@@ -47,7 +47,7 @@ def write_project(folder: Path, gate: dict) -> Path:
 
 
 def opened(folder):
-    return open_workplace(open_project(folder), NullReporter())
+    return use_project(open_project(folder), NullReporter())
 
 
 def subject(name, right, n=100):

@@ -8,7 +8,7 @@ import pytest
 from graftwork.evaluate.subjects import Lineup, Subject
 from graftwork.pipeline import ab, evaluation
 from graftwork.pipeline.evaluation import ask_everybody, remark_on_log
-from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.dataset import Dataset, Drop, InputFile
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
@@ -87,7 +87,7 @@ def prepare(monkeypatch):
             redactions={},
             settings={},
         )
-        return Prepared(folder="nowhere", dataset=dataset, folders={}, portions=())
+        return PreparedData(folder="nowhere", dataset=dataset, folders={}, portions=())
 
     return prepared
 

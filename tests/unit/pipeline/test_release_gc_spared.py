@@ -16,32 +16,32 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
+from graftwork.pipeline.open_project import OpenProject, use_project
 from graftwork.pipeline.releases import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import Workplace, open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
 from graftwork.registry.locks import ManifestLocks
 
 
 @pytest.fixture
-def work(tmp_path) -> Iterator[Workplace]:
+def work(tmp_path) -> Iterator[OpenProject]:
     settings = {
         "project": PROJECT,
         "data": {"logs": ["logs.jsonl"]},
         "release": {"keep_last": 0, "keep_days": 0},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), NullReporter()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 
-def make(work: Workplace, name: str) -> str:
+def make(work: OpenProject, name: str) -> str:
     adapter = write_adapter(work.project.root / "runs" / name, weights=name.encode())
     return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
-def manifest(work: Workplace, release_id: str) -> Path:
+def manifest(work: OpenProject, release_id: str) -> Path:
     return open_store(work).folder(release_id) / "manifest.json"
 
 

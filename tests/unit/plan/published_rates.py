@@ -6,9 +6,8 @@ Out: one line a figure, so labelled.
 
 from typing import Literal
 
+from graftwork.costmodel.time import StepRates, plain_step, trained_parameters
 from graftwork.model.shape import layer_parameters, linear_names
-from graftwork.plan.timing.plain import plain_step, trained_parameters
-from graftwork.plan.timing.rates import Rates
 from graftwork.records.base import Record
 from graftwork.records.fit import PlainSetup, StepTime
 from graftwork.records.plan import ModelShape
@@ -103,7 +102,7 @@ class Beside(Record):
     """Reckoned over published, less one."""
 
 
-def set_beside(published: Published, shape: ModelShape, rates: Rates) -> Beside:
+def set_beside(published: Published, shape: ModelShape, rates: StepRates) -> Beside:
     """Tokens a second as `plain_step` reckons them, with what travels to the host where all lives there."""
     setup = PlainSetup(
         method=published.method,
@@ -127,7 +126,7 @@ def set_beside(published: Published, shape: ModelShape, rates: Rates) -> Beside:
     return Beside(published=published, reckoned=reckoned, off=reckoned / published.tokens_per_second - 1)
 
 
-def _compiled(step: StepTime, shape: ModelShape, setup: PlainSetup, rates: Rates) -> StepTime:
+def _compiled(step: StepTime, shape: ModelShape, setup: PlainSetup, rates: StepRates) -> StepTime:
     """With as much less traffic beside the products as our own compiled step has."""
     recomputed = 2.0 * layer_parameters(shape) * setup.rows * setup.tokens * setup.checkpointed / rates.half
     parts = dict(step.parts)

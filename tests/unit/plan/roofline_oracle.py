@@ -4,8 +4,8 @@ In: what a step computes and moves at the very least, and how long somebody says
 claim against the roof. Ours and others' claims are held to the same.
 """
 
+from graftwork.costmodel.time import StepRates
 from graftwork.model.shape import layer_parameters
-from graftwork.plan.timing.rates import Rates
 from graftwork.records.base import Record
 from graftwork.records.plan import ModelShape
 
@@ -26,7 +26,7 @@ def least_seconds(
     *,
     tokens: int,
     adapted: int,
-    rates: Rates,
+    rates: StepRates,
     full: bool = False,
     eight: bool = False,
     head_share: float = 1.0,

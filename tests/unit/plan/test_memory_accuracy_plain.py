@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graftwork.plan.memory_plain import plain_peak
+from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.plan import ModelShape
 from graftwork.records.units import GIB

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.base import Figure
 from graftwork.records.dataset import Dataset, InputFile, SplitSummary
 from graftwork.records.plan import DeviceFacts, Plan

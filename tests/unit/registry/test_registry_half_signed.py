@@ -7,7 +7,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks
 from graftwork.records.release import Release
 from graftwork.registry.folder import release_files, verify_release

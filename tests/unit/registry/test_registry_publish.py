@@ -7,7 +7,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapter
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.errors import Damaged, GraftError, UserMistake
 from graftwork.registry.folder import release_folder, verify_release
 from graftwork.registry.store import ReleaseStore

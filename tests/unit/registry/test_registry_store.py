@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Busy, Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry import blobs, locks

@@ -8,11 +8,11 @@ import yaml
 from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import engine_job
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 
 
@@ -31,7 +31,7 @@ class Place:
         self._made += 1
         adapter = write_adapter(self.root / "runs" / str(self._made), weights=b"%d" % self._made)
         data = dataset().model_copy(update={"model": model})
-        with open_workplace(open_project(self.root), NullReporter()) as work:
+        with use_project(open_project(self.root), NullReporter()) as work:
             whole = {**parts(adapter), "dataset": data, **changes}
             return publish_parts(folder=open_store(work), index=work.releases, **whole).id
 
@@ -217,7 +217,7 @@ def test_a_missing_base_stops_what_needs_it_and_nothing_else(place):
         place.ask("promote", release)
     assert place.ask("rollback")["release_id"] == first
     with (
-        open_workplace(open_project(place.root), NullReporter()) as work,
+        use_project(open_project(place.root), NullReporter()) as work,
         open_store(work).lease() as held,
         pytest.raises(UserMistake, match="no base model") as told,
     ):

@@ -10,10 +10,10 @@ from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapt
 from typer.testing import CliRunner
 
 from graftwork.cli import release_exchange
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 
 app = typer.Typer()
@@ -34,13 +34,13 @@ class Place:
 
     def make(self, **changes) -> str:
         adapter = write_adapter(self.root / "adapter")
-        with open_workplace(open_project(self.root), NullReporter()) as work:
+        with use_project(open_project(self.root), NullReporter()) as work:
             return publish_parts(
                 folder=open_store(work), index=work.releases, **{**parts(adapter), **changes}
             ).id
 
     def known(self):
-        with open_workplace(open_project(self.root), NullReporter()) as work:
+        with use_project(open_project(self.root), NullReporter()) as work:
             return {entry.id: entry.version for entry in work.releases.entries()}
 
     def type(self, *words: str) -> str:
@@ -139,7 +139,7 @@ def test_a_peft_folder_becomes_a_release_for_the_projects_base(tiny_base, tmp_pa
     told = place.ask("import", str(adapter))
     assert told["decision"] == "not_enough_evidence"
     assert place.known() == {told["id"]: "1.0.0"}
-    with open_workplace(open_project(place.root), NullReporter()) as work:
+    with use_project(open_project(place.root), NullReporter()) as work:
         release = open_store(work).verify(told["id"])
         assert release.base_fingerprint == work.base.revision
     assert place.ask("import", str(adapter))["new"] is False

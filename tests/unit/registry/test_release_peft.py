@@ -7,7 +7,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import BASE_PRINT, PROJECT, TEMPLATE_PRINT, WHEN, write_adapter
 
-from graftwork.files.digest import folder_digest
+from graftwork.files.disk import folder_digest
 from graftwork.records.errors import AnswerIsNo, GraftError
 from graftwork.records.verdict import Verdict
 from graftwork.registry.aliases import Change, promote

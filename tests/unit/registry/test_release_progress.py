@@ -10,6 +10,7 @@ from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from graftwork.cli import main as cli
 from graftwork.cli import progress
 from graftwork.pipeline import release_transfer
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.release_transfer import (
     export_release,
     import_release,
@@ -20,8 +21,7 @@ from graftwork.pipeline.release_transfer import (
 )
 from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.units import MIB
 from graftwork.registry.transfer import ssh
 
@@ -50,7 +50,7 @@ def work(tmp_path, monkeypatch):
     root.mkdir()
     settings = {"project": PROJECT, "data": {"logs": ["l"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 
@@ -66,7 +66,7 @@ def other(work, tmp_path):
     root = tmp_path / "other"
     root.mkdir()
     (root / "graft.yaml").write_text((work.project.root / "graft.yaml").read_text())
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 

@@ -18,12 +18,12 @@ from registry_samples import (
     write_adapter,
 )
 
-from graftwork.model.base import Base
+from graftwork.model.base import BaseFolder
 from graftwork.pipeline import serving
+from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
 from graftwork.registry import locks
 from graftwork.serve.routing import FIRST_PAUSE, LONGEST_PAUSE, AliasWatcher
@@ -50,8 +50,8 @@ def work(tmp_path, monkeypatch):
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     template = type("Template", (), {"template_fingerprint": TEMPLATE_PRINT})
     monkeypatch.setattr(serving, "load_template", lambda _work: template)
-    with open_workplace(open_project(tmp_path), Listener()) as opened:
-        opened.__dict__["base"] = Base(name="small", folder="small", revision=BASE_PRINT, files={})
+    with use_project(open_project(tmp_path), Listener()) as opened:
+        opened.__dict__["base"] = BaseFolder(name="small", folder="small", revision=BASE_PRINT, files={})
         yield opened
 
 

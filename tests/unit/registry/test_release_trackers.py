@@ -10,7 +10,7 @@ import pytest
 from in_memory_index import InMemoryReleaseIndex
 from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.registry.folder import release_files
 from graftwork.registry.store import ReleaseStore

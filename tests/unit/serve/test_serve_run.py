@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from serve_house import DEADLINE, OTHER, RELEASE, ListSink
 
-from graftwork.process.lock import hold, holder_of
+from graftwork.process.worker import hold_lock, lock_holder
 from graftwork.records.errors import Busy, UserMistake, WorkerFailed
 from graftwork.serve.engine_protocol import EngineJob
 from graftwork.serve.http_client import Client
@@ -94,7 +94,7 @@ def test_it_answers_until_it_is_stopped_and_leaves_no_engine_behind(tmp_path, go
             pid = json.loads((await http.fetch("GET", "/health"))[1])["engine"]["pid"]
             assert is_alive(pid)
         assert not is_alive(pid)
-        assert holder_of(tmp_path / "engine") is None
+        assert lock_holder(tmp_path / "engine") is None
         assert [capture.reply for capture in sink.captures] == [f"[{RELEASE}] hello"]
 
     go(main())
@@ -200,7 +200,7 @@ def test_a_database_that_cannot_be_read_for_a_while_changes_nothing(run, tmp_pat
 
 def test_an_engine_that_cannot_start_says_why(run, tmp_path):
     async def main():
-        with hold(tmp_path / "engine"), pytest.raises(Busy, match="another worker"):
+        with hold_lock(tmp_path / "engine"), pytest.raises(Busy, match="another worker"):
             async with serving(tmp_path):
                 pass
         with pytest.raises(WorkerFailed, match="exit code 1") as failure:
@@ -259,7 +259,7 @@ def test_however_the_gateway_ends_the_engine_ends_too(tmp_path, kind):
     command = [sys.executable, "-c", SERVE, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
         assert gateway.stdout.readline().startswith("http://127.0.0.1:")
-        engine = holder_of(tmp_path)
+        engine = lock_holder(tmp_path)
         assert is_alive(engine)
         gateway.send_signal(kind)
         rest = gateway.stdout.read()

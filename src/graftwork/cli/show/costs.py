@@ -6,10 +6,10 @@ from typing import Any
 from rich.console import Console
 
 from graftwork.cli.show.tables import PlainTable, print_line, quote, table
-from graftwork.plan.buying.choices import ENDLESS
-from graftwork.plan.buying.nouns import Choice, Payback, Purchase, Reach
-from graftwork.plan.cost.nouns import Comparison, PlaceRow, billed_how
-from graftwork.plan.cost.rank import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.types import PlaceComparison, PlaceRow, billed_how
+from graftwork.plan.purchase.decide import ENDLESS
+from graftwork.plan.purchase.types import Payback, Purchase, PurchaseChoice, Reach
 
 MOST_PLACES = 8
 
@@ -52,7 +52,7 @@ def _show_choices(console: Console, found: Purchase) -> None:
     console.print(made)
 
 
-def _note(choice: Choice, found: Purchase) -> str:
+def _note(choice: PurchaseChoice, found: Purchase) -> str:
     if not choice.possible:
         return choice.why_not
     if choice.label == found.best:
@@ -123,7 +123,7 @@ NOTED = 3
 RIGHT = ("hours", "$/h", "a run", "done in", "runs", "return")
 
 
-def show_comparison(console: Console, found: Comparison, *, everything: bool = False) -> None:
+def show_comparison(console: Console, found: PlaceComparison, *, everything: bool = False) -> None:
     lines = found.rows if everything else best_of_each_place(found.rows)
     shown = lines if everything else _with_a_few_that_fail(lines)
     print_line(console, _title(found))
@@ -158,7 +158,7 @@ def _with_a_few_that_fail(lines: Sequence[PlaceRow]) -> tuple[PlaceRow, ...]:
     return (*good, *mine, *bad[: max(SHOWN - len(good), 4)])
 
 
-def _title(found: Comparison) -> str:
+def _title(found: PlaceComparison) -> str:
     run = found.run
     return (
         f"[bold]{quote(run['model'])}[/], {quote(run['method'])}, {run['rows']} rows of "
@@ -166,7 +166,7 @@ def _title(found: Comparison) -> str:
     )
 
 
-def _rows(found: Comparison, shown: Sequence[PlaceRow]) -> object:
+def _rows(found: PlaceComparison, shown: Sequence[PlaceRow]) -> object:
     budget, value = found.terms.budget_usd, found.terms.value_usd
     columns = ["place", "card", "hours", "$/h", "a run", "done in"]
     columns += ["runs"] if budget is not None else []
@@ -248,7 +248,7 @@ def _show_best(console: Console, best: PlaceRow) -> None:
     print_line(console, f"  price     {quote(best.price_source)}, {best.price_dated}")
 
 
-def _show_disk(console: Console, found: Comparison) -> None:
+def _show_disk(console: Console, found: PlaceComparison) -> None:
     disk = found.disk
     parts = ", ".join(
         f"{name} {part.value:.1f}" for name, part in disk.parts_gib.items() if part.value >= 0.05

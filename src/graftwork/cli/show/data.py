@@ -330,7 +330,7 @@ def _show_splits(console: Console, dataset: "Dataset") -> None:
 
 
 def _show_reasons(console: Console, folder: Path, dataset: "Dataset") -> None:
-    from graftwork.files.dataset_folder import DROPS, iterate_drops
+    from graftwork.files.dataset import DROPS, iterate_drops
 
     # The dataset of an earlier result may have been removed.
     if dataset.drops is None or not dataset.drops.rows or not (folder / DROPS).is_file():
@@ -463,4 +463,4 @@ def _group_reasons(audit: Audit) -> dict[str, str]:
     return {why: ", ".join(named) for why, named in codes.items()}
 
 
-PRINTERS = {"Audit": show_audit, "Prepared": show_prepared}
+PRINTERS = {"Audit": show_audit, "PreparedData": show_prepared}

@@ -11,8 +11,7 @@ from graftwork.cli.show.training import NAMES, number, show_run_plan
 from graftwork.grading.metrics import name_of, plural
 from graftwork.pipeline.past_residuals import PastResiduals
 from graftwork.pipeline.preflight import Preflight
-from graftwork.plan.serving.question import FormRow, ServeAnswer, SpecialistRow
-from graftwork.plan.serving.words import SLOW_SECONDS, say_seconds
+from graftwork.plan.serving.question import SLOW_SECONDS, FormRow, ServeAnswer, SpecialistRow, say_seconds
 from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, ProbeFacts, Strategy
 

@@ -17,7 +17,7 @@ import yaml
 from graftwork.data.export.record import ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.data.export.turns import assistant, plain
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 
 TRAIN_FLAG = "train"
@@ -88,7 +88,7 @@ def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, reads: 
         if split in here:
             part[key] = [reads(f"./{here[split]}")]
     head = f"# Made of the dataset {dataset.content_hash[:12]}, which was rendered for {dataset.base}.\n"
-    write_whole(sink.folder / file, head + _dump(part))
+    write_atomic(sink.folder / file, head + _dump(part))
 
 
 def _dump(value: dict[str, Any]) -> str:

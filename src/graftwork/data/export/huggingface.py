@@ -20,7 +20,7 @@ from graftwork.data.export.record import ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.data.export.turns import prompt_and_completion, prompt_and_pair
 from graftwork.data.rules.together import say_together
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, .
         head["pretty_name"] = options.title or options.name
     head |= {"task_categories": ["text-generation"], "dataset_info": infos, "configs": configs}
     block = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-    write_whole(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
+    write_atomic(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
     return ()
 
 

@@ -16,7 +16,7 @@ import orjson
 from graftwork.data.export.record import ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.data.export.turns import prompt_and_completion, prompt_and_pair
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
@@ -74,7 +74,7 @@ def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, .
         "description": f"Prepared by Graftwork. Dataset {dataset.content_hash}, rendered for {dataset.base}.",
         "resources": [{"path": name, "description": f"{count} rows"} for name, count in sink.rows.items()],
     }
-    write_whole(
+    write_atomic(
         sink.folder / "dataset-metadata.json", orjson.dumps(metadata, option=orjson.OPT_INDENT_2) + b"\n"
     )
     return ("kaggle datasets create -p FOLDER uploads it as a private dataset",)

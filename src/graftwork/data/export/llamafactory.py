@@ -22,7 +22,7 @@ import yaml
 from graftwork.data.export.record import ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.data.export.turns import take_calls_apart, take_tools_apart, write_json
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
@@ -61,7 +61,7 @@ def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, .
     name = options.name or f"graftwork_{dataset.content_hash[:8]}"
     known = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
     described = {dataset_name: _describe(file) for dataset_name, file in known.items()}
-    write_whole(
+    write_atomic(
         sink.folder / "dataset_info.json", orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n"
     )
     for file, stage, ending in (("sft.yaml", "sft", ""), ("dpo.yaml", "dpo", "_preference")):
@@ -71,7 +71,7 @@ def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, .
                 settings[key] = f"{name}_{split}{ending}"
         if len(settings) > 2:
             settings |= {"mask_history": True, "train_on_prompt": False}
-            write_whole(sink.folder / file, yaml.safe_dump(settings, sort_keys=False))
+            write_atomic(sink.folder / file, yaml.safe_dump(settings, sort_keys=False))
     return ()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from graftwork.data.export.record import EXPORT_FILE, Export
-from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder
+from graftwork.files.disk import atomic_folder, explain_os_error, sync_folder
 from graftwork.records.errors import UserMistake
 
 
@@ -41,7 +41,7 @@ def put_in_place(out: Path) -> Iterator[Path]:
     """Give a folder to fill; it stands at `out` when the block succeeds."""
     staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.new")
     try:
-        with folder_made_whole(staged) as folder:
+        with atomic_folder(staged) as folder:
             yield folder
         if not out.exists() or not any(out.iterdir()):
             staged.replace(out)

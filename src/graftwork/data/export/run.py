@@ -13,9 +13,8 @@ from typing import Literal, Protocol, cast, get_args
 from graftwork.data.export.place import put_in_place, require_place
 from graftwork.data.export.record import EXPORT_FILE, Export, ExportedFile, ExportOptions
 from graftwork.data.export.sink import Sink
-from graftwork.files.dataset_folder import iterate_rows, read_manifest
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.dataset import SPLITS, Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
@@ -74,7 +73,7 @@ def export_dataset(
             left_out=sink.left_out(),
             notes=notes,
         )
-        write_whole(folder / EXPORT_FILE, export.to_json() + "\n")
+        write_atomic(folder / EXPORT_FILE, export.to_json() + "\n")
     return export
 
 

@@ -17,7 +17,7 @@ import orjson
 from graftwork.data.export.record import ExportOptions
 from graftwork.data.export.sink import Sink
 from graftwork.data.export.turns import prompt_and_completion, prompt_and_pair
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
@@ -59,7 +59,7 @@ def finish(sink: Sink, dataset: Dataset, options: ExportOptions) -> tuple[str, .
         }
         for name in sink.rows
     ]
-    write_whole(
+    write_atomic(
         sink.folder / "channels.json",
         orjson.dumps({"InputDataConfig": channels}, option=orjson.OPT_INDENT_2) + b"\n",
     )

@@ -17,7 +17,7 @@ from graftwork.data.sources.lines import cut_lines
 from graftwork.data.sources.parquet import MAGIC, split_parquet
 from graftwork.data.sources.stream import Stream
 from graftwork.data.sources.table import guess_delimiter, split_table
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import UserMistake
 
 __all__ = ["BLOCK_SIZE", "MAX_LINE", "STANDARD_INPUT", "Block", "cut_blocks"]

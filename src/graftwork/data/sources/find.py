@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import UserMistake
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from graftwork.data.sources.block import Entry
 from graftwork.data.sources.fault import FaultCode, Flaw, name_size, too_long
 from graftwork.data.sources.stream import ALWAYS_UNPACKED, MOST_GROWTH
 from graftwork.process.memory import machine_memory
-from graftwork.process.parent import PARENT_VARIABLE
+from graftwork.process.worker import PARENT_VARIABLE
 from graftwork.records.units import GIB
 
 MAGIC = b"PAR1"

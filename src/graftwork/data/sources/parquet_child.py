@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import orjson
 
 from graftwork.data.sources.cell import open_cell
-from graftwork.process.parent import stop_with_parent
+from graftwork.process.worker import stop_with_parent
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.evaluate.cases import insert_example
-from graftwork.files.journal import Journal
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.report import Answer, Case, EvalJob
 
@@ -45,7 +44,7 @@ class KeptAnswers:
         body = answer.model_dump(mode="json")
         content = json.dumps({"key": key, "hash": fingerprint(body), "answer": body}, ensure_ascii=False)
         # Not waited for: what a power cut takes is found to be torn, and asked again.
-        write_whole(self._path(key), content, durable=False)
+        write_atomic(self._path(key), content, durable=False)
 
     def forget(self, keys: Sequence[str]) -> None:
         if self._folder is not None:
@@ -127,7 +126,7 @@ class AnswerBook:
             planned = cut_missing(
                 lengths, self._there, size=self._job.batch_size, repeats=repeats_of(self._job)
             )
-            write_whole(path, json.dumps(planned))
+            write_atomic(path, json.dumps(planned))
         return [CaseBatch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
 
     def open_batches(self, planned: Iterable[CaseBatch]) -> list[CaseBatch]:

@@ -16,9 +16,12 @@ from graftwork.evaluate.ask.answers import AnswerBook, read_answers, repeats_of
 from graftwork.evaluate.ask.runner import Progress, stopped
 from graftwork.evaluate.cases import cases_to_time, insert_example
 from graftwork.grading.metrics import plural
-from graftwork.inference.endpoint import EndpointEngine, EndpointPolicy
+from graftwork.inference.endpoint import (
+    EndpointEngine,
+    EndpointPolicy,
+)
 from graftwork.inference.engine import DecodingSettings, EngineReply, EngineUnavailable
-from graftwork.process.retry import FIRST_PAUSE
+from graftwork.process.http_client import FIRST_PAUSE
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.records.report import Answer, Case, EvalJob
 

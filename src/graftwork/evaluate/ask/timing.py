@@ -13,7 +13,7 @@ from pathlib import Path
 from graftwork.evaluate.ask.runner import stopped, time_in_turn
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.inference.embedded import EmbeddedEngine
 from graftwork.inference.engine import DecodingSettings, RenderedPrompt, Timing
 from graftwork.inference.selection import settle, source_of
@@ -78,7 +78,7 @@ def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case]
             "timed_group": group,
         }
     )
-    write_whole(path, made.to_json())
+    write_atomic(path, made.to_json())
 
 
 def group_of(jobs: Sequence[EvalJob], *, cases: Sequence[Case], requests: int) -> str:

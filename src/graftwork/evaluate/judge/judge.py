@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from graftwork.evaluate.judge.tally import Choice, PairVerdict, count_pairs
 from graftwork.evaluate.settings import JudgeSettings
-from graftwork.files.journal import Journal
+from graftwork.files.disk import Journal
 from graftwork.grading.answers import parse_object
 from graftwork.grading.interface import CannotGrade
 from graftwork.inference.endpoint import JUDGE, EndpointEngine, EndpointPolicy

@@ -17,8 +17,7 @@ from typing import IO, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.files.private import create_file
-from graftwork.files.whole import explain_os_error, sync_folder
+from graftwork.files.disk import create_file, explain_os_error, sync_folder
 from graftwork.records.errors import Damaged, GraftError
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.process.apart import Apart
+from graftwork.process.pool import Apart
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
 from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from graftwork.files.remote import has_buckets, open_url
 from graftwork.records.base import hide_login
-from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.release import Release, ReleaseFile
 from graftwork.records.units import MIB
 from graftwork.registry.folder import MANIFEST, MINISIGN, SIGSTORE
@@ -26,8 +27,6 @@ from graftwork.registry.store import ReleaseStore, staging_folder
 from graftwork.registry.transfer.archive import LARGEST_MANIFEST, LARGEST_SIGNATURE, ReceivedRelease
 from graftwork.text.unsaid import leave_login_unsaid
 
-BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss"})
-"""Places whose first name is a bucket that somebody has to make, and which need no folders."""
 _PIECE = MIB
 
 
@@ -35,9 +34,15 @@ class RemoteStore:
     """The releases below one URL."""
 
     def __init__(self, url: str) -> None:
-        self._files, root = _open(url)
+        if "://" not in url:
+            raise UserMistake(
+                f"{hide_login(url)!r} is not a URL",
+                fix="write it like s3://bucket/folder or file:///mnt/releases",
+                where="release.store",
+            )
+        self._files, root = open_url(url, kind="store", setting="release.store")
         self._root = root.rstrip("/")
-        self._has_buckets = bool(BUCKETS.intersection(_protocols(self._files)))
+        self._has_buckets = has_buckets(self._files)
         self._url, self.address = url, hide_login(url)
         if self._has_buckets:
             self._require_bucket()
@@ -215,43 +220,6 @@ class RemoteStore:
         return Damaged(
             what, why=why, fix="push the release again from a machine that has it", where=self.address
         )
-
-
-def _open(url: str) -> tuple[Any, str]:
-    try:
-        from fsspec.core import url_to_fs
-    except ImportError as error:
-        raise EnvironmentLacks(
-            "the package fsspec is not installed",
-            why="the store of releases is named by a URL",
-            fix=pip_install("mirror"),
-        ) from error
-    if "://" not in url:
-        raise UserMistake(
-            f"{hide_login(url)!r} is not a URL",
-            fix="write it like s3://bucket/folder or file:///mnt/releases",
-            where="release.store",
-        )
-    try:
-        files, root = url_to_fs(url)
-    except ImportError as error:
-        raise EnvironmentLacks(
-            f"a package for this kind of store is not installed: {leave_login_unsaid(error, url)}",
-            fix=f"install it: {pip_install('s3')} for s3://, gcsfs for gs://",
-            where=hide_login(url),
-        ) from error
-    except Exception as error:  # whatever a network library may raise
-        raise UserMistake(
-            f"the address of the store cannot be used: {leave_login_unsaid(error, url)}",
-            fix="write it like s3://bucket/folder or file:///mnt/releases",
-            where="release.store",
-        ) from error
-    return files, str(root)
-
-
-def _protocols(files: Any) -> set[str]:
-    names = files.protocol
-    return {names} if isinstance(names, str) else set(names)
 
 
 class Pushed(NamedTuple):

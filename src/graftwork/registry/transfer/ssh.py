@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake
 from graftwork.records.release import Release
 from graftwork.registry.folder import release_files

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.process.http_client import HttpClient
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release

@@ -2,8 +2,7 @@
 
 from datetime import date
 
-from graftwork.plan.cost.disk import need_disk
-from graftwork.plan.cost.nouns import Billing, Candidate, CardRun, Terms
+from graftwork.plan.cost.types import Billing, CardRun, OfferCandidate, Terms, need_disk
 from graftwork.records.base import Figure
 from graftwork.records.hardware import Offer, PlaceTerms
 
@@ -53,9 +52,9 @@ def make_candidate(
     run: CardRun | None = None,
     place: dict | None = None,
     offer: dict | None = None,
-) -> Candidate:
+) -> OfferCandidate:
     prices = {"spot": {"spot_usd_per_hour": usd}}.get(billing, {"usd_per_hour": usd})
-    return Candidate(
+    return OfferCandidate(
         place=make_place(name, **(place or {})),
         offer=make_offer(name, **{**prices, **(offer or {})}),
         billing=billing,
