@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.subjects.named import parse_subject
-from graftwork.grading import (
+from graftwork.evaluate.subjects import parse_subject
+from graftwork.grading.answers import AnswerFields
+from graftwork.grading.checks import GradeCheck
+from graftwork.grading.grade import right_or_wrong
+from graftwork.grading.metrics import (
     ALWAYS_MEASURED,
     CHECKS_PASSED,
     CONTEXT_GRADERS,
@@ -19,14 +22,70 @@ from graftwork.grading import (
     OPTIONAL_MEASURED,
     PERPLEXITY,
     TASK_SUCCESS,
-    Check,
-    right_or_wrong,
+    find_extension,
 )
-from graftwork.grading.fields import AnswerFields
 from graftwork.process.sandbox.settings import SandboxSettings
-from graftwork.records.base import Record
+from graftwork.records.base import NotSecret, Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import Case
+from graftwork.text.redact import VariableName
+
+RUBRIC = (
+    "Is the answer correct, complete, supported by what the user gave, and in the form that was asked for? "
+    "Length by itself is no merit."
+)
+
+
+class JudgeSettings(Record):
+    """Another model that says which answer is better. The key is never written anywhere."""
+
+    url: Annotated[str, NotSecret("a login or a query in it is refused")] = Field(
+        description="Where the endpoint is, up to /v1: https://host/v1."
+    )
+    model: str = Field(min_length=1, description="The model to ask there.")
+    key_variable: VariableName | None = Field(
+        None,
+        description="The environment variable that holds the key; no key is sent without it.",
+    )
+    modes: tuple[Literal["pairwise", "pointwise"], ...] = Field(
+        ("pairwise",),
+        description="pairwise: which of two answers is better, asked in both orders; pointwise: a mark 1–5.",
+    )
+    rubric: str = Field(RUBRIC, min_length=1, description="What the judge goes by, in words.")
+    show_reference: bool = Field(True, description="Show the judge the reply that the log holds.")
+    max_answer_characters: int = Field(20_000, ge=100, description="Longer answers are cut for the judge.")
+    max_tokens: int = Field(512, ge=16, description="What the judge may say to one question.")
+    timeout_seconds: float = Field(60.0, gt=0, description="What one question may take.")
+    attempts: int = Field(
+        5, ge=1, le=20, description="How often a question is asked that meets with an error."
+    )
+    concurrency: int = Field(4, ge=1, le=64, description="Questions asked side by side.")
+    max_questions: int | None = Field(None, ge=1, description="Never ask more than so many questions.")
+    max_seconds: float | None = Field(None, gt=0, description="Ask nothing more after so many seconds.")
+    max_cost: float | None = Field(
+        None, gt=0, description="Ask nothing more after so much money; needs prices."
+    )
+    price_in: float | None = Field(None, ge=0, description="Price of a million tokens that the judge reads.")
+    price_out: float | None = Field(None, ge=0, description="Price of a million tokens that it writes.")
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("an address begins with http:// or https://")
+        if parts.username or parts.password or parts.query:
+            raise ValueError("an address with a key in it would be written everywhere: use key_variable")
+        return url.rstrip("/").removesuffix("/chat/completions")
+
+    @model_validator(mode="after")
+    def _cost_has_prices(self) -> Self:
+        if self.max_cost is not None and (self.price_in is None or self.price_out is None):
+            raise ValueError("max_cost needs price_in and price_out: else nothing is known about the cost")
+        if not self.modes:
+            raise ValueError("modes: name pairwise, pointwise or both")
+        return self
+
 
 Slice = Literal["group", "role", "domain", "session", "length"]
 
@@ -64,7 +123,7 @@ class EvaluateSettings(Record):
     """Answers generated side by side. Without it 32 on a processor, and on a card 256 or as many as fit."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is graded: names of the metrics."""
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GradeCheck, ...] = ()
     """Rules of your own: each a name, a metric, its parameters, and `where` for some of the cases."""
     worked_example: bool = True
     """Show the base one worked example from the training split, so that the comparison is fair."""
@@ -95,16 +154,17 @@ class EvaluateSettings(Record):
         if not names:
             raise ValueError("name at least one metric")
         for name in names:
-            require_known(name, BY_NAME)
+            if name not in BY_NAME and find_extension(name) is None:
+                require_known(name, BY_NAME)
         return tuple(dict.fromkeys(names))
 
     @field_validator("checks")
     @classmethod
-    def _checks_have_names_of_their_own(cls, checks: tuple[Check, ...]) -> tuple[Check, ...]:
+    def _checks_have_names_of_their_own(cls, checks: tuple[GradeCheck, ...]) -> tuple[GradeCheck, ...]:
         reserved = {*BY_NAME, *ALWAYS_MEASURED, *OPTIONAL_MEASURED, JUDGE_SCORE, JUDGE_PREFERENCE}
         seen: set[str] = set()
         for check in checks:
-            if check.name in reserved:
+            if check.name in reserved or find_extension(check.name) is not None:
                 raise ValueError(f"{check.name} is a metric already: give the check a name of its own")
             if check.name in seen:
                 raise ValueError(f"two checks are called {check.name}: their figures would be mixed up")
@@ -167,7 +227,7 @@ CORRECTNESS = (
     "token_f1",
     "edit_similarity",
 )
-"""Metrics by name that tell a right answer from a wrong one, the surest first; those of form do not."""
+"""Metrics by name that distinguish a right answer from a wrong one, the most reliable first."""
 
 
 def choose_primary(settings: EvaluateSettings) -> str:
@@ -175,10 +235,10 @@ def choose_primary(settings: EvaluateSettings) -> str:
 
     A check that holds answers against the reference comes first, one about all fields before one about a
     single field; then functions and tests of the project; then metrics by name. `task_success` stands for
-    the rule that is missing where nothing tells right from wrong.
+    the rule that is missing where nothing distinguishes right from wrong.
     """
-    told = [check for check in settings.checks if check.tells_right]
-    ranked = sorted(told, key=lambda check: (check.metric != "all_fields", not check.against_reference))
+    telling = [check for check in settings.checks if check.tells_right]
+    ranked = sorted(telling, key=lambda check: (check.metric != "all_fields", not check.against_reference))
     named = [name for name in CORRECTNESS if name in settings.graded]
     return next(iter([check.name for check in ranked] + named), TASK_SUCCESS)
 
@@ -190,7 +250,7 @@ def known_metrics(settings: EvaluateSettings) -> tuple[str, ...]:
 
 
 def known_comparisons(settings: EvaluateSettings) -> tuple[str, ...]:
-    """What two subjects are compared by: also what only a pair of answers tells."""
+    """What two subjects are compared by: also what only a pair of answers shows."""
     pairwise = settings.judge is not None and "pairwise" in settings.judge.modes
     return (*known_metrics(settings), *([JUDGE_PREFERENCE] if pairwise else []))
 

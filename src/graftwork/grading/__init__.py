@@ -1,93 +1,9 @@
-"""One answer graded: 1.0 right, 0.0 wrong, None where the question does not arise.
+"""Answers graded: 1.0 right, 0.0 wrong, None where the question does not arise.
 
-In: a case, the text of an answer, the names of the fields. Out: a grade. Whether a metric applies
-depends on the case alone, never on the answer, so that two subjects are graded on the same cases
-(but for `reviewer_score`: nobody has read an answer that was never given before).
+In: a case, the text of an answer, a GradeContext. Out: a grade. Whether a metric applies depends on the
+case alone, never on the answer, so that two subjects are graded on the same cases (except
+`reviewer_score`).
 
-`table` names every metric, `checks` every rule with parameters, `grading` grades by name; one file a
-kind besides.
+`interface` has the types, `metrics` every metric by name, `rules` and `checks` those with parameters,
+`custom` the project's own functions, `code` tests in the sandbox, `grade` grades by name.
 """
-
-from graftwork.grading.checks import KINDS, Check, Where, read_case_checks
-from graftwork.grading.context import (
-    CannotGrade,
-    CheckKind,
-    FailedGrade,
-    Grade,
-    GradeContext,
-    GradeFunction,
-    Rater,
-)
-from graftwork.grading.grading import (
-    against_reference,
-    explain_vacuous,
-    grade,
-    require_gradable,
-    right_or_wrong,
-)
-from graftwork.grading.table import (
-    AGAINST_REFERENCE,
-    ALWAYS_MEASURED,
-    CHECKS_PASSED,
-    CONTEXT_GRADERS,
-    FIRST_TOKEN,
-    GRADERS,
-    JUDGE_PREFERENCE,
-    JUDGE_SCORE,
-    LATENCY,
-    LOWER_IS_BETTER,
-    MEMORY,
-    METRICS,
-    OF_ANSWERS,
-    OPTIONAL_MEASURED,
-    PERPLEXITY,
-    RATES,
-    SCORED,
-    TASK_SUCCESS,
-    TOKENS_PER_SECOND,
-    TRUNCATED,
-    WITH_CONTEXT,
-)
-from graftwork.grading.words import shared_words, words_of
-
-__all__ = [
-    "AGAINST_REFERENCE",
-    "ALWAYS_MEASURED",
-    "CHECKS_PASSED",
-    "CONTEXT_GRADERS",
-    "FIRST_TOKEN",
-    "GRADERS",
-    "JUDGE_PREFERENCE",
-    "JUDGE_SCORE",
-    "KINDS",
-    "LATENCY",
-    "LOWER_IS_BETTER",
-    "MEMORY",
-    "METRICS",
-    "OF_ANSWERS",
-    "OPTIONAL_MEASURED",
-    "PERPLEXITY",
-    "RATES",
-    "SCORED",
-    "TASK_SUCCESS",
-    "TOKENS_PER_SECOND",
-    "TRUNCATED",
-    "WITH_CONTEXT",
-    "CannotGrade",
-    "Check",
-    "CheckKind",
-    "FailedGrade",
-    "Grade",
-    "GradeContext",
-    "GradeFunction",
-    "Rater",
-    "Where",
-    "against_reference",
-    "explain_vacuous",
-    "grade",
-    "read_case_checks",
-    "require_gradable",
-    "right_or_wrong",
-    "shared_words",
-    "words_of",
-]

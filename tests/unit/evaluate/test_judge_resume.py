@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.judge.panel import open_judge
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.judge.verdicts import add_judgement, judge_subjects
+from graftwork.evaluate.judge.judge import judge_subjects, open_judge
+from graftwork.evaluate.judge.tally import add_judgement
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
 
@@ -45,7 +45,6 @@ def judge_all(url, folder):
     settings = JudgeSettings(url=url, model="m", concurrency=2, price_in=1.0, price_out=1.0)
     return judge_subjects(
         open_judge(settings, folder=folder),
-        settings=settings,
         cases=CASES,
         answers={"base": answers_of("five"), "adapter": answers_of("six")},
         baseline="base",

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graftwork.evaluate.subjects import engines
-from graftwork.evaluate.subjects.kept import KeptAnswers, key_of
-from graftwork.pipeline.evaluate_run import Lineup, forget_subjects, with_one_engine
-from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.evaluate.ask.answers import KeptAnswers, answer_key
+from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
+from graftwork.inference import selection
+from graftwork.pipeline.evaluation import forget_subjects
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 
@@ -43,8 +43,8 @@ def with_adapter(root, name, **config):
 @pytest.fixture(autouse=True)
 def vllm_is_there(monkeypatch):
     monkeypatch.delenv("GRAFT_VLLM", raising=False)
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(engines, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(selection, "vllm_version", lambda: "0.32.0")
 
 
 def engines_of(lineup):
@@ -72,9 +72,9 @@ def test_asked_again_the_answers_of_this_engine_are_forgotten_in_every_precision
     settled = [s.job.model_copy(update={"precision": "bfloat16"}) for s in with_one_engine(lineup).all]
     other = settled[0].model_copy(update={"engine": "graftwork"})
     for job in (*settled, other):
-        kept.put(key_of(job, case), answer)
+        kept.put(answer_key(job, case), answer)
     forget_subjects(lineup, [case])
-    assert [kept.get(key_of(job, case), case_id="c") is None for job in (*settled, other)] == [
+    assert [kept.get(answer_key(job, case), case_id="c") is None for job in (*settled, other)] == [
         True,
         True,
         False,

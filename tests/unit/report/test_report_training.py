@@ -7,19 +7,21 @@ from report_sample import make_page
 from test_report_page import EVIL, words
 from test_report_plots import check, widths
 
-from graftwork.records.plan import Residual
-from graftwork.records.residual import Drift
+from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import Look
-from graftwork.records.vitals import DeviceVitals, Vitals
 from graftwork.report.page import render_report
-from graftwork.report.plots import draw_loss
+from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.report.training import make_training_page
-from graftwork.report.training_plots import Spot, draw_course, draw_looks
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)
 spots = st.lists(
     st.builds(
-        Spot, step=st.integers(1, 60), value=st.floats(0, 5), best=st.booleans(), compared=st.booleans()
+        EvaluationPoint,
+        step=st.integers(1, 60),
+        value=st.floats(0, 5),
+        best=st.booleans(),
+        compared=st.booleans(),
     ),
     max_size=12,
 )
@@ -87,10 +89,10 @@ def test_the_page_of_a_run_is_whole_and_asks_nothing_of_the_outside():
     assert "GPU temperature" not in text, "nobody measured it"
 
 
-def test_looks_by_the_loss_stand_on_the_plot_of_the_loss():
+def test_evaluations_by_loss_are_marked_on_the_loss_plot():
     page = make_looked_at("loss")
     html = render_report(page)
-    assert "best look 0.75 at step 32" in html
+    assert "best evaluation 0.75 at step 32" in html
     assert "Looks during training" not in html
 
 

@@ -1,34 +1,30 @@
-"""What the gate says: rules, differences and reasons in plain words.
-
-In: rules, figures, outcomes. Out: sentences. Pure; decides nothing.
-"""
+"""What the gate says: rules, differences, reasons and changed rules as sentences. Pure; decides nothing."""
 
 import math
 from collections.abc import Sequence
 
-from graftwork.evaluate.gate.evidence import Needed
-from graftwork.evaluate.gate_settings import TIMED, Against, Rule
-from graftwork.evaluate.statistics import successes_to_clear
-from graftwork.evaluate.wording import is_share, name_of, plural, show, show_p, show_points
-from graftwork.grading import TASK_SUCCESS
+from graftwork.evaluate.gate.figures import Needed
+from graftwork.evaluate.gate.settings import TIMED, Against, GateRule, GateSettings
+from graftwork.evaluate.statistics.significance import successes_to_clear
+from graftwork.grading.metrics import TASK_SUCCESS, is_share, name_of, plural, show, show_p, show_points
 from graftwork.records.report import Comparison, Metric
-from graftwork.records.verdict import Decision, RuleOutcome, RuleResult
+from graftwork.records.verdict import Decision, RuleOutcome, RuleResult, Verdict
 
 SUBJECTS: dict[Against, str] = {"base": "the base", "champion": "the champion", "log": "the log's answers"}
 WAYS = {"over": "over", "under": "under", "at_least": "at least", "at_most": "at most"}
 
 
-def way_of(rule: Rule) -> str:
+def way_of(rule: GateRule) -> str:
     return next(words for name, words in WAYS.items() if getattr(rule, name) is not None)
 
 
-def called(rule: Rule) -> str:
+def called(rule: GateRule) -> str:
     """The metric with the statistic that the rule asks for."""
     special = {"mean": "mean", "p95": "95th percentile"}.get(rule.at or "")
     return f"{name_of(rule.metric)} ({special})" if special else name_of(rule.metric)
 
 
-def write_rule(rule: Rule) -> str:
+def write_rule(rule: GateRule) -> str:
     if rule.margin is not None:
         return (
             f"{name_of(rule.metric)} worse than {SUBJECTS[rule.reference]} by less than "
@@ -51,7 +47,7 @@ def show_difference(metric: str, difference: float) -> str:
     return f"{'+' if difference >= 0 else '−'}{show(metric, abs(difference))}"
 
 
-def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: Needed | None) -> str:
+def say_limit(rule: GateRule, metric: Metric, outcome: RuleOutcome, needed: Needed | None) -> str:
     seen = show(rule.metric, metric.value)
     if metric.kind == "rate":
         seen = f"{metric.successes} of {metric.n} ({seen})"
@@ -69,13 +65,13 @@ def say_limit(rule: Rule, metric: Metric, outcome: RuleOutcome, needed: Needed |
     return f"{called(rule)}: {seen} is {way} {limit}, but {ending}; {remedy}."
 
 
-def _say_too_few(rule: Rule, metric: Metric) -> str:
+def _say_too_few(rule: GateRule, metric: Metric) -> str:
     unit = "request" if rule.metric in TIMED else "session" if metric.clusters else "case"
     units = metric.clusters or metric.n
     return f"{plural(units, unit)} {'is' if units == 1 else 'are'} too few for a bound"
 
 
-def say_unmeasured(rule: Rule, ungraded: int) -> str:
+def say_unmeasured(rule: GateRule, ungraded: int) -> str:
     """Why there is no figure at all, as far as that is known."""
     said = f"{called(rule)} was not measured on any case, so nothing can be promised"
     if rule.metric == TASK_SUCCESS and not ungraded:
@@ -92,7 +88,7 @@ def show_range(metric: str, low: float, high: float) -> str:
     return f"up to {show(metric, high)}" if math.isfinite(high) else "too few to bound it"
 
 
-def held_figure(rule: Rule, metric: Metric) -> float:
+def held_figure(rule: GateRule, metric: Metric) -> float:
     return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]
 
 
@@ -181,7 +177,7 @@ def say_worn(metrics: Sequence[str], *, look: int, needed: int | None) -> str:
     )
 
 
-def _say_remedy(rule: Rule, metric: Metric, needed: Needed | None) -> str:
+def _say_remedy(rule: GateRule, metric: Metric, needed: Needed | None) -> str:
     """More cases at this rate or, with the cases there are, more of them right."""
     if needed is None:
         end = 1.0 if rule.wants_more else 0.0
@@ -197,3 +193,48 @@ def _say_remedy(rule: Rule, metric: Metric, needed: Needed | None) -> str:
         return remedy
     enough = successes_to_clear(metric.n, limit=rule.limit, confidence=metric.confidence)
     return f"{remedy}, or {enough} right of these {metric.n}" if enough else remedy
+
+
+OUTCOMES: dict[RuleOutcome, str] = {"pass": "kept", "fail": "broken", "unknown": "open"}
+
+
+def describe_change(before: GateSettings, after: GateSettings) -> str:
+    """Which rules are gone and which are new; empty where both ask for the same."""
+    old, new = _list_rules(before), _list_rules(after)
+    gone = [rule for rule in old if rule not in new]
+    come = [rule for rule in new if rule not in old]
+    parts = [f"no longer {rule}" for rule in gone] + [f"now {rule}" for rule in come]
+    return "; ".join(parts)
+
+
+def describe_outcomes(before: Verdict, after: Verdict) -> str:
+    """Why the same report is judged otherwise: which rule came out how, and by which test."""
+    was = {(rule.kind, rule.metric, rule.rule): rule for rule in before.rules}
+    said = []
+    for rule in after.rules:
+        old = was.pop((rule.kind, rule.metric, rule.rule), None)
+        if old is None or old.outcome != rule.outcome:
+            then = (
+                f"{OUTCOMES[old.outcome]} ({old.test or 'no test'})" if old is not None else "not looked at"
+            )
+            said.append(
+                f"{rule.rule}: {then} before, {OUTCOMES[rule.outcome]} now ({rule.test or 'no test'})"
+            )
+    said += [f"{rule.rule}: {OUTCOMES[rule.outcome]} before, no longer so" for rule in was.values()]
+    return "; ".join(said)
+
+
+def _list_rules(settings: GateSettings) -> list[str]:
+    said = []
+    for rule in settings.rules:
+        invariant = "invariant: " if rule.severity == "invariant" else ""
+        counted = f" by its {rule.bound}" if rule.bound else ""
+        said.append(f"{invariant}{write_rule(rule)}{counted}")
+    if (primary := settings.primary_rule) is not None:
+        said.append(f"{name_of(primary.metric)} better than {SUBJECTS[primary.against]}")
+    if (win := settings.win_rule) is not None:
+        said.append(f"a saving of {100 * win.by:g} % of {name_of(win.metric)} of {SUBJECTS[win.against]}")
+    if (stop := settings.abort_when) is not None:
+        named = ", ".join(map(name_of, stop.worse_on))
+        said.append(f"abort when worse than {SUBJECTS[stop.against]} on {named} by {stop.by}")
+    return said

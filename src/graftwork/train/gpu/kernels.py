@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from graftwork.train.gpu.frozen import EIGHT
+from graftwork.train.gpu.quantized import FLOAT8
 
 COLUMNS = 2048
 HEADS = 8
@@ -62,7 +62,7 @@ def gate_backward_eight(
     """The lifted values again, the gradient of gate and up, and that gradient in 8 bits with its scales."""
     rows, width = d_lifted.shape
     lifted, d_gate_up = torch.empty_like(d_lifted), torch.empty_like(gate_up)
-    codes = torch.empty(rows, 2 * width, dtype=EIGHT, device=gate_up.device)
+    codes = torch.empty(rows, 2 * width, dtype=FLOAT8, device=gate_up.device)
     row_scale = torch.empty(rows, 1, dtype=torch.float32, device=gate_up.device)
     torch.library.wrap_triton(_gate_backward)[(rows,)](
         gate_up, d_lifted, weight_scale, lifted, d_gate_up, codes, row_scale, width, COLUMNS, num_warps=8
@@ -142,8 +142,8 @@ def norm_backward(dy: Tensor, x: Tensor, weight: Tensor, epsilon: float, add: Te
     heads, width = _rows_of(x)
     columns = triton.next_power_of_2(width)
     _norm_backward[(x.numel() // width,)](
-        dy, x, weight, dx if add is None else add, dx, heads, dy.stride(0), dy.stride(-2), x.stride(0), x.stride(-2),
-        width, epsilon, add is not None, columns, num_warps=_warps(columns),
+        dy, x, weight, dx if add is None else add, dx, heads, dy.stride(0), dy.stride(-2),
+        x.stride(0), x.stride(-2), width, epsilon, add is not None, columns, num_warps=_warps(columns),
     )  # fmt: skip
     return dx
 
@@ -314,7 +314,7 @@ def gate_backward(gate_up: Tensor, d_lifted: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _quantise_rows(x, columns_scale, codes, row_scale, width, has_scale: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
+def _quantize_rows(x, columns_scale, codes, row_scale, width, has_scale: tl.constexpr, columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # fmt: skip
     """One row in 8 bits: its largest value first, then its codes; the second read comes from the cache."""
     row = tl.program_id(0).to(tl.int64)
     largest = tl.zeros([columns], dtype=tl.float32)
@@ -335,12 +335,12 @@ def _quantise_rows(x, columns_scale, codes, row_scale, width, has_scale: tl.cons
         tl.store(codes + row * width + at, value.to(tl.float8e4nv), mask=at < width)
 
 
-def quantise_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
+def quantize_rows(x: Tensor, columns_scale: Tensor | None) -> tuple[Tensor, Tensor]:
     x = x.contiguous()
     rows, width = x.shape
-    codes = torch.empty(rows, width, dtype=EIGHT, device=x.device)
+    codes = torch.empty(rows, width, dtype=FLOAT8, device=x.device)
     row_scale = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    _quantise_rows[(rows,)](
+    _quantize_rows[(rows,)](
         x, row_scale if columns_scale is None else columns_scale, codes, row_scale, width,
         columns_scale is not None, min(COLUMNS, triton.next_power_of_2(width)), num_warps=8,
     )  # fmt: skip
