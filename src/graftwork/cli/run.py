@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from graftwork.cli.show.tables import PlainTable
-    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
+    from graftwork.pipeline.status import EndpointStatus, NextRun, ProjectStatus, RunStatus
 
 if TYPE_CHECKING:
     from graftwork.pipeline.open_project import OpenProject
@@ -124,11 +124,11 @@ def status(project: Folder = None, json: Json = False) -> None:
     from graftwork.grading.metrics import plural
     from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.status import standing
+    from graftwork.pipeline.status import project_status
     from graftwork.project.load import open_project
 
     with use_project(open_project(project), NullReporter()) as work:
-        found = standing(work)
+        found = project_status(work)
     if json:
         print_json(found)
         return
@@ -158,7 +158,7 @@ STATES = {
 }
 
 
-def _table_of_steps(found: "Standing") -> "PlainTable":
+def _table_of_steps(found: "ProjectStatus") -> "PlainTable":
     from graftwork.cli.show.tables import quote, table
     from graftwork.cli.show.training import duration
 
@@ -170,7 +170,7 @@ def _table_of_steps(found: "Standing") -> "PlainTable":
     return rows
 
 
-def _print_next(coming: "Next") -> None:
+def _print_next(coming: "NextRun") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line
     from graftwork.cli.show.training import duration
@@ -187,7 +187,7 @@ def _print_next(coming: "Next") -> None:
     print_line(stdout, said)
 
 
-def _print_endpoint(endpoint: "EndpointStanding") -> None:
+def _print_endpoint(endpoint: "EndpointStatus") -> None:
     from graftwork.cli.output import stdout
     from graftwork.cli.show.tables import print_line, quote
 
@@ -196,7 +196,7 @@ def _print_endpoint(endpoint: "EndpointStanding") -> None:
     print_line(stdout, said + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
 
 
-def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
+def _table_of_runs(runs: "Sequence[RunStatus]") -> "PlainTable":
     """The run, its state, its last change, and between them what at least one run can say."""
     from graftwork.cli.show.tables import table
     from graftwork.cli.show.training import duration
@@ -218,7 +218,7 @@ def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
     return rows
 
 
-def _step_times(run: "RunStanding") -> str:
+def _step_times(run: "RunStatus") -> str:
     """What a step takes, and what the plan expected of it."""
     from graftwork.cli.show.training import duration
 
@@ -276,10 +276,10 @@ def logs(
 
 
 def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
-    from graftwork.pipeline.runs import at_work
+    from graftwork.pipeline.runs import find_processes
 
     # In this order: a run that ends says so before it lets go of its lock.
-    busy = at_work(work, run)
+    busy = find_processes(work, run)
     now = work.runs.get(run.id) or run
     return now.state == "done" or not busy
 
@@ -325,13 +325,13 @@ def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: 
     from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
+    from graftwork.pipeline.runs import ask_to_stop, end_at_once, find_processes, find_run
     from graftwork.process.heartbeat import read_beat
     from graftwork.project.load import open_project
 
     with use_project(open_project(project), NullReporter()) as work:
         meant = find_run(work, run)
-        busy = at_work(work, meant)
+        busy = find_processes(work, meant)
         idle = not busy or (run is not None and meant is not None and meant.state != "running")
         if not idle:
             if now:
@@ -340,7 +340,7 @@ def stop(project: Folder = None, run: RunToStop = None, now: Now = False, json: 
                 ask_to_stop(busy)
             waited = threading.Event()
             with stderr.status("waiting for the step to end and the checkpoint to be written"):
-                while at_work(work, meant):
+                while find_processes(work, meant):
                     waited.wait(STOP_POLL_SECONDS)
             meant = find_run(work, meant.id) if meant is not None else None
     from pathlib import Path

@@ -103,16 +103,16 @@ def run_on_machines(
     from graftwork.cli.output import print_json, stderr, stdout
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
-    from graftwork.pipeline.multi_node import answer_calls, asked_of, tell_machines
+    from graftwork.pipeline.multi_node import answer_calls, machine_commands, with_machines
     from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.table import run_pipeline
     from graftwork.process.worker import stoppable
     from graftwork.project.load import open_project
 
     opened = open_project(project)
-    opened = replace(opened, settings=asked_of(opened.settings, nodes=nodes, main_address=main_address))
+    opened = replace(opened, settings=with_machines(opened.settings, nodes=nodes, main_address=main_address))
     if rank is None:
-        told = tell_machines(opened, model=model)
+        told = machine_commands(opened, model=model)
         if as_json:
             print_json(told)
             return

@@ -1,6 +1,6 @@
 """`graft release ab --cases`: two releases on cases that both are asked.
 
-In: an open workplace, two releases, a metric. Out: who won, if it is decided, with the evidence so far. What
+In: an open project, two releases, a metric. Out: who won, if it is decided, with the evidence so far. What
 is to be tested is written down before the first look, so that it shows how many metrics a pair was tried by.
 """
 
@@ -38,7 +38,7 @@ from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.release_store import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
-from graftwork.process.worker import how_it_ended
+from graftwork.process.worker import interruption_error
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
@@ -210,7 +210,7 @@ def watch_live(
                 return found
     except KeyboardInterrupt:
         # Nothing is lost: the next look begins from what the endpoint kept.
-        if found is None or isinstance(how_it_ended(), StoppedInOrder):
+        if found is None or isinstance(interruption_error(), StoppedInOrder):
             raise
     return found
 

@@ -1,6 +1,6 @@
 """The captures of a project as a log: chosen by what users said, and without held-out questions.
 
-In: an open workplace, the settings, which feedback is wanted. Out: captures, and how many were left out
+In: an open project, the settings, which feedback is wanted. Out: captures, and how many were left out
 for which reason. The same rules as in the preparation, applied earlier: who trains elsewhere on the
 export is as safe. Changes nothing.
 """

@@ -1,6 +1,6 @@
 """What grading needs of the outside, wired: the sandbox for generated code, the judge and what it said.
 
-In: an open workplace. Out: a GradeContext, and the report with the judge's word on its two subjects. Both
+In: an open project. Out: a GradeContext, and the report with the judge's word on its two subjects. Both
 are opened only where the settings ask for them.
 """
 

@@ -1,6 +1,6 @@
 """Releases out of the project as archives, and into it from archives and PEFT folders.
 
-In: an open workplace and a path. Out: the archive, or the release in store and index. A release is in the
+In: an open project and a path. Out: the archive, or the release in store and index. A release is in the
 index only when its files are in the store, and nobody can collect it in between.
 """
 

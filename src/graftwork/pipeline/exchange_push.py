@@ -1,6 +1,6 @@
 """Releases between this project and other places: a store at a URL, the Hub, a machine that serves, trackers.
 
-In: an open workplace, a release, where to. Out: what was sent, or the release in store and index. Everything
+In: an open project, a release, where to. Out: what was sent, or the release in store and index. Everything
 is verified before it leaves and after it has arrived.
 """
 

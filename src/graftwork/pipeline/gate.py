@@ -1,6 +1,6 @@
 """The champion beside the candidate: from the report, or from what was measured when it was released.
 
-In: an open workplace, a report, the adapter it judges. Out: the report with the champion among its subjects
+In: an open project, a report, the adapter it judges. Out: the report with the champion among its subjects
 where both answered the same cases in the same way. Asks no model.
 """
 

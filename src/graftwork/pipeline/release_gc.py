@@ -1,6 +1,6 @@
 """Collects the releases that nobody needs any more.
 
-In: an open workplace and how much to keep. Out: what was taken away, or would be. What an alias points at or
+In: an open project and how much to keep. Out: what was taken away, or would be. What an alias points at or
 can be rolled back to, what a running server holds and what is being written stays; so does what the index
 does not know. Of that, what verifies is entered in the index, for an index can be lost.
 """

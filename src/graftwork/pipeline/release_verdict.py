@@ -1,6 +1,6 @@
 """The verdict that a release carries, with the sentence of each rule.
 
-In: an open workplace, a release. Out: its verdict, or None where its files are not here, are not what the
+In: an open project, a release. Out: its verdict, or None where its files are not here, are not what the
 manifest promises, or were written by another version: `graft release verify` is who complains of that.
 """
 

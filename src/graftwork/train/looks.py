@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graftwork.files.disk import Journal
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.files import LOOKS
 
 RESERVE = 0.8
@@ -25,7 +25,7 @@ class Course:
         self.best_step: int | None = None
         self.since = 0
 
-    def judge(self, look: Look) -> Look:
+    def judge(self, look: TrainingEvaluation) -> TrainingEvaluation:
         """The look with its place among the others; the first one says over how many cases."""
         if self.cases is None:
             self.cases = look.cases
@@ -60,28 +60,28 @@ def count_cases(finished: int, *, asked: int, common: int | None) -> int:
     return finished if finished == asked else max(int(RESERVE * finished), 1)
 
 
-def log_look(folder: Path, look: Look, step: TrainStep) -> None:
+def log_look(folder: Path, look: TrainingEvaluation, step: TrainStep) -> None:
     """On the disk before anything follows from it."""
     line = {"look": look.model_dump(), "loss": step.loss, "weights": step.weights}
     Journal(folder / LOOKS).append(line, durable=True)
 
 
-def find_look(folder: Path, step: TrainStep) -> Look | None:
+def find_look(folder: Path, step: TrainStep) -> TrainingEvaluation | None:
     """The look at this very step, if it was taken before a crash: same step, same loss, same weights."""
     for line in reversed(Journal(folder / LOOKS).read()):
         same = line["look"]["step"] == step.step and line["loss"] == step.loss
         # Not every step has a digest of its weights; where both have, they must agree.
         if same and (line["weights"] == step.weights or not (line["weights"] and step.weights)):
-            return Look.model_validate(line["look"])
+            return TrainingEvaluation.model_validate(line["look"])
     return None
 
 
-def read_looks(folder: Path) -> tuple[Look, ...]:
+def read_looks(folder: Path) -> tuple[TrainingEvaluation, ...]:
     """The last word on each look, in order."""
-    looks = [Look.model_validate(line["look"]) for line in Journal(folder / LOOKS).read()]
+    looks = [TrainingEvaluation.model_validate(line["look"]) for line in Journal(folder / LOOKS).read()]
     return tuple(sorted({look.step: look for look in looks}.values(), key=lambda look: look.step))
 
 
-def find_best(looks: tuple[Look, ...]) -> int | None:
+def find_best(looks: tuple[TrainingEvaluation, ...]) -> int | None:
     """The step of the best look."""
     return next((look.step for look in reversed(looks) if look.better), None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.attend.attendant import Attendant, FinishEarly
 from graftwork.train.crew import Alone, Crew
 from graftwork.train.engine import Engine
@@ -53,7 +53,7 @@ class Examine(Attendant):
             or (examiner is not None and examiner.smaller_is_better(settings.metric))
         )
         self._engine: Engine | None = None
-        self.latest: Look | None = None
+        self.latest: TrainingEvaluation | None = None
         """The look at the step that was just done, if there was one."""
 
     def begins(self, engine: Engine, *, done: int, steps: int) -> None:
@@ -89,7 +89,7 @@ class Examine(Attendant):
     def restore(self, state: dict[str, Any]) -> None:
         self._course.restore(state)
 
-    def _look(self, step: int) -> Look | None:
+    def _look(self, step: int) -> TrainingEvaluation | None:
         """What the model is worth now, over the cases that all looks have in common."""
         begun = time.perf_counter()
         if self._settings.metric == LOSS:
@@ -99,11 +99,13 @@ class Examine(Attendant):
         else:
             return None
         seconds = time.perf_counter() - begun
-        return Look(step=step, metric=self._settings.metric, value=value, cases=cases, seconds=seconds)
+        return TrainingEvaluation(
+            step=step, metric=self._settings.metric, value=value, cases=cases, seconds=seconds
+        )
 
-    def _share(self, look: Look | None) -> Look:
+    def _share(self, look: TrainingEvaluation | None) -> TrainingEvaluation:
         """Several who train together decide alike: what the first of them found holds for all."""
-        return Look.model_validate(self._crew.tell(look.model_dump() if look else None))
+        return TrainingEvaluation.model_validate(self._crew.tell(look.model_dump() if look else None))
 
     def _measure_loss(self) -> tuple[float, int]:
         loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
@@ -164,7 +166,7 @@ def choose_rows(
     return chosen
 
 
-def tell_look(look: Look, *, of: int, best_step: int | None) -> str:
+def tell_look(look: TrainingEvaluation, *, of: int, best_step: int | None) -> str:
     """One line for whoever watches."""
     said = f"look after step {look.step}: {look.metric} {look.value:.4g} over {look.cases} case(s)"
     if look.cases < of:

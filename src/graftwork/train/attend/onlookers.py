@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graftwork.files.dataset import read_rows
-from graftwork.records.run import Look, TrainJob
+from graftwork.records.run import TrainingEvaluation, TrainJob
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.ports import Examiner
 from graftwork.train.settings import TrainSettings
@@ -35,7 +35,7 @@ def onlookers(
     folder = Path(job.folder)
     require_installed(settings.run.trackers)
     attendants: list[Attendant] = []
-    latest: Callable[[], Look | None] = lambda: None  # noqa: E731
+    latest: Callable[[], TrainingEvaluation | None] = lambda: None  # noqa: E731
     if settings.examine.every is not None:
         examine = Examine(
             settings.examine,

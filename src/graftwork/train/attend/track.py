@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from graftwork.files.disk import write_atomic
-from graftwork.process.pool import Apart
-from graftwork.records.run import Look, TrainStep
+from graftwork.process.pool import CallThread
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.text.unsaid import leave_secrets_unsaid
 from graftwork.train.attend.attendant import Attendant
 from graftwork.train.engine import Engine
@@ -41,13 +41,13 @@ class Track(Attendant):
         run_id: str,
         settings: Mapping[str, Any],
         folder: Path,
-        latest_look: Callable[[], Look | None] = lambda: None,
+        latest_look: Callable[[], TrainingEvaluation | None] = lambda: None,
         on_word: Callable[[str], None] = lambda _word: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._trackers = trackers
         self._patience = patience
-        self._apart: dict[str, Apart] = {}
+        self._apart: dict[str, CallThread] = {}
         self._run_id = run_id
         self._settings = settings
         self._folder = folder
@@ -63,7 +63,7 @@ class Track(Attendant):
             # Whatever a library raises, the run goes on.
             try:
                 begin = partial(load_tracker(name).open_run, self._run_id, self._settings)
-                self._apart[name] = Apart(f"tracker {name}")
+                self._apart[name] = CallThread(f"tracker {name}")
                 self._open[name] = self._call(name, partial(begin, self._folder / name))
             except Exception as error:
                 self._give_up(name, error)
@@ -102,7 +102,7 @@ class Track(Attendant):
         )
 
 
-def name_figures(step: TrainStep, look: Look | None) -> dict[str, float]:
+def name_figures(step: TrainStep, look: TrainingEvaluation | None) -> dict[str, float]:
     """The figures of a step by the names that they have in every tracker."""
     figures = {
         "train/loss": step.loss,
