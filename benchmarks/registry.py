@@ -21,13 +21,12 @@ from pathlib import Path
 
 from graftwork.files.disk import write_atomic
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.release import Release, ReleaseFile, ReleaseQuery
-from graftwork.registry.promote import find_release
-from graftwork.registry.release import FORMAT, name_by_content
+from graftwork.registry.aliases import find_release
+from graftwork.registry.manifest import FORMAT, content_id
 from graftwork.store.database import open_database
 
 ROUNDS = 15
@@ -80,7 +79,7 @@ def make_manifest(work: OpenProject, number: int, files: dict[str, bytes]) -> Re
         format=FORMAT,
         **hashes,
     )
-    return nameless.model_copy(update={"id": name_by_content(nameless)})
+    return nameless.model_copy(update={"id": content_id(nameless)})
 
 
 def median_ms(action: Callable[[int], object]) -> float:

@@ -20,8 +20,6 @@ SAME_CLASS_NAME = {
 
 KNOWN_CYCLES = {
     ("graftwork.data.rules.facts", "graftwork.data.rules.gather"),
-    ("graftwork.evaluate.report", "graftwork.evaluate.score"),
-    ("graftwork.store.database", "graftwork.store.migrations"),
 }
 KNOWN_SAME_CLASS_NAME = {
     "Asked",

@@ -12,16 +12,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import parts, write_adapter
+from registry_samples import parts, publish_parts, write_adapter
 
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release, rollback_alias
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release, rollback_alias
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.promote import rollback_target
-from graftwork.registry.publish import publish
+from graftwork.registry.aliases import plan_rollback
 from graftwork.store.database import open_database
 
 
@@ -31,7 +29,7 @@ def open_work(root: Path, url: str) -> OpenProject:
 
 def make_release(work: OpenProject, scratch: Path, *, weights: bytes, **more) -> str:
     adapter = write_adapter(scratch, weights=weights)
-    return publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
+    return publish_parts(folder=open_store(work), index=work.releases, **{**parts(adapter), **more}).id
 
 
 def choose(work: OpenProject, chance: random.Random) -> str:
@@ -62,7 +60,7 @@ def work_until_killed(root: Path, url: str, *, seed: str, said: Path) -> None:
             say("done", chosen)
         elif action == "back":
             try:
-                say("try", rollback_target(work.releases, alias="champion"))
+                say("try", plan_rollback(work.releases, alias="champion").target)
                 say("done", rollback_alias(work).release_id)
             except UserMistake:
                 say("nowhere")

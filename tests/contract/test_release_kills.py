@@ -15,10 +15,9 @@ from registry_nursery import make_release, open_work
 from sqlalchemy import text
 
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.registry.folder import MINISIGN, verify_release
-from graftwork.registry.promote import needed
+from graftwork.registry.index import reachable_releases
 
 NURSERY = Path(__file__).with_name("registry_nursery.py")
 
@@ -102,7 +101,7 @@ def assert_whole(work: OpenProject, allowed: set[str]) -> str:
     moves = logs["champion"]
     assert [move.previous for move in moves] == [None, *(move.release_id for move in moves[:-1])]
     assert moves[-1].release_id == aliases["champion"]
-    for one in needed(logs.values()):
+    for one in reachable_releases(logs.values()):
         assert work.releases.entry(one).collected_at is None
         assert store.has(one)
     for one in store.ids():

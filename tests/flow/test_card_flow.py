@@ -12,7 +12,7 @@ import pytest
 
 from graftwork.files.dataset import read_rows
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 pytestmark = pytest.mark.gpu
 NOISE = 0.02

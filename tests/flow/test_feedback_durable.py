@@ -15,13 +15,17 @@ import yaml
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 CHILD = """
 import asyncio, sys
 from pathlib import Path
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import StoreSink
+from graftwork.pipeline.workplace import open_workplace
+from graftwork.project.folder import open_project
+from graftwork.serve.engine_protocol import EngineJob
+from graftwork.serve.run import ServedProject, serve
 from graftwork.pipeline.open_project import use_project
 from graftwork.project.load import open_project
 from graftwork.serve.jobs import EngineJob
@@ -34,11 +38,9 @@ with use_project(open_project(Path(root)), NullReporter()) as work:
     asyncio.run(serve(
         ServeSettings(port=0),
         engine_job=EngineJob(folder=folder, base_folder="none"),
-        sink=sink,
-        resolve_alias=dict,
+        project=ServedProject(resolve_aliases=dict, captures=sink, feedback=sink),
         on_ready=lambda url: print(url.rpartition(":")[2], flush=True),
-        engine_module="graftwork.serve.standin",
-        feedback=sink,
+        engine_module="graftwork.serve.stub_engine",
     ))
 """
 

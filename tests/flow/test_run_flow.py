@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.captures import CaptureExport
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
+from graftwork.pipeline.serving import CaptureExport
 from graftwork.pipeline.status import examine_steps
 from graftwork.pipeline.steps.release import TryOut
 from graftwork.pipeline.table import STEPS, run_pipeline

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from graftwork.files.disk import Journal, file_digest
 from graftwork.model.base import find_base
 from graftwork.model.load import tensors_digest
-from graftwork.pipeline.export_run import WORD_FILE, export_run
+from graftwork.pipeline.export import EXPORT_FILE, export_run
 from graftwork.pipeline.open_project import use_project
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline
@@ -23,8 +23,8 @@ from graftwork.process.alert import ALERTS_FILE
 from graftwork.project.load import open_project
 from graftwork.records.errors import Damaged, EnvironmentLacks, UserMistake
 from graftwork.records.run import TrainOutcome
-from graftwork.train.checkpoint import TENSORS
-from graftwork.train.files import ADAPTER, CHECKPOINTS
+from graftwork.train.checkpoints.checkpoint import TENSORS
+from graftwork.train.run_folder import ADAPTER, CHECKPOINTS
 
 SMALL = {"rank": 2, "epochs": 1, "batch_rows": 4, "checkpoint_every": 2, "threads": 1, "max_rows": 16}
 
@@ -163,7 +163,7 @@ def test_an_export_is_proven_and_the_base_is_left_alone(trained_project, tmp_pat
     assert found.positions > found.rows > 0
     assert merged.merged.merged_weights == 14
     for exported in (merged, adapter):
-        said = json.loads((Path(exported.folder) / WORD_FILE).read_text())
+        said = json.loads((Path(exported.folder) / EXPORT_FILE).read_text())
         for name, digest in said["files"].items():
             assert file_digest(Path(exported.folder) / name) == digest
     assert find_base(str(tiny_base), project_folder=tmp_path) == before

@@ -20,9 +20,9 @@ from graftwork.process.worker import hold_lock
 from graftwork.records.errors import StoppedInOrder, WorkerFailed
 from graftwork.records.job import Beat, Moment
 from graftwork.records.run import TrainStep
-from graftwork.train.attend.deadline import Deadline
-from graftwork.train.files import ATTEMPTS, SAVED
-from graftwork.train.safety import deadline_of
+from graftwork.train.callbacks.guards import DeadlineCallback
+from graftwork.train.run_folder import ATTEMPTS, SAVED
+from graftwork.train.run_setup import deadline_of
 from graftwork.train.settings import TrainSettings
 
 HOUR = 3600.0
@@ -133,11 +133,12 @@ def test_a_heartbeat_of_an_earlier_version_goes_by_the_clock(clocks):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_the_supervisor_knows_the_heartbeat_of_its_own_worker(tmp_path, clocks, jump):
-    watcher = supervise._Watcher("training", tmp_path, None, None, None, lambda: (tmp_path,))
+    task = supervise.WorkerTask("training", "unused", Moment(at=0, steady=0, boot=""), tmp_path)
+    watcher = supervise._Supervisor(task, None, None, supervise.Hooks())
     before = Heart(tmp_path)
     before.beat("training", 8, 9)
     clocks.pass_(1)
-    watcher.begin()
+    watcher._begun = clock.now()
     clocks.set_by(jump)
     assert watcher._own_beat() is None, "that is what the worker before left"
     clocks.pass_(1)
@@ -156,13 +157,13 @@ def test_the_supervisor_knows_the_heartbeat_of_its_own_worker(tmp_path, clocks, 
 def test_a_deadline_is_kept_whatever_the_clock_says(clocks, jump):
     job = type("Job", (), {"deadline": clocks.wall + 100, "deadline_from": clock.now()})()
     at = deadline_of(job, TrainSettings())
-    guard = Deadline(at, save_seconds=lambda: 1.0, margin=0.0)
+    guard = DeadlineCallback(at, save_seconds=lambda: 1.0, margin=0.0)
     clocks.set_by(jump)
     clocks.pass_(50)
-    guard.before_step(1, 9)
+    guard.on_step_begin(1, 9)
     clocks.pass_(49)
     with pytest.raises(StoppedInOrder):
-        guard.before_step(2, 9)
+        guard.on_step_begin(2, 9)
 
 
 @pytest.mark.parametrize("jump", JUMPS)
@@ -176,7 +177,7 @@ def test_a_deadline_read_after_the_jump_is_the_same(clocks, jump):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_crashes_are_counted_in_their_order_whatever_the_clock_says(tmp_path, clocks, jump):
-    from graftwork.train.many import _require_patience
+    from graftwork.train.multi_run import _require_patience
 
     job = type(
         "Job",

@@ -14,19 +14,17 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "contract"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 from store_samples import capture
 
 from graftwork.files.disk import Journal, atomic_folder, close_to_others, make_folder, write_atomic
-from graftwork.pipeline.exchange import export_release, import_release
 from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.release_gc import collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.release_transfer import export_release, import_release
+from graftwork.pipeline.releases import collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.table import run_pipeline
 from graftwork.process.worker import hold_lock, start_detached
 from graftwork.project.load import open_project
-from graftwork.registry.publish import publish
 from graftwork.store.database import open_database
 
 
@@ -65,7 +63,7 @@ def write_state(work: OpenProject) -> str:
     work.captures.add([capture("one")])
     store = open_store(work)
     adapter = write_adapter(work.project.root / "adapter")
-    release = publish(folder=store, index=work.releases, **parts(adapter)).id
+    release = publish_parts(folder=store, index=work.releases, **parts(adapter)).id
     store.sign(release, b"untrusted comment: x\n")
     promote_release(work, release)
     archive = export_release(work, release, target=work.project.root / "out.tar").path

@@ -77,7 +77,7 @@ POLL_SECONDS = 0.2
 
 def start_detached(verb: str, *, project: Path | None, model: str | None, as_json: bool) -> None:
     """Start `graft VERB` in the background; say which run it is and how to follow it."""
-    from graftwork.pipeline.lineage import run_id_of
+    from graftwork.pipeline.run_identity import run_id_of
     from graftwork.process.worker import lock_holder, start_detached
     from graftwork.project.load import open_project
     from graftwork.records.plan import Plan

@@ -433,15 +433,17 @@ def captures(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import print_line, quote
     from graftwork.files.disk import write_atomic
-    from graftwork.pipeline.captures import CaptureExport, Feedback
     from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
+    from graftwork.pipeline.serving import CaptureExport, FeedbackFilter
     from graftwork.project.load import open_project
 
     opened = open_project(project)
-    if feedback is not None and feedback not in get_args(Feedback):
-        raise typer.BadParameter(f"must be one of: {', '.join(get_args(Feedback))}", param_hint="--feedback")
-    chosen = cast(Feedback, feedback or opened.settings.data.captures.feedback)
+    if feedback is not None and feedback not in get_args(FeedbackFilter):
+        raise typer.BadParameter(
+            f"must be one of: {', '.join(get_args(FeedbackFilter))}", param_hint="--feedback"
+        )
+    chosen = cast(FeedbackFilter, feedback or opened.settings.data.captures.feedback)
     settings = _revise_captures(
         opened.settings.data.captures,
         feedback=chosen if chosen == "positive" else "not_negative",

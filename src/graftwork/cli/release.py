@@ -18,8 +18,8 @@ def show_(name: Name = "champion", project: Folder = None, json: Json = False) -
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_known
-    from graftwork.pipeline.release_verdict import read_verdict
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.releases import read_verdict
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -42,13 +42,13 @@ def verify(name: Name = "champion", project: Folder = None, json: Json = False) 
     Example:  graft release verify champion
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange_pace import tell_bytes
-    from graftwork.pipeline.release_store import open_store
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.release_transfer import report_bytes
+    from graftwork.pipeline.releases import open_store
+    from graftwork.registry.aliases import find_release
 
     with opened_aloud(project) as work:
         found = find_release(work.releases, name)
-        release = open_store(work).verify(found.id, tell=tell_bytes(work.reporter))
+        release = open_store(work).verify(found.id, tell=report_bytes(work.reporter))
         signed = work.settings.release.public_key is not None
     size = sum(file.size for file in release.files)
     if json:
@@ -69,10 +69,10 @@ def log(alias: Alias = None, model: Model = None, project: Folder = None, json: 
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_log
-    from graftwork.pipeline.release_store import own_alias
+    from graftwork.pipeline.releases import full_alias
 
     with opened(project, model) as work:
-        full = own_alias(work, alias)
+        full = full_alias(work, alias)
         moves = work.releases.alias_log(full)
         decisions = {release.id: release.decision for release in work.releases.list()}
     if json:
@@ -94,9 +94,8 @@ def lineage(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_lineage
-    from graftwork.pipeline.release_lineage import trace_release
-    from graftwork.registry.lineage import to_dot
-    from graftwork.registry.promote import find_release
+    from graftwork.pipeline.release_lineage import to_dot, trace_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         graph = trace_release(work, find_release(work.releases, name), lines=lines)
@@ -124,7 +123,7 @@ def promote(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
-    from graftwork.pipeline.release_store import promote_release
+    from graftwork.pipeline.releases import promote_release
 
     with opened(project) as work:
         done = promote_release(work, name, alias=alias, reason=reason, force=force)
@@ -145,7 +144,7 @@ def rollback(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_move
-    from graftwork.pipeline.release_store import rollback_alias
+    from graftwork.pipeline.releases import rollback_alias
 
     with opened(project, model) as work:
         move = rollback_alias(work, alias=alias, reason=reason)
@@ -182,18 +181,11 @@ def list_(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.releases import show_entries
-    from graftwork.pipeline.release_query import make_query
+    from graftwork.pipeline.releases import make_query
+    from graftwork.records.release import ReleaseQuery
 
-    query = make_query(
-        tag=tag,
-        decision=decision,
-        model=model,
-        base=base,
-        since=since,
-        search=search,
-        collected=collected,
-        limit=limit,
-    )
+    filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
+    query = make_query(filters, decision=decision, since=since, limit=limit)
     with opened(project) as work:
         found, aliases = work.releases.entries(query), work.releases.aliases()
     more = limit and len(found) > limit
@@ -249,7 +241,7 @@ def collect(
     from graftwork.cli.show.releases import show_garbage
     from graftwork.cli.show.tables import print_line
     from graftwork.pipeline.open_project import use_project
-    from graftwork.pipeline.release_gc import collect_garbage
+    from graftwork.pipeline.releases import collect_garbage
     from graftwork.project.load import open_project
 
     with RichReporter(tables=False) as reporter, use_project(open_project(project), reporter) as work:
@@ -279,7 +271,7 @@ def tag(
     Example:  graft release tag champion keep audited-2026-03
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)
@@ -302,7 +294,7 @@ def note(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.open_project import current_user, timestamp
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     if not text.strip():
         raise typer.BadParameter("a note cannot be taken back: say something in it")
@@ -327,7 +319,7 @@ def version(
     Example:  graft release version champion 2.0.0
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.promote import find_release
+    from graftwork.registry.aliases import find_release
 
     with opened(project) as work:
         release = find_release(work.releases, name)

@@ -9,8 +9,8 @@ from graftwork.cli.command import Folder, Model, Name, opened, opened_aloud
 from graftwork.cli.output import Json
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.exchange import Imported
     from graftwork.pipeline.open_project import OpenProject
+    from graftwork.pipeline.release_transfer import ImportedRelease
 
 ToUrl = Annotated[
     str | None,
@@ -107,20 +107,20 @@ def _send(
     work: "OpenProject", name: str, *, to: str | None, hub: str | None, ssh: str | None, alias: str | None
 ) -> tuple[dict[str, Any], str]:
     """What was done, for machines and for people."""
-    from graftwork.pipeline import exchange_push
+    from graftwork.pipeline import release_transfer
 
     told: dict[str, Any]
     if hub is not None:
-        on_hub = exchange_push.push_to_hub(work, name, repository=hub)
+        on_hub = release_transfer.push_to_hub(work, name, repository=hub)
         told = {"id": on_hub.release.id, "hub": hub, "commit": on_hub.commit, "tag": on_hub.tag}
         return told, f"{on_hub.release.id[:12]} is at {hub}, commit {on_hub.commit[:12]}, tag {on_hub.tag}"
     if ssh is not None:
-        there = exchange_push.push_to_machine(work, name, target=ssh, alias=alias)
+        there = release_transfer.push_to_machine(work, name, target=ssh, alias=alias)
         told = {"id": there.release.id, "ssh": ssh, "sent": there.sent, "alias": there.alias}
         words = f"{there.release.id[:12]} {'went' if there.sent else 'was there already'}: {ssh}"
         moved = f"; {there.alias} points at it there" if there.alias else ""
         return {**told, "previous": there.previous}, words + moved
-    pushed = exchange_push.push_to_url(work, name, url=to)
+    pushed = release_transfer.push_to_url(work, name, url=to)
     told = {"id": pushed.release.id, "sent": list(pushed.sent), "bytes": pushed.bytes}
     count, total = len(pushed.sent), len(pushed.release.files)
     return told, f"{pushed.release.id[:12]}: {count} of {total} files sent ({pushed.bytes:,} bytes)"
@@ -129,26 +129,26 @@ def _send(
 def _track(
     work: "OpenProject", name: str, *, mlflow: str | None, trackio: str | None
 ) -> tuple[dict[str, Any], str]:
-    from graftwork.pipeline import exchange_push
+    from graftwork.pipeline import release_transfer
 
     if mlflow is not None:
-        entered = exchange_push.push_to_mlflow_registry(work, name, registered=mlflow)
+        entered = release_transfer.push_to_mlflow_registry(work, name, registered=mlflow)
         words = f"{mlflow} version {entered.version} in MLflow" + ("" if entered.new else ", as before")
         return {"mlflow": mlflow, "version": entered.version, "new": entered.new}, words
     assert trackio is not None
-    run = exchange_push.push_to_trackio_project(work, name, project=trackio)
+    run = release_transfer.push_to_trackio_project(work, name, project=trackio)
     told = {"trackio": trackio, "run": run.run, "artifact": run.artifact}
     return told, f"{run.artifact} in trackio project {trackio}, run {run.run}"
 
 
-def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "Imported":
-    from graftwork.pipeline import exchange_push
+def _fetch(work: "OpenProject", name: str | None, *, url: str | None, hub: str | None) -> "ImportedRelease":
+    from graftwork.pipeline import release_transfer
     from graftwork.records.errors import UserMistake
 
     if hub is not None and url is None and name is None:
-        return exchange_push.pull_from_hub(work, hub)
+        return release_transfer.pull_from_hub(work, hub)
     if hub is None and name is not None:
-        return exchange_push.pull_from_url(work, name, url=url)
+        return release_transfer.pull_from_url(work, name, url=url)
     raise UserMistake(
         "it is not clear which release is meant",
         why="at a URL a release goes by its id; on the Hub by repository and revision",
@@ -182,7 +182,7 @@ def export(
     Example:  graft release export champion --to champion.tar --base champion-base
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange import export_base, export_release
+    from graftwork.pipeline.release_transfer import export_base, export_release
 
     with opened_aloud(project) as work:
         done = export_release(work, name, target=to)
@@ -216,7 +216,7 @@ def import_(source: Source, model: Model = None, project: Folder = None, json: J
     Example:  graft release import champion.tar
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.pipeline.exchange import import_release
+    from graftwork.pipeline.release_transfer import import_release
 
     with opened_aloud(project, model) as work:
         done = import_release(work, source)
@@ -245,9 +245,9 @@ def sign(
     """
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.open_project import timestamp
-    from graftwork.pipeline.release_store import open_store
-    from graftwork.registry.promote import find_release
-    from graftwork.registry.signature import load_secret_key, sign_manifest
+    from graftwork.pipeline.releases import open_store
+    from graftwork.registry.aliases import find_release
+    from graftwork.registry.signatures import load_secret_key, sign_manifest
 
     secret = load_secret_key(key)
     with opened(project) as work:
@@ -272,9 +272,9 @@ def keygen(
     Example:  graft release keygen ~/.graft-keys
     """
     from graftwork.cli.output import print_json, stdout
-    from graftwork.registry.signature import write_keys
+    from graftwork.registry.signatures import create_key_pair
 
-    pair = write_keys(folder)
+    pair = create_key_pair(folder)
     if json:
         print_json(
             {"secret_key": str(pair.secret), "public_key": pair.text, "public_key_file": str(pair.public)}

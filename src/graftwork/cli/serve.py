@@ -42,7 +42,7 @@ def serve(
     from graftwork.cli.output import print_json, stdout
     from graftwork.pipeline.open_project import use_project
     from graftwork.pipeline.reporter import NullReporter
-    from graftwork.pipeline.serving import say_split, serve_here
+    from graftwork.pipeline.serving import describe_experiment, serve_here
     from graftwork.project.load import open_project
 
     opened = open_project(project)
@@ -56,7 +56,7 @@ def serve(
     with use_project(opened, NullReporter()) as work:
 
         def ready(url: str) -> None:
-            dealt = say_split(work, settings)
+            dealt = describe_experiment(work, settings)
             if json:
                 told = {"url": url, "aliases": work.releases.aliases()}
                 print_json(told if dealt is None else {**told, "split": dealt})

@@ -66,7 +66,7 @@ def export(
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.progress import RichReporter
     from graftwork.cli.show import show
-    from graftwork.pipeline.export_run import export_run
+    from graftwork.pipeline.export import export_run
     from graftwork.pipeline.open_project import use_project
     from graftwork.project.load import open_project
 

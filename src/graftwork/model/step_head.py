@@ -1,7 +1,7 @@
 """The loss of a training step as memory: logits of some places at a time, then forgotten. Pure.
 
 In: something that gives memory, sizes, places. Out: the gradient of the last block's output. Mirrors
-`train/gpu/head.py` and how the decoder calls it.
+`train/gpu/decoder.py` and how the decoder calls it.
 """
 
 from typing import Any

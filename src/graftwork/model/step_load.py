@@ -1,7 +1,7 @@
 """The way of frozen weights onto a card as memory: what stays, and what was there beside it on the way. Pure.
 
 In: something that gives memory, sizes. Out: nothing; what stays is never given back. Mirrors
-`train/gpu/furnish.py`: what passes leaves holes between what stays, and no pass fills them all.
+`train/gpu/load.py`: what passes leaves holes between what stays, and no pass fills them all.
 """
 
 from collections.abc import Callable

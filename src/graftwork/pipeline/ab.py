@@ -36,7 +36,7 @@ from graftwork.grading.metrics import LOWER_IS_BETTER
 from graftwork.pipeline.evaluation import Grading, ask_subject, open_grading
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.open_project import OpenProject
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
 from graftwork.process.worker import interruption_error
 from graftwork.records.base import fingerprint
@@ -44,9 +44,9 @@ from graftwork.records.errors import StoppedInOrder, UserMistake
 from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
-from graftwork.registry.promote import find_release
-from graftwork.serve.split import is_between
-from graftwork.store.feedback import FeedbackStore
+from graftwork.registry.aliases import find_release
+from graftwork.serve.routing import is_experiment_between
+from graftwork.store.captures import FeedbackStore
 
 TRIED_FOLDER = "ab"
 
@@ -327,7 +327,9 @@ class LiveLook:
 def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
     """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
     ids = (pair[0].id, pair[1].id)
-    known = [one.experiment for one in work.captures.experiments() if is_between(one.experiment, *ids)]
+    known = [
+        one.experiment for one in work.captures.experiments() if is_experiment_between(one.experiment, *ids)
+    ]
     if asked is None:
         return known[-1] if known else None
     found = [one for one in known if asked in one]
@@ -368,7 +370,9 @@ def _unit_of(capture: Capture) -> str:
 
 
 def _count_experiments(work: OpenProject, pair: tuple[Release, Release]) -> int:
-    return sum(is_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments())
+    return sum(
+        is_experiment_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments()
+    )
 
 
 def _call(experiment: str | None) -> str:

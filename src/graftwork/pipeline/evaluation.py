@@ -16,8 +16,14 @@ from graftwork.evaluate.ask.timing import group_of, is_timed
 from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import read_cases
 from graftwork.evaluate.comparison import compare
-from graftwork.evaluate.judge.client import ChatClient
-from graftwork.evaluate.judge.judge import Budget, Judge, ReplyStore, first_answers, judge_subjects
+from graftwork.evaluate.judge.judge import (
+    Judge,
+    JudgeBudget,
+    JudgeClient,
+    ReplyStore,
+    first_answers,
+    judge_subjects,
+)
 from graftwork.evaluate.judge.tally import add_judgement
 from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.report import confuse, make_report, slice_report
@@ -102,9 +108,9 @@ def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
     if settings.judge is not None:
         judge = Judge(
             settings.judge,
-            speaker=ChatClient(settings.judge),
+            speaker=JudgeClient(settings.judge),
             replies=ReplyStore(work.project.state / JUDGED_FOLDER),
-            budget=Budget(settings.judge),
+            budget=JudgeBudget(settings.judge),
         )
     return Grading(work, judge, _open_runner(settings, cases))
 

@@ -39,7 +39,7 @@ from graftwork.pipeline.evaluation import (
 from graftwork.pipeline.evaluation_subjects import resolve_subject
 from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import ModelReporter
 from graftwork.pipeline.step import StepOutputs
 from graftwork.pipeline.steps.data import PreparedData

@@ -13,13 +13,13 @@ from typing import Any
 from graftwork.evaluate.subjects import CHAMPION, Asking, NamedSubject, Subject
 from graftwork.files.disk import folder_digest
 from graftwork.pipeline.open_project import OpenProject, load_template
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import UserMistake
 from graftwork.records.release import Release
 from graftwork.records.report import EvalJob
 from graftwork.records.run import TrainOutcome
-from graftwork.registry.promote import find_release
+from graftwork.registry.aliases import find_release
 
 ANSWERS_FOLDER = "answers"
 
@@ -64,7 +64,7 @@ def resolve_subject(
 
 def find_champion(work: OpenProject, *, unlike: str) -> Release | None:
     """The release that serves now, where it can be compared: of this base and template, another adapter."""
-    release_id = work.releases.aliases().get(own_alias(work))
+    release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return None
     release = work.releases.get(release_id)
@@ -125,7 +125,7 @@ def _of_run(work: OpenProject, run_id: str) -> _Weights:
 
 
 def _of_release(work: OpenProject, name: str) -> _Weights:
-    release = find_release(work.releases, own_alias(work) if name == CHAMPION else name)
+    release = find_release(work.releases, full_alias(work) if name == CHAMPION else name)
     if release.base_fingerprint != work.base.revision:
         raise UserMistake(
             f"release {release.id[:12]} was trained on another base",

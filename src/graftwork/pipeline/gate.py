@@ -18,14 +18,14 @@ from graftwork.evaluate.gate.wording import describe_change
 from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
 from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
 from graftwork.pipeline.open_project import OpenProject, timestamp
-from graftwork.pipeline.release_store import open_store, own_alias
+from graftwork.pipeline.releases import full_alias, open_store
 from graftwork.records.errors import Damaged
 from graftwork.records.plan import Plan
 from graftwork.records.release import Release
 from graftwork.records.report import Report
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.registry.adapter import WEIGHTS
+from graftwork.registry.peft import WEIGHTS
 
 CHAMPION = "champion"
 SERVED_ALREADY = "This very adapter is served already"
@@ -49,7 +49,7 @@ class Champion(NamedTuple):
 
 def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
     """What is served now; where that is this very adapter, what it took the place of."""
-    release_id = work.releases.aliases().get(own_alias(work))
+    release_id = work.releases.aliases().get(full_alias(work))
     if release_id is None:
         return Champion(None)
     served = work.releases.get(release_id)

@@ -23,7 +23,13 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.base import Record
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.job import Job, JobHandle, JobStatus
-from graftwork.train.launch import DEFAULT_PORT, LAUNCHER, Machines, parse_address, torchrun_arguments
+from graftwork.train.distributed.launch import (
+    DEFAULT_PORT,
+    LAUNCHER,
+    NodeGroup,
+    parse_address,
+    torchrun_arguments,
+)
 from graftwork.train.settings import TrainSettings
 
 WORKER = "graftwork.pipeline.training_worker"
@@ -89,17 +95,17 @@ def require_strategy(settings: TrainSettings) -> None:
         )
 
 
-def machines_of(settings: TrainSettings, *, rank: int = 0) -> Machines:
+def machines_of(settings: TrainSettings, *, rank: int = 0) -> NodeGroup:
     nodes = settings.run.nodes
     if nodes == 1:
-        return Machines()
+        return NodeGroup()
     if settings.run.main_address is None:
         raise UserMistake(
             "several machines need to know where the first of them is",
             fix="graft train --nodes N --main-address HOST:PORT --node-rank R",
         )
     host, port = parse_address(settings.run.main_address)
-    return Machines(count=nodes, rank=rank, address=host, port=port)
+    return NodeGroup(count=nodes, rank=rank, address=host, port=port)
 
 
 class Instructions(Record):
@@ -173,7 +179,7 @@ def _next_call(file: Path, answered: str | None) -> Call:
         threading.Event().wait(POLL_SECONDS)
 
 
-def _answer(call: Call, machines: Machines, folder: Path, file: Path, *, place: Place) -> int:
+def _answer(call: Call, machines: NodeGroup, folder: Path, file: Path, *, place: Place) -> int:
     """Start this machine's part and watch it; a newer call means that the first machine began anew."""
     if call.nodes != machines.count:
         raise UserMistake(

@@ -11,19 +11,17 @@ from pathlib import Path
 from graftwork.files.disk import explain_os_error, make_folder
 from graftwork.fleet import open_place
 from graftwork.fleet.place import Place
-from graftwork.model.base import Base, find_base, is_ready, note_on_weights
-from graftwork.model.template import Template
+from graftwork.model.base import BaseFolder, find_base, is_ready, note_on_weights
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.pipeline.reporter import Reporter
 from graftwork.project.load import ProjectFolder
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import UserMistake
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database, open_database
-from graftwork.store.looks import Looks
-from graftwork.store.releases import Releases
-from graftwork.store.residuals import Residuals
-from graftwork.store.runs import RunStore
-from graftwork.store.steps import StepLedger
+from graftwork.store.evaluation_log import EvaluationLog
+from graftwork.store.releases import ReleaseTable
+from graftwork.store.runs import ResidualStore, RunStore, StepLedger
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class OpenProject:
         return self.project.settings.of_model(self.model)
 
     @cached_property
-    def base(self) -> Base:
+    def base(self) -> BaseFolder:
         if not is_ready(self.settings.base):
             self.reporter.info(f"making {self.settings.base} ready: once a machine, about half a minute")
         return find_base(self.settings.base, project_folder=self.project.root)
@@ -70,20 +68,20 @@ class OpenProject:
         return RunStore(self.database, project=self.settings.project)
 
     @property
-    def releases(self) -> Releases:
-        return Releases(self.database, project=self.settings.project)
+    def releases(self) -> ReleaseTable:
+        return ReleaseTable(self.database, project=self.settings.project)
 
     @property
     def captures(self) -> CaptureStore:
         return CaptureStore(self.database, project=self.settings.project)
 
     @property
-    def looks(self) -> Looks:
-        return Looks(self.database, who=current_user())
+    def looks(self) -> EvaluationLog:
+        return EvaluationLog(self.database, who=current_user())
 
     @property
-    def residuals(self) -> Residuals:
-        return Residuals(self.database)
+    def residuals(self) -> ResidualStore:
+        return ResidualStore(self.database)
 
 
 @contextmanager
@@ -120,6 +118,6 @@ def current_user() -> str:
         return "unknown"
 
 
-def load_template(work: OpenProject) -> Template:
+def load_template(work: OpenProject) -> ChatTemplate:
     """The base's template as this project uses it: rows, evaluation and serving alike."""
-    return Template.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")
+    return ChatTemplate.from_folder(Path(work.base.folder), reasoning=work.settings.data.reasoning == "keep")

@@ -7,7 +7,7 @@ from graftwork.pipeline.open_project import OpenProject
 from graftwork.plan.residuals import find_biases
 from graftwork.records.base import Record
 from graftwork.records.plan import Bias
-from graftwork.store.residuals import PastRun
+from graftwork.store.runs import PastRun
 
 
 class PastResiduals(Record):

@@ -23,7 +23,7 @@ from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
-from graftwork.train.gpu.families import why_plain
+from graftwork.train.engine_choice import why_eager
 from graftwork.train.settings import TrainSettings
 
 COMPILING_PAYS_SECONDS = 120.0
@@ -94,7 +94,7 @@ def plan_tuning(
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train
     config = base_config(work)
-    if device.kind != "cuda" or why_plain(settings, config, capability=device.capability) is not None:
+    if device.kind != "cuda" or why_eager(settings, config, capability=device.capability) is not None:
         return None
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
     tuning = choose_tuning(

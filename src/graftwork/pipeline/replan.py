@@ -17,7 +17,7 @@ from graftwork.process.alert import Alarm
 from graftwork.records.errors import OutOfMemory
 from graftwork.records.plan import Residual
 from graftwork.records.run import TrainJob
-from graftwork.train.files import REPLANNED
+from graftwork.train.run_folder import REPLANNED
 
 MICRO_ROWS = "micro_rows"
 CHECKPOINTING = "checkpointing"

@@ -36,7 +36,7 @@ from graftwork.records.plan import (
 )
 from graftwork.records.units import MIB
 from graftwork.records.verdict import Verdict
-from graftwork.store.residuals import STAGE
+from graftwork.store.runs import STAGE
 
 SAMPLE_BYTES = 4 * MIB
 CHARACTERS_A_TOKEN = 3.5

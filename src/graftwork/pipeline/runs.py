@@ -27,8 +27,7 @@ from graftwork.records.job import Vitals
 from graftwork.records.plan import Plan, RunParts
 from graftwork.records.run import TrainOutcome, TrainStep
 from graftwork.store.runs import RunEntry
-from graftwork.train.files import LOOKS, PAGE, SAVED, STEPS, WORDS
-from graftwork.train.log import read_journal
+from graftwork.train.run_folder import EVALUATIONS, MESSAGES, PAGE, SAVED, STEPS, read_journal
 
 
 class RunProcesses(NamedTuple):
@@ -110,9 +109,9 @@ Kind = Literal["step", "word", "checkpoint", "look", "vital", "alert", "output"]
 
 JOURNALS: dict[str, Kind] = {
     STEPS: "step",
-    LOOKS: "look",
+    EVALUATIONS: "look",
     SAVED: "checkpoint",
-    WORDS: "word",
+    MESSAGES: "word",
     ALERTS_FILE: "alert",
     VITALS_FILE: "vital",
 }
@@ -148,7 +147,7 @@ class Events:
             self._offsets[name] = offset
             if not isinstance(line, dict):
                 continue
-            body = line["look"] if name == LOOKS and "look" in line else line
+            body = line["look"] if name == EVALUATIONS and "look" in line else line
             at = float(body.get("at") or self._step_times.get(body.get("step", -1)) or self._latest[name])
             self._latest[name] = at
             if name == STEPS:

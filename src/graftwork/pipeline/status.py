@@ -13,8 +13,8 @@ from typing import Literal
 
 from graftwork.model.base import is_ready
 from graftwork.pipeline import table
-from graftwork.pipeline.lineage import starts_from_main
 from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.table import plan_whole_run
 from graftwork.process import clock
@@ -28,8 +28,7 @@ from graftwork.records.job import Beat, Health, Vitals
 from graftwork.records.plan import Plan
 from graftwork.records.verdict import Verdict
 from graftwork.serve.settings import ServeSettings, is_loopback
-from graftwork.store.runs import RunEntry
-from graftwork.store.steps import StepEntry
+from graftwork.store.runs import RunEntry, StepEntry
 
 State = Literal["fresh", "stale", "missing", "not_due"]
 

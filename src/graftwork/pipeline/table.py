@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 
-from graftwork.pipeline.lineage import starts_from_main
 from graftwork.pipeline.open_project import OpenProject, timestamp
 from graftwork.pipeline.preflight import Preflight, require_ready, run_preflight
+from graftwork.pipeline.run_identity import starts_from_main
 from graftwork.pipeline.run_plan import (
     describe_remaining,
     gather_facts,

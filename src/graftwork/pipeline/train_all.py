@@ -28,10 +28,9 @@ from graftwork.records.base import Record, fingerprint
 from graftwork.records.errors import GraftError, Interrupted, StoppedInOrder
 from graftwork.records.job import AlertKind
 from graftwork.records.run import TrainBatch, TrainJob, TrainOutcome
-from graftwork.train.files import ATTEMPTS, OUTCOME, WORDS
-from graftwork.train.grouping import choose_groups
-from graftwork.train.safety import pass_mirrors
-from graftwork.train.settled import failure_of, is_settled
+from graftwork.train.multi_run import choose_side_by_side
+from graftwork.train.run_folder import ATTEMPTS, MESSAGES, OUTCOME, failure_of, is_settled
+from graftwork.train.run_setup import pass_mirrors
 
 MODULE = "graftwork.pipeline.training_worker"
 BATCHES = "batches"
@@ -42,7 +41,7 @@ RETRIED_ALONE = "OutOfMemory"
 def run_batch(work: OpenProject, jobs: Sequence[TrainJob], *, names: Mapping[str, str]) -> None:
     """Train them all in one process. `names` gives the model of each run's id."""
     folder = work.project.state / BATCHES / fingerprint([job.run_id for job in jobs])[:12]
-    groups = choose_groups(jobs)
+    groups = choose_side_by_side(jobs)
     batch = TrainBatch(folder=str(folder), begun=clock.now(), jobs=tuple(jobs), side_by_side=groups)
     many = f"{len(jobs)} run" + ("s" if len(jobs) > 1 else "")
     for job in jobs:
@@ -96,7 +95,7 @@ class _BatchProgress:
         self._names = names
         self._entered: set[str] = set()
         self._failures_reported: set[str] = set()
-        self._read_until = {job.run_id: _end_of(Journal(Path(job.folder) / WORDS)) for job in batch.jobs}
+        self._read_until = {job.run_id: _end_of(Journal(Path(job.folder) / MESSAGES)) for job in batch.jobs}
 
     def active_jobs(self) -> list[TrainJob]:
         """Those that have begun and are not settled."""
@@ -177,7 +176,7 @@ class _BatchProgress:
         return self._watchers[job.run_id]
 
     def _report_messages(self, job: TrainJob, reporter: Reporter) -> None:
-        messages = Journal(Path(job.folder) / WORDS)
+        messages = Journal(Path(job.folder) / MESSAGES)
         for line, offset in messages.follow(self._read_until[job.run_id]):
             self._read_until[job.run_id] = offset
             reporter.info(str(line["word"]))

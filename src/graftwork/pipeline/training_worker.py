@@ -1,7 +1,7 @@
 """The training process: `python -m graftwork.pipeline.training_worker JOB_FILE`.
 
 In: a TrainJob, or a TrainBatch of several. Out: what the training worker leaves in each run's folder.
-Training and evaluation do not import each other: here the metrics become training's examiner.
+Training and evaluation do not import each other: here the metrics become training's evaluator.
 """
 
 import json
@@ -19,14 +19,14 @@ from graftwork.records.dataset import Row
 from graftwork.records.report import Case
 from graftwork.records.run import TrainBatch, TrainJob
 from graftwork.text.publish import hide_in_tracebacks
-from graftwork.train.launch import is_first
-from graftwork.train.many import train_many
-from graftwork.train.ports import Examiner
+from graftwork.train.callbacks.evaluation import TrainingEvaluator
+from graftwork.train.distributed.launch import is_main_process
+from graftwork.train.multi_run import train_many
 from graftwork.train.worker import train
 
 if TYPE_CHECKING:
-    from graftwork.model.generate import Generated
-    from graftwork.model.template import Template
+    from graftwork.model.chat.template import ChatTemplate
+    from graftwork.model.generate.generator import Generated
 
 TOGETHER = 4
 """Cases asked in one batch. Batches are cut the same way whatever the clock says: the company that
@@ -34,9 +34,9 @@ a row keeps can change the last bit of its logits, and so its answer."""
 
 
 class GradedAnswers:
-    """An examiner that asks as the evaluation does, greedily, and grades by the same functions."""
+    """An evaluator that asks as the evaluation does, greedily, and grades by the same functions."""
 
-    def __init__(self, template: "Template", *, fields: AnswerFields, max_new_tokens: int) -> None:
+    def __init__(self, template: "ChatTemplate", *, fields: AnswerFields, max_new_tokens: int) -> None:
         self._template = template
         self._fields = fields
         self._longest = max_new_tokens
@@ -49,17 +49,17 @@ class GradedAnswers:
         return metric in LOWER_IS_BETTER
 
     def examine(
-        self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, pulse: Callable[[], None]
+        self, model: Any, rows: Sequence[Row], *, metric: str, seconds: float, progress: Callable[[], None]
     ) -> tuple[float, ...]:
-        from graftwork.model.aside import set_aside
-        from graftwork.model.generate import Generator, Sampling
+        from graftwork.model.generate.generator import Generator, Sampling
+        from graftwork.model.load import eval_mode
 
         until = time.monotonic() + seconds
         grades: list[float] = []
-        with set_aside(model):
+        with eval_mode(model):
             generator = Generator(model, stop_tokens=[self._template.eos])
             for some in _cut(rows):
-                in_time = _Watch(pulse, until=None if not grades else until)
+                in_time = _Watch(progress, until=None if not grades else until)
                 said = generator.generate(
                     [self._template.prompt(row.messages) for row in some],
                     Sampling(max_new_tokens=self._longest),
@@ -84,15 +84,15 @@ class GradedAnswers:
 
 
 class _Watch:
-    """Hears every token: passes the pulse on, and ends a batch that the time does not reach for."""
+    """Hears every token: passes the progress on, and ends a batch that the time does not reach for."""
 
-    def __init__(self, pulse: Callable[[], None], *, until: float | None) -> None:
-        self._pulse = pulse
+    def __init__(self, progress: Callable[[], None], *, until: float | None) -> None:
+        self._progress = progress
         self._until = until
         self.over = False
 
     def __call__(self, _row: int, _token: int) -> bool:
-        self._pulse()
+        self._progress()
         if self._until is not None and time.monotonic() >= self._until:
             self.over = True
         return not self.over
@@ -109,36 +109,36 @@ def _case(row: Row) -> Case:
     return choose_cases([row])[0]
 
 
-def make_examiner(job: TrainJob) -> Examiner | None:
+def make_evaluator(job: TrainJob) -> TrainingEvaluator | None:
     """None where the run is judged by its loss alone: then nothing of this is needed."""
     examination = job.plan.train.get("examination")
     if examination is None:
         return None
-    from graftwork.model.template import Template
+    from graftwork.model.chat.template import ChatTemplate
 
     return GradedAnswers(
-        Template.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),
+        ChatTemplate.from_folder(Path(job.base_folder), reasoning=bool(examination["reasoning"])),
         fields=AnswerFields.model_validate(examination["fields"]),
         max_new_tokens=int(examination["max_new_tokens"]),
     )
 
 
 def train_job(job: TrainJob) -> None:
-    train(job, examiner=make_examiner(job))
+    train(job, evaluator=make_evaluator(job))
 
 
 def train_batch(batch: TrainBatch) -> None:
     train_many(batch, _train_one)
 
 
-def _train_one(job: TrainJob, load: Callable[[TrainJob], Any], crew: Any) -> None:
-    train(job, load=load, examiner=make_examiner(job), crew=crew)
+def _train_one(job: TrainJob, load: Callable[[TrainJob], Any], strategy: Any) -> None:
+    train(job, load=load, evaluator=make_evaluator(job), strategy=strategy)
 
 
 def main() -> int:
     if "jobs" in json.loads(Path(sys.argv[1]).read_bytes()):
         return run_worker(TrainBatch, lambda batch: Path(batch.folder), train_batch)
-    return run_worker(TrainJob, lambda job: Path(job.folder), train_job, first=is_first())
+    return run_worker(TrainJob, lambda job: Path(job.folder), train_job, first=is_main_process())
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from graftwork.data.read import Sample, sample_rows
 from graftwork.data.settings import DataSettings
 from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.model.probe import probe_device
-from graftwork.model.template import Template
 from graftwork.project.load import PROJECT_FILE, load_settings
 from graftwork.project.propose import KINDS, Proposal, measure_size, propose
 from graftwork.records.base import Record
@@ -269,7 +269,7 @@ def _counter(base: str, folder: Path) -> Callable[[Interaction], tuple[int, int]
     if not is_ready(base):
         return None
     try:
-        template = Template.from_folder(Path(find_base(base, project_folder=folder).folder))
+        template = ChatTemplate.from_folder(Path(find_base(base, project_folder=folder).folder))
     except GraftError:
         return None
 

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from registry_samples import alias_move
 
+from graftwork.evaluate.comparison import compare
 from graftwork.evaluate.gate.decide import Judged, decide
-from graftwork.evaluate.score import compare, make_rate, measure
+from graftwork.evaluate.score import make_rate, measure
 from graftwork.files.disk import Journal
 from graftwork.pipeline.gate import (
     RULES,
@@ -107,9 +109,7 @@ def release_of(work, found: Report, *, adapter_hash: str, parent: str | None = N
 
 
 def promote(work, release, previous=None):
-    work.releases.move_alias(
-        "champion", release.id, expected_previous=previous, who="t", when="2025-03-01T12:00:00Z", why="t"
-    )
+    work.releases.move_alias(alias_move("champion", release.id, previous=previous))
 
 
 def test_rules_that_were_changed_are_told_with_what_they_would_have_said(tmp_path):

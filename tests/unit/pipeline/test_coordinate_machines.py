@@ -9,8 +9,8 @@ from graftwork.files.disk import write_atomic
 from graftwork.fleet import local
 from graftwork.pipeline import multi_node
 from graftwork.pipeline.multi_node import CALL_FILE, Call, _answer
-from graftwork.train import leaving
-from graftwork.train.launch import Machines
+from graftwork.train.distributed import torchrun
+from graftwork.train.distributed.launch import NodeGroup
 
 ENDS_BY_ITSELF = """
 import pathlib, sys, time
@@ -48,7 +48,7 @@ def answer(tmp_path, monkeypatch):
             return child
 
         monkeypatch.setattr(local, "start_child", start)
-        return _answer(call, Machines(count=2, rank=1), tmp_path / "machine", file, place=local.LocalPlace())
+        return _answer(call, NodeGroup(count=2, rank=1), tmp_path / "machine", file, place=local.LocalPlace())
 
     return answer_with
 
@@ -59,7 +59,7 @@ def test_a_part_whose_work_is_done_is_not_asked_to_stop_while_it_leaves(answer):
 
 def test_a_part_is_given_longer_to_leave_than_its_goodbye_takes():
     """A store that does not answer is tried twice."""
-    goodbye = leaving.DOOR_SECONDS + 2 * leaving.REACHED_WITHIN.total_seconds()
+    goodbye = torchrun.DOOR_SECONDS + 2 * torchrun.REACHED_WITHIN.total_seconds()
     assert goodbye < multi_node.LEAVING_SECONDS
 
 

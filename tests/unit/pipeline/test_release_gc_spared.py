@@ -13,17 +13,15 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.pipeline.open_project import OpenProject, use_project
-from graftwork.pipeline.release_gc import DOUBTFUL, HELD_LATE, collect_garbage
-from graftwork.pipeline.release_store import open_store, promote_release
+from graftwork.pipeline.releases import DOUBTFUL, HELD_LATE, collect_garbage, open_store, promote_release
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import GraftError
-from graftwork.registry.publish import publish
-from graftwork.registry.readers import Readers
+from graftwork.registry.locks import ManifestLocks
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def work(tmp_path) -> Iterator[OpenProject]:
 
 def make(work: OpenProject, name: str) -> str:
     adapter = write_adapter(work.project.root / "runs" / name, weights=name.encode())
-    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+    return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
 def manifest(work: OpenProject, release_id: str) -> Path:
@@ -56,8 +54,8 @@ def read_locked(path: Path) -> Iterator[None]:
 
 
 def look_too_early(monkeypatch) -> None:
-    nobody = Readers(frozenset(), frozenset(), frozenset())
-    monkeypatch.setattr("graftwork.registry.store.find_readers", lambda _root, _ids: nobody)
+    nobody = ManifestLocks(frozenset(), frozenset(), frozenset())
+    monkeypatch.setattr("graftwork.registry.store.find_manifest_locks", lambda _root, _ids: nobody)
 
 
 def test_a_release_that_is_spared_in_the_last_moment_is_not_said_to_be_collected(work, monkeypatch):

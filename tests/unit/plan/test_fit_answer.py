@@ -213,10 +213,10 @@ def test_numbers_that_no_run_can_have_are_refused_by_name(stated):
 
 
 def test_the_families_are_those_of_the_trainer():
-    from graftwork.train.gpu.families import FAMILIES, FIRST_CARD
+    from graftwork.train.engine_choice import GPU_STEP_FAMILIES, LEAST_CAPABILITY
 
-    assert WRITTEN_OUT == FAMILIES
-    assert find_gpu("A100 80GB").capability >= FIRST_CARD > find_gpu("T4").capability
+    assert WRITTEN_OUT == GPU_STEP_FAMILIES
+    assert find_gpu("A100 80GB").capability >= LEAST_CAPABILITY > find_gpu("T4").capability
 
 
 def test_an_answer_loads_neither_torch_nor_numpy():

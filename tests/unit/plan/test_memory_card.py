@@ -12,7 +12,7 @@ from graftwork.model.step_walk import round_places, walk_of
 from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.records.plan import ModelShape, Tuning
 from graftwork.records.units import GIB
-from graftwork.train.gpu.batch import round_places as round_places_of_batches
+from graftwork.train.gpu.engine import round_places as round_places_of_batches
 
 SMALL = ModelShape(
     name="small",

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from registry_samples import PROJECT, dataset, parts, write_adapter
+from registry_samples import PROJECT, dataset, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.pipeline.serving import engine_job
 from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.publish import publish
 
 
 class Place:
@@ -34,7 +33,7 @@ class Place:
         data = dataset().model_copy(update={"model": model})
         with use_project(open_project(self.root), NullReporter()) as work:
             whole = {**parts(adapter), "dataset": data, **changes}
-            return publish(folder=open_store(work), index=work.releases, **whole).id
+            return publish_parts(folder=open_store(work), index=work.releases, **whole).id
 
     def type(self, *words: str, code: int = 0, here: bool = True) -> str:
         self._capsys.readouterr()

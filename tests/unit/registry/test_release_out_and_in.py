@@ -6,16 +6,15 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from registry_samples import PROJECT, parts, verdict, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, verdict, write_adapter
 from typer.testing import CliRunner
 
 from graftwork.cli import release_exchange
 from graftwork.pipeline.open_project import use_project
-from graftwork.pipeline.release_store import open_store
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.reporter import NullReporter
 from graftwork.project.load import open_project
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
-from graftwork.registry.publish import publish
 
 app = typer.Typer()
 app.command("export")(release_exchange.export)
@@ -36,7 +35,9 @@ class Place:
     def make(self, **changes) -> str:
         adapter = write_adapter(self.root / "adapter")
         with use_project(open_project(self.root), NullReporter()) as work:
-            return publish(folder=open_store(work), index=work.releases, **{**parts(adapter), **changes}).id
+            return publish_parts(
+                folder=open_store(work), index=work.releases, **{**parts(adapter), **changes}
+            ).id
 
     def known(self):
         with use_project(open_project(self.root), NullReporter()) as work:

@@ -11,7 +11,7 @@ import pytest
 
 from graftwork.files.disk import Journal
 from graftwork.process.worker import WORKER_ENVIRONMENT
-from graftwork.train.log import find_replay, read_journal, read_steps
+from graftwork.train.run_folder import find_replay, read_journal, read_steps
 
 KILLS = 50
 

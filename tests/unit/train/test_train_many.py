@@ -9,10 +9,9 @@ import torch
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.records.errors import WorkerFailed
 from graftwork.records.job import Moment
-from graftwork.train import many
-from graftwork.train.files import ATTEMPTS, OUTCOME, SAVED
-from graftwork.train.many import _require_patience, crashes_in_a_row, train_many
-from graftwork.train.settled import failure_of, is_settled
+from graftwork.train import multi_run
+from graftwork.train.multi_run import _require_patience, crashes_in_a_row, train_many
+from graftwork.train.run_folder import ATTEMPTS, OUTCOME, SAVED, failure_of, is_settled
 
 
 @pytest.mark.parametrize(
@@ -110,5 +109,5 @@ def test_without_a_card_that_was_used_none_is_touched(monkeypatch):
     card = Card()
     card.is_initialized = lambda: False
     monkeypatch.setattr(torch, "cuda", card)
-    many.free_memory()
+    multi_run.free_memory()
     assert card.asked == []

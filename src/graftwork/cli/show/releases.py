@@ -7,8 +7,8 @@ from rich.console import Console
 
 from graftwork.cli.show.tables import fit_words, print_line, quote, table, to_text
 from graftwork.evaluate.ab import ABResult, ArmFacts
+from graftwork.pipeline.release_lineage import LineageGraph, LineageNode
 from graftwork.records.release import AliasMove, Garbage, Release, ReleaseEntry, ReleaseNote
-from graftwork.registry.lineage import LineageGraph, LineageNode
 
 _LONGEST_FACT = 160
 

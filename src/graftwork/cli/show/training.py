@@ -14,7 +14,7 @@ from graftwork.pipeline.runs import Event
 from graftwork.records.base import Figure
 from graftwork.records.plan import Plan, Residual, RunPlan
 from graftwork.records.run import TrainOutcome
-from graftwork.train.files import PAGE
+from graftwork.train.run_folder import PAGE
 
 if TYPE_CHECKING:
     from graftwork.pipeline.train_all import ModelResult, TrainedAll

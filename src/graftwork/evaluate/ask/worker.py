@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, Batch
-from graftwork.evaluate.ask.runner import Asker, Progress, stopped, summarise
+from graftwork.evaluate.ask.answers import ANSWERS_FILE, BATCHES_FILE, PLAN_FILE, AnswerBook, CaseBatch
+from graftwork.evaluate.ask.runner import CaseRunner, Progress, stopped, summarise
 from graftwork.evaluate.cases import insert_example, read_cases
 from graftwork.files.disk import file_digest, folder_digest, write_atomic
-from graftwork.inference.selection import is_vllm, settle
+from graftwork.inference.selection import is_vllm, open_engine, settle, source_of
 from graftwork.process.heartbeat import Heart, read_beat
 from graftwork.process.worker import ERROR_FILE, PARENT_VARIABLE, lock_holder, run_worker, stop_asked
 from graftwork.records import errors
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 60.0
 LOG_FILE = "worker.log"
 
 
-def share_out(job: EvalJob, batches: Sequence[Batch], *, cards: int = 0) -> list[EvalJob]:
+def share_out(job: EvalJob, batches: Sequence[CaseBatch], *, cards: int = 0) -> list[EvalJob]:
     """One job a process, each with every n-th batch; no more of them than there are batches."""
     # vLLM reserves a card for itself: a second one beside it finds no room.
     most = min(job.shards, cards) if cards and is_vllm(job) else job.shards
@@ -255,11 +255,15 @@ def identify(job: EvalJob) -> str:
 def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     shards = _share_cases(job, cases, heart) if job.shards > 1 else 1
     heart.beat("loading the model", 0, len(cases), subject=job.subject)
-    asker = _make_asker(job, heart, shards=shards)
-    asker.ask_all(cases)
-    timings = asker.time_requests(cases)
+    engine = open_engine(job.engine, source_of(job))
+    runner = CaseRunner(
+        job, engine=engine, progress=heart, stop_asked=stop_asked.is_set, details={"processes": shards}
+    )
+    runner.ask_all(cases)
+    timings = runner.time_requests(cases)
+    engine.close()
     firsts = [timing.first_token for timing in timings if timing.first_token is not None]
-    return asker.summarise(
+    return runner.summarise(
         single_latency_seconds=tuple(timing.total for timing in timings),
         first_token_seconds=tuple(firsts) if len(firsts) == len(timings) else (),
     )
@@ -267,9 +271,9 @@ def _ask_model(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
 
 def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     """What is missing, answered by several processes; this one then only measures single requests."""
-    from graftwork.model.template import Template
+    from graftwork.model.chat.template import ChatTemplate
 
-    template = Template.from_folder(Path(job.base_folder), reasoning=job.reasoning)
+    template = ChatTemplate.from_folder(Path(job.base_folder), reasoning=job.reasoning)
     lengths = {
         case.id: len(template.prompt(insert_example(case.messages, example=job.worked_example)))
         for case in cases
@@ -284,28 +288,6 @@ def _share_cases(job: EvalJob, cases: Sequence[Case], heart: Heart) -> int:
     )
 
 
-def _make_asker(job: EvalJob, heart: Heart, *, shards: int) -> Asker:
-    from graftwork.inference.embedded import OwnModel
-    from graftwork.inference.vllm_engine import VllmModel
-
-    model = VllmModel(job) if is_vllm(job) else OwnModel(job)
-    asker = Asker(
-        job,
-        turns=model.template,
-        generate=model.generate,
-        sample=model.sample,
-        time_one=model.time_one,
-        weigh=model.weigh,
-        progress=heart,
-        peak_memory_gib=model.peak_memory_gib,
-        stop_asked=stop_asked.is_set,
-        described={**model.described, "processes": shards},
-    )
-    if isinstance(model, OwnModel):
-        model.on_token = asker.hear
-    return asker
-
-
 def _ask_endpoint(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generation:
     from graftwork.evaluate.ask.endpoint import ask_endpoint
 
@@ -315,7 +297,7 @@ def _ask_endpoint(job: EvalJob, cases: Sequence[Case], heart: Heart) -> Generati
         single_latency_seconds=asked.single_latency_seconds,
         first_token_seconds=asked.first_token_seconds,
         peak_memory_gib=0.0,
-        described=asked.described,
+        details=asked.details,
     )
 
 

@@ -24,8 +24,8 @@ from graftwork.project.settings import ProjectSettings
 from graftwork.records.errors import Damaged, GraftError, Interrupted, StoppedInOrder
 from graftwork.records.run import TrainOutcome
 from graftwork.records.units import MIB
-from graftwork.train.checkpoint import verify
-from graftwork.train.files import CHECKPOINTS
+from graftwork.train.checkpoints.checkpoint import verify_checkpoint
+from graftwork.train.run_folder import CHECKPOINTS
 from graftwork.train.settings import ExamineSettings, RunSettings, TrainSettings
 
 STEPS = 10
@@ -83,7 +83,7 @@ def _checkpoint(folder: Path) -> DoctorCheck:
             name="checkpoint", result="missing", found="none was written", fix="look at the disk"
         )
     try:
-        manifest = verify(paths[-1])
+        manifest = verify_checkpoint(paths[-1])
     except Damaged as damage:
         return DoctorCheck(
             name="checkpoint",

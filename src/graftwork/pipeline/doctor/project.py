@@ -45,7 +45,7 @@ def planned_disk_gib(project: ProjectFolder) -> float | None:
     """What the last plan of the project reckoned to write, at most; None where there is none yet."""
     from graftwork.records.plan import Plan
     from graftwork.store.database import open_database
-    from graftwork.store.steps import StepLedger
+    from graftwork.store.runs import StepLedger
 
     if not project.state.is_dir():
         return None

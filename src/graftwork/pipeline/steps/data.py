@@ -10,7 +10,7 @@ from graftwork.data.sources.blocks import STANDARD_INPUT
 from graftwork.files.dataset import MANIFEST, list_files
 from graftwork.files.disk import explain_os_error, file_digest
 from graftwork.model.base import find_base, is_ready
-from graftwork.model.template import Template
+from graftwork.model.chat.template import ChatTemplate
 from graftwork.pipeline.open_project import OpenProject, load_template, report_base_note
 from graftwork.pipeline.reporter import progress_listener
 from graftwork.pipeline.step import PipelineStep, StepOutputs
@@ -40,7 +40,7 @@ def log_hashes(work: OpenProject) -> dict[str, str]:
     return hashes
 
 
-def audit_context(work: OpenProject, *, template: Template) -> Sight:
+def audit_context(work: OpenProject, *, template: ChatTemplate) -> Sight:
     return _with_base_facts(Sight(settings=work.settings.data, base=work.settings.base), template)
 
 
@@ -52,13 +52,13 @@ def audit_context_here(project: ProjectFolder) -> Sight:
     try:
         base = find_base(project.settings.base, project_folder=project.root)
         reasoning = project.settings.data.reasoning == "keep"
-        template = Template.from_folder(Path(base.folder), reasoning=reasoning)
+        template = ChatTemplate.from_folder(Path(base.folder), reasoning=reasoning)
     except GraftError:
         return sight
     return _with_base_facts(sight, template)
 
 
-def _with_base_facts(sight: Sight, template: Template) -> Sight:
+def _with_base_facts(sight: Sight, template: ChatTemplate) -> Sight:
     return replace(
         sight,
         control_tokens=tuple(sorted(template.control_tokens)),

@@ -22,7 +22,7 @@ from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.evaluate import Evaluated
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 
 def _do(work: OpenProject, made: StepOutputs) -> Verdict:

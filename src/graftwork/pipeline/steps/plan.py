@@ -18,9 +18,9 @@ from graftwork.model.processor_step import (
     why_plain_here,
 )
 from graftwork.model.shape import linear_names, read_shape
-from graftwork.pipeline.lineage import identity_of, start_of
 from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.plan_card import base_config, card_rates, plan_passes, plan_tuning
+from graftwork.pipeline.run_identity import find_start_adapter, plan_identity
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.plan.estimate import make_plan
@@ -30,8 +30,8 @@ from graftwork.records.base import Figure, fingerprint
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.plan import DeviceFacts, ModelShape, Plan, ProcessorStep, Workload
 from graftwork.records.units import GIB
-from graftwork.train.order import choose_training_rows, plan_steps, shared_tokens
-from graftwork.train.precision import choose_precision, has_amx_here
+from graftwork.train.engine_choice import choose_precision, has_amx_here
+from graftwork.train.objectives.epochs import choose_training_rows, plan_steps, shared_tokens
 from graftwork.train.settings import LOSS, TrainSettings
 
 
@@ -187,7 +187,7 @@ def _adapter(settings: TrainSettings, shape: ModelShape) -> dict[str, Any]:
 
 def _started_from(work: OpenProject) -> dict[str, dict[str, str]]:
     """What the adapter goes on from: another start is another run."""
-    start = start_of(work)
+    start = find_start_adapter(work)
     return {} if start is None else {"started_from": start.named}
 
 
@@ -233,13 +233,13 @@ STEP = PipelineStep(
     depends_on=lambda work, _made: [
         work.settings.train.what_is_learned(),
         work.settings.train.keeping(),
-        work.settings.train.crew(),
+        work.settings.train.distribution(),
         work.settings.plan.model_dump(mode="json"),
         _started_from(work),
         _examination(work),
     ],
     do=_do,
     # Later steps care for what will be trained, not for how well it was foretold.
-    identity=identity_of,
+    identity=plan_identity,
     input_names=("train", "train", "train", "plan", "train.start_from", "measurements of this machine"),
 )

@@ -1,4 +1,4 @@
-"""Step: make a release of what the gate let through, and point the model's alias at it."""
+"""Step: publish what passed the gate, and point the alias of the model at it."""
 
 import time
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 from graftwork.model.base import note_on_weights
 from graftwork.pipeline.open_project import OpenProject, current_user, timestamp
-from graftwork.pipeline.release_store import open_store, own_alias
-from graftwork.pipeline.serving import served_beside
+from graftwork.pipeline.releases import full_alias, open_store
+from graftwork.pipeline.serving import serve_in_background
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
 from graftwork.pipeline.steps.evaluate import Evaluated, load_cases
@@ -19,38 +19,42 @@ from graftwork.records.release import Release
 from graftwork.records.report import Case, Metric
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
+from graftwork.registry.aliases import Change, promote
 from graftwork.registry.folder import MINISIGN
-from graftwork.registry.licence import find_licence
-from graftwork.registry.promote import promote
-from graftwork.registry.publish import publish
-from graftwork.registry.signature import load_secret_key, sign_manifest
+from graftwork.registry.manifest import Lineage, ReleaseContext
+from graftwork.registry.publish import find_licence, publish
+from graftwork.registry.signatures import load_secret_key, sign_manifest
 from graftwork.registry.store import ReleaseStore
 from graftwork.text.publish import publishable
 
 
 def _release(work: OpenProject, made: StepOutputs) -> Release:
     outcome, dataset = made.get("train", TrainOutcome), made.get("prepare", PreparedData).dataset
-    alias, store = own_alias(work), open_store(work)
-    # Held until the alias points at it: until then nobody else would know that the release is wanted.
-    with store.adding():
+    alias, store = full_alias(work), open_store(work)
+    # Locked until the alias points at the release: until then garbage collection could remove it.
+    with store.shared_lock():
         release = publish(
-            folder=store,
-            index=work.releases,
-            project=work.settings.project,
-            base=work.base.name,
-            base_fingerprint=work.base.revision,
-            template_fingerprint=dataset.template_fingerprint,
+            store,
+            work.releases,
+            lineage=Lineage(
+                dataset=dataset,
+                plan=made.get("plan", Plan),
+                outcome=outcome,
+                report=made.get("evaluate", Evaluated).report,
+                verdict=made.get("gate", Verdict),
+            ),
+            context=ReleaseContext(
+                project=work.settings.project,
+                base=work.base.name,
+                base_fingerprint=work.base.revision,
+                template_fingerprint=dataset.template_fingerprint,
+                parent=work.releases.aliases().get(alias),
+                created_at=timestamp(),
+                settings={**publishable(work.settings), **_note_on_base(work)},
+                versions=outcome.versions,
+                licence=find_licence(Path(work.base.folder)),
+            ),
             adapter_folder=Path(outcome.adapter_folder),
-            dataset=dataset,
-            plan=made.get("plan", Plan),
-            outcome=outcome,
-            report=made.get("evaluate", Evaluated).report,
-            verdict=made.get("gate", Verdict),
-            parent=work.releases.aliases().get(alias),
-            created_at=timestamp(),
-            settings={**publishable(work.settings), **_note_on_base(work)},
-            versions=outcome.versions,
-            licence=find_licence(Path(work.base.folder)),
         )
         _sign(work, store, release)
         store.verify(release.id)
@@ -58,9 +62,7 @@ def _release(work: OpenProject, made: StepOutputs) -> Release:
             work.releases,
             release,
             alias=alias,
-            who=current_user(),
-            when=timestamp(),
-            why="the gate said deploy",
+            change=Change(current_user(), timestamp(), "the gate said deploy"),
             require_verdict=work.settings.release.require_verdict,
         )
     return release
@@ -85,7 +87,7 @@ RELEASE = PipelineStep(
     title="release it",
     needs=("prepare", "plan", "train", "evaluate", "gate"),
     makes=Release,
-    # How long releases are kept does not make another release.
+    # Retention settings do not make another release.
     depends_on=lambda work, _made: work.settings.release.model_dump(
         mode="json", exclude={"keep_last", "keep_days", "store"}
     ),
@@ -120,7 +122,7 @@ def _try_out(work: OpenProject, made: StepOutputs) -> TryOut:
     release = made.get("release", Release)
     cases = _telling(made.get("evaluate", Evaluated))
     settings = work.settings.serve.model_copy(update={"port": 0, "host": "127.0.0.1", "api_key_env": None})
-    with served_beside(work, settings) as url:
+    with serve_in_background(work, settings) as url:
         client = _client(url)
         asked = [_ask_both(work, client, case, place, len(cases)) for place, case in enumerate(cases)]
     # The endpoint is down: all captures are in the store now.
@@ -190,7 +192,7 @@ def _ask_both(work: OpenProject, client: Any, case: Case, place: int, total: int
     )
     begun = time.perf_counter()
     raw = client.chat.completions.with_raw_response.create(
-        model=own_alias(work),
+        model=full_alias(work),
         messages=messages,
         max_tokens=limit,
         temperature=0,

@@ -17,7 +17,7 @@ from graftwork.records.release import Release
 from graftwork.records.run import TrainOutcome
 from graftwork.records.verdict import Verdict
 from graftwork.report.page import ReportPage, SideBySide, render_report
-from graftwork.train.log import read_journal
+from graftwork.train.run_folder import read_journal
 
 
 class WrittenReport(Record):

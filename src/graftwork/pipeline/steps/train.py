@@ -8,10 +8,10 @@ from pathlib import Path
 from graftwork.files.disk import Journal, folder_digest, write_atomic
 from graftwork.model.base import verify_base
 from graftwork.pipeline.gate import note_rules
-from graftwork.pipeline.lineage import run_id_of, start_of
 from graftwork.pipeline.multi_node import launch_of
 from graftwork.pipeline.open_project import OpenProject, report_base_note, timestamp
 from graftwork.pipeline.replan import as_replanned, replan
+from graftwork.pipeline.run_identity import find_start_adapter, run_id_of
 from graftwork.pipeline.runs import read_parts, write_training_page
 from graftwork.pipeline.step import PipelineStep, StepOutputs
 from graftwork.pipeline.steps.data import PreparedData
@@ -25,8 +25,8 @@ from graftwork.records.errors import GraftError, Interrupted, OutOfMemory, Stopp
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob, TrainOutcome
 from graftwork.text.publish import publishable
-from graftwork.train.files import OUTCOME, WAITED, WORDS
-from graftwork.train.safety import pass_mirrors
+from graftwork.train.run_folder import MESSAGES, OUTCOME, WAITED
+from graftwork.train.run_setup import pass_mirrors
 
 
 def _do(work: OpenProject, made: StepOutputs) -> TrainOutcome:
@@ -72,7 +72,7 @@ def compare_with_plan(plan: Plan, outcome: TrainOutcome, folder: Path, *, minute
 
 def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
     """All that the worker is told about this model's run."""
-    plan, start = made.get("plan", Plan), start_of(work)
+    plan, start = made.get("plan", Plan), find_start_adapter(work)
     run_id, minutes = run_id_of(plan), work.settings.train.run.deadline_minutes
     begun = clock.now()
     return TrainJob(
@@ -82,7 +82,7 @@ def make_job(work: OpenProject, made: StepOutputs) -> TrainJob:
         dataset_folder=made.get("prepare", PreparedData).folder,
         plan=plan,
         run=publishable(work.settings.train.run),
-        crew=work.settings.train.crew(),
+        crew=work.settings.train.distribution(),
         keeping=work.settings.train.keeping(),
         start_adapter=str(start.folder) if start else None,
         # Counted from here and not from the worker's start: a worker that is started again has less left.
@@ -104,7 +104,7 @@ def enter_run(work: OpenProject, job: TrainJob) -> None:
 def _train(work: OpenProject, job: TrainJob) -> float:
     """Minutes that the user waited, over all attempts."""
     folder = Path(job.folder)
-    words = Journal(folder / WORDS)
+    words = Journal(folder / MESSAGES)
     heard = max((offset for _, offset in words.follow(0)), default=0)
     begun = time.perf_counter()
     waited_file = folder / WAITED
