@@ -56,7 +56,7 @@ def clocks(monkeypatch):
 def watched(tmp_path):
     alarm = Alarm(tmp_path, run="r")
     told = []
-    alarm.tell = lambda kind, *_what, **_more: told.append(kind)
+    alarm.send = lambda kind, *_what, **_more: told.append(kind)
     return StallWatcher(tmp_path, alarm, expected_seconds=1.0, patience=PATIENCE), told
 
 
