@@ -14,7 +14,7 @@ from graftwork.files.dataset import read_rows
 from graftwork.process import clock
 from graftwork.records.base import HIDDEN, hide_login
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.run import Look, TrainJob
+from graftwork.records.run import TrainingEvaluation, TrainJob
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.callbacks.evaluation import TrainingEvaluator
 from graftwork.train.callbacks.guards import DeadlineCallback, DivergenceCallback
@@ -141,7 +141,7 @@ def reporting_callbacks(
     folder = Path(job.folder)
     require_installed(settings.run.trackers)
     callbacks: list[TrainingCallback] = []
-    latest: Callable[[], Look | None] = lambda: None  # noqa: E731
+    latest: Callable[[], TrainingEvaluation | None] = lambda: None  # noqa: E731
     if settings.examine.every is not None:
         examine = EvaluationCallback(
             settings.examine,

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.callbacks.evaluation import (
     EvaluationHistory,
     count_comparable_cases,
@@ -17,7 +17,7 @@ values = st.lists(st.floats(-10, 10), min_size=1, max_size=20)
 
 
 def make_look(step, value, cases=8):
-    return Look(step=step, metric="loss", value=value, cases=cases, seconds=1.0)
+    return TrainingEvaluation(step=step, metric="loss", value=value, cases=cases, seconds=1.0)
 
 
 def make_step(number, loss=1.0, weights="w"):

@@ -11,7 +11,7 @@ from test_train_looks import make_step
 
 from graftwork.process import extensions
 from graftwork.records.errors import EnvironmentLacks
-from graftwork.records.run import Look
+from graftwork.records.run import TrainingEvaluation
 from graftwork.train.callbacks.reporting import TrackerCallback
 from graftwork.train.settings import RunSettings, TrainSettings
 from graftwork.train.trackers import require_installed
@@ -96,7 +96,7 @@ def test_steps_that_are_done_again_are_not_told_again(tape, tmp_path):
 
 
 def test_a_look_goes_with_the_figures_of_its_step(tape, tmp_path):
-    look = Look(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
+    look = TrainingEvaluation(step=2, metric="json_valid", value=0.75, cases=4, seconds=1)
     work_through(make_track(tmp_path, look=look), [1, 2])
     assert tape.logged[1][1] == {
         "train/loss": 1.0,

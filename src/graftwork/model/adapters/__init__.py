@@ -1,0 +1,1 @@
+"""LoRA, DoRA and full fine-tuning: the adapters, their shapes and the PEFT folder format."""

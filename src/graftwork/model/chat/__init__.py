@@ -1,0 +1,1 @@
+"""Chat templates: rendering messages to tokens and marking the trained span."""

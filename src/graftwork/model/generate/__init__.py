@@ -1,0 +1,1 @@
+"""Generating answers with a loaded model."""

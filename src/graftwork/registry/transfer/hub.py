@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from graftwork.process.pool import Apart
+from graftwork.process.pool import CallThread
 from graftwork.records.errors import Damaged, EnvironmentLacks, GraftError, UserMistake, pip_install
 from graftwork.records.release import Release
 from graftwork.registry.folder import MANIFEST, METADATA_FILES, MINISIGN, SIGSTORE
@@ -113,7 +113,7 @@ class Hub:
         self._token = os.environ.get(TOKEN)
         self._endpoint = endpoint
         self._api = self._client()
-        self._apart = Apart("the Hub's client")
+        self._apart = CallThread("the Hub's client")
 
     def push(
         self, store: ReleaseStore, release_id: str, *, tell: ProgressCallback = no_progress

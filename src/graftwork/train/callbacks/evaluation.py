@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from graftwork.files.disk import Journal
 from graftwork.records.dataset import Row
 from graftwork.records.errors import EnvironmentLacks, StoppedInOrder, UserMistake
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.train.callbacks import EarlyStop, TrainingCallback
 from graftwork.train.run_folder import EVALUATIONS
 from graftwork.train.settings import LOSS, ExamineSettings
@@ -35,7 +35,7 @@ class EvaluationHistory:
         self.best_step: int | None = None
         self.since = 0
 
-    def judge(self, look: Look) -> Look:
+    def judge(self, look: TrainingEvaluation) -> TrainingEvaluation:
         """The look with its place among the others; the first one says over how many cases."""
         if self.cases is None:
             self.cases = look.cases
@@ -70,29 +70,29 @@ def count_comparable_cases(finished: int, *, asked: int, common: int | None) -> 
     return finished if finished == asked else max(int(RESERVE * finished), 1)
 
 
-def log_evaluation(folder: Path, look: Look, step: TrainStep) -> None:
+def log_evaluation(folder: Path, look: TrainingEvaluation, step: TrainStep) -> None:
     """On the disk before anything follows from it."""
     line = {"look": look.model_dump(), "loss": step.loss, "weights": step.weights}
     Journal(folder / EVALUATIONS).append(line, durable=True)
 
 
-def find_evaluation(folder: Path, step: TrainStep) -> Look | None:
+def find_evaluation(folder: Path, step: TrainStep) -> TrainingEvaluation | None:
     """The look at this very step, if it was taken before a crash: same step, same loss, same weights."""
     for line in reversed(Journal(folder / EVALUATIONS).read()):
         same = line["look"]["step"] == step.step and line["loss"] == step.loss
         # Not every step has a digest of its weights; where both have, they must agree.
         if same and (line["weights"] == step.weights or not (line["weights"] and step.weights)):
-            return Look.model_validate(line["look"])
+            return TrainingEvaluation.model_validate(line["look"])
     return None
 
 
-def read_evaluations(folder: Path) -> tuple[Look, ...]:
+def read_evaluations(folder: Path) -> tuple[TrainingEvaluation, ...]:
     """The last word on each look, in order."""
-    looks = [Look.model_validate(line["look"]) for line in Journal(folder / EVALUATIONS).read()]
+    looks = [TrainingEvaluation.model_validate(line["look"]) for line in Journal(folder / EVALUATIONS).read()]
     return tuple(sorted({look.step: look for look in looks}.values(), key=lambda look: look.step))
 
 
-def find_best_step(looks: tuple[Look, ...]) -> int | None:
+def find_best_step(looks: tuple[TrainingEvaluation, ...]) -> int | None:
     """The step of the best look."""
     return next((look.step for look in reversed(looks) if look.better), None)
 
@@ -147,7 +147,7 @@ class EvaluationCallback(TrainingCallback):
             or (evaluator is not None and evaluator.smaller_is_better(settings.metric))
         )
         self._engine: TrainingEngine | None = None
-        self.latest: Look | None = None
+        self.latest: TrainingEvaluation | None = None
         """The look at the step that was just done, if there was one."""
 
     def on_train_begin(self, engine: "TrainingEngine", *, done: int, steps: int) -> None:
@@ -183,7 +183,7 @@ class EvaluationCallback(TrainingCallback):
     def restore(self, state: dict[str, Any]) -> None:
         self._course.restore(state)
 
-    def _look(self, step: int) -> Look | None:
+    def _look(self, step: int) -> TrainingEvaluation | None:
         """What the model is worth now, over the cases that all looks have in common."""
         begun = time.perf_counter()
         if self._settings.metric == LOSS:
@@ -193,11 +193,15 @@ class EvaluationCallback(TrainingCallback):
         else:
             return None
         seconds = time.perf_counter() - begun
-        return Look(step=step, metric=self._settings.metric, value=value, cases=cases, seconds=seconds)
+        return TrainingEvaluation(
+            step=step, metric=self._settings.metric, value=value, cases=cases, seconds=seconds
+        )
 
-    def _share(self, look: Look | None) -> Look:
+    def _share(self, look: TrainingEvaluation | None) -> TrainingEvaluation:
         """Several who train together decide alike: what the first of them found holds for all."""
-        return Look.model_validate(self._strategy.broadcast(look.model_dump() if look else None))
+        return TrainingEvaluation.model_validate(
+            self._strategy.broadcast(look.model_dump() if look else None)
+        )
 
     def _measure_loss(self) -> tuple[float, int]:
         loss = self._running().mean_loss(self._rows, batch_rows=ROWS_TOGETHER)
@@ -258,7 +262,7 @@ def choose_evaluation_rows(
     return chosen
 
 
-def describe_evaluation(look: Look, *, of: int, best_step: int | None) -> str:
+def describe_evaluation(look: TrainingEvaluation, *, of: int, best_step: int | None) -> str:
     """One line for whoever watches."""
     said = f"look after step {look.step}: {look.metric} {look.value:.4g} over {look.cases} case(s)"
     if look.cases < of:

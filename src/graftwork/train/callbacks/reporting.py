@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from graftwork.files.disk import Journal, write_atomic
 from graftwork.process import clock
 from graftwork.process.heartbeat import Heart
-from graftwork.process.pool import Apart
+from graftwork.process.pool import CallThread
 from graftwork.records.errors import GraftError
-from graftwork.records.run import Look, TrainStep
+from graftwork.records.run import TrainingEvaluation, TrainStep
 from graftwork.text.messages import redact_variables
 from graftwork.train.callbacks import TrainingCallback
 from graftwork.train.run_folder import SAVED, TRACKED
@@ -98,13 +98,13 @@ class TrackerCallback(TrainingCallback):
         run_id: str,
         settings: Mapping[str, Any],
         folder: Path,
-        latest_evaluation: Callable[[], Look | None] = lambda: None,
+        latest_evaluation: Callable[[], TrainingEvaluation | None] = lambda: None,
         report: Callable[[str], None] = lambda _message: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._trackers = trackers
         self._patience = patience
-        self._apart: dict[str, Apart] = {}
+        self._apart: dict[str, CallThread] = {}
         self._run_id = run_id
         self._settings = settings
         self._folder = folder
@@ -120,7 +120,7 @@ class TrackerCallback(TrainingCallback):
             # Whatever a library raises, the run goes on.
             try:
                 begin = partial(load_tracker(name).open_run, self._run_id, self._settings)
-                self._apart[name] = Apart(f"tracker {name}")
+                self._apart[name] = CallThread(f"tracker {name}")
                 self._open[name] = self._call(name, partial(begin, self._folder / name))
             except Exception as error:
                 self._give_up(name, error)
@@ -159,7 +159,7 @@ class TrackerCallback(TrainingCallback):
         )
 
 
-def tracked_metrics(step: TrainStep, look: Look | None) -> dict[str, float]:
+def tracked_metrics(step: TrainStep, look: TrainingEvaluation | None) -> dict[str, float]:
     """The figures of a step by the names that they have in every tracker."""
     figures = {
         "train/loss": step.loss,
