@@ -69,7 +69,7 @@ class Traffic:
         self.deal = make_experiment(split, champion=pair[0], challenger=pair[1])
 
     def serve(self, session, reply="{}", **more):
-        arm = self.deal.draw(session)
+        arm = self.deal.assign(session)
         self.count += 1
         capture = Capture(
             id=f"{self.deal.experiment}-{self.count}",
