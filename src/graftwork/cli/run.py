@@ -99,10 +99,10 @@ def status(project: Folder = None, json: Json = False) -> None:
 
     Example:  graft status --json
     """
+    from graftwork.api.project import open_project
     from graftwork.cli.output import print_json, stdout
     from graftwork.cli.show.tables import fit_words, print_line, quote
     from graftwork.grading.metrics import plural
-    from graftwork.api.project import open_project
 
     found = open_project(project).status()
     if json:
