@@ -190,7 +190,7 @@ SHOWN = 3
 
 
 @dataclass
-class SavedActivations:
+class SavedActivationBytes:
     """What the second half of a block leaves for its backward pass."""
 
     middle: Any
@@ -214,7 +214,7 @@ class SavedBlock:
     """Queries, keys, values, mixed values, sums."""
     beside: list[Any] = field(default_factory=list)
     """The thin product, and heads before their norm."""
-    kept: SavedActivations | None = None
+    kept: SavedActivationBytes | None = None
 
 
 def _norm_if(memory: TensorMemory, elements: int, there: bool) -> Any:
@@ -271,11 +271,11 @@ def before_attention_backward(
     return dx, gradient
 
 
-def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
+def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
     """Through the output product and the first half of the MLP."""
     if s.compiled:
         made = compiled_middle(memory, s, tokens)
-        return SavedActivations(made.middle, made.gate_up, made.lows, made.attended)
+        return SavedActivationBytes(made.middle, made.gate_up, made.lows, made.attended)
     attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
     normed_out = _norm_if(memory, tokens * s.hidden, s.norms_behind)
     mid = memory.alloc(HALF * tokens * s.hidden)
@@ -285,7 +285,7 @@ def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
     gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
     if normed is not None:
         memory.free(normed)
-    kept = SavedActivations(mid, gate_up, [one for one in (low_out, low) if one is not None])
+    kept = SavedActivationBytes(mid, gate_up, [one for one in (low_out, low) if one is not None])
     if s.norms_behind:
         kept.normed_behind.append(attended)
     else:
@@ -302,7 +302,7 @@ def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
     return down
 
 
-def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivations]:
+def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivationBytes]:
     kept = middle(memory, s, tokens)
     last = mlp_output(memory, s, tokens)
     normed = _norm_if(memory, tokens * s.hidden, s.norms_behind and not s.compiled)
@@ -316,7 +316,7 @@ def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[An
     return y, kept
 
 
-def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
+def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivationBytes:
     kept = middle(memory, s, tokens)
     if s.norms_behind:
         kept.normed_behind.append(mlp_output(memory, s, tokens))
@@ -435,7 +435,7 @@ def _in_chunks(
 ) -> tuple[list[Any], list[Any]]:
     """The second half where its widest tensors were not kept."""
     parts, found = [], []
-    last: SavedActivations | None = None
+    last: SavedActivationBytes | None = None
     for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
         if is_like_others(at, len(sizes_of_chunks)):
             parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])

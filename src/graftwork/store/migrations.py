@@ -19,9 +19,9 @@ from sqlalchemy import Connection, inspect, select
 from sqlalchemy import text as sql_text
 from sqlalchemy.schema import CreateTable
 
-from graftwork import __version__
 from graftwork.records.errors import EnvironmentLacks
 from graftwork.store.schema import schema_migrations
+from graftwork.version import __version__
 
 
 class MigratableDatabase(Protocol):

@@ -364,10 +364,10 @@ def _versions() -> dict[str, str]:
     import torch
     import transformers
 
-    import graftwork
+    from graftwork.version import __version__
 
     return {
-        "graftwork": graftwork.__version__,
+        "graftwork": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
