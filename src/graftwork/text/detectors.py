@@ -13,6 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -42,6 +43,17 @@ def looks_random(value: str) -> bool:
     has_letter = any(c.isalpha() for c in value)
     has_digit = any(c.isdigit() for c in value)
     return has_letter and has_digit and entropy(value) >= 3.0
+
+
+def looks_generated(value: str) -> bool:
+    """Whether a generator made this: capitals, small letters and digits that change all the time.
+
+    Names in camel case and paths consist of words, so few of their neighbours differ in class.
+    """
+    classes = [2 if c.isdigit() else c.isupper() for c in value if c.isalnum()]
+    changes = sum(one != other for one, other in pairwise(classes))
+    is_mixed = {0, 1} <= set(classes) and classes.count(2) >= 2
+    return is_mixed and changes >= 0.42 * len(classes) and entropy(value) >= 3.7
 
 
 def looks_drawn(value: str) -> bool:
@@ -239,6 +251,15 @@ _ACCESS_KEY = re.compile(
 )
 _SECRET_KEY = re.compile(r"(?<![A-Za-z0-9/+])[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])")
 _NEAR = 160
+_ENTROPY_WITHOUT_DIGITS = 4.2
+"""Bits per character. One secret key in a thousand has no digit; names in camel case stay below this."""
+_GENERATED = re.compile(r"(?<![A-Za-z0-9/+_.-])(?P<value>[A-Za-z0-9/+_-]{20,128}={0,2})(?![A-Za-z0-9/+_=-])")
+_CONTEXT_NAME = re.compile(
+    r"(?<![A-Za-z])(?i:pass(?:word|wd|phrase)|pwd|secret|token|credentials?"
+    r"|(?:api|access|auth|private|signing)[ _-]?key)(?![A-Za-z0-9])"
+)
+_CONTEXT = 48
+"""Characters before a value in which its name must occur: `Secret access key (shown once): ...`."""
 _MINISIGN = re.compile(r"RWRTY0Iy[A-Za-z0-9+/]{100,}+={0,2}")
 
 _WEBHOOK = re.compile(
@@ -292,6 +313,27 @@ def find_aws_secrets(text: str) -> Iterator[TextSpan]:
             if _is_mixed(found.group()):
                 yield TextSpan(*found.span())
                 done = found.end()
+
+
+def has_access_key(text: str) -> bool:
+    """Whether the text contains the id of an AWS access key."""
+    return ("AKIA" in text or "ASIA" in text) and _ACCESS_KEY.search(text) is not None
+
+
+def find_secret_keys(text: str) -> Iterator[TextSpan]:
+    """Find AWS secret keys by their form alone, for texts that belong to a key id in another text."""
+    for found in _SECRET_KEY.finditer(text):
+        if _is_mixed(found.group()):
+            yield TextSpan(*found.span())
+
+
+def find_named_secrets(text: str) -> Iterator[TextSpan]:
+    """Find generated values shortly after `secret`, `password`, `token` and the like, in prose or tables."""
+    for found in _GENERATED.finditer(text):
+        if looks_generated(found["value"]):
+            before = text[max(0, found.start() - _CONTEXT) : found.start()]
+            if _CONTEXT_NAME.search(before):
+                yield TextSpan(*found.span("value"))
 
 
 def find_minisign_keys(text: str) -> Iterator[TextSpan]:
@@ -375,4 +417,5 @@ def _token_at(text: str, start: int) -> TextSpan | None:
 
 
 def _is_mixed(value: str) -> bool:
-    return looks_random(value) and any(c.isupper() for c in value) and any(c.islower() for c in value)
+    mixed = any(c.isupper() for c in value) and any(c.islower() for c in value)
+    return mixed and (looks_random(value) or entropy(value) >= _ENTROPY_WITHOUT_DIGITS)

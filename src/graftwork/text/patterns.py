@@ -24,6 +24,7 @@ from graftwork.text.detectors import (
     find_marked_tokens,
     find_minisign_keys,
     find_mysql_passwords,
+    find_named_secrets,
     find_options,
     find_signatures,
     find_webhooks,
@@ -448,6 +449,12 @@ PATTERNS: tuple[Pattern, ...] = (
         hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
         any_case=True,
         locate=find_passwords,
+    ),
+    Pattern(
+        "secret",
+        hints=(b"pass", b"pwd", b"secret", b"token", b"credential", b"key"),
+        any_case=True,
+        locate=find_named_secrets,
     ),
     Pattern("email", secret=False, hints=(b"@",), locate=find_emails),
     Pattern(

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 
 from graftwork.records.base import Record
 from graftwork.records.secret import NotSecret, Secret, secret_of
-from graftwork.text.detectors import looks_random
+from graftwork.text.detectors import find_secret_keys, has_access_key, looks_random
 from graftwork.text.messages import hide
 from graftwork.text.patterns import (
     PATTERNS,
@@ -42,6 +42,9 @@ _ROUNDS = 4
 _GAP = "\n<\n"
 
 
+_SECRET_KEYS = Pattern("aws_secret_key", locate=find_secret_keys)
+
+
 class Redacted(NamedTuple):
     text: str
     counts: dict[str, int]
@@ -53,9 +56,11 @@ class Redactor:
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, bytes], int] = {}
         self._last: dict[str, int] = {}
+        self._has_access_key = False
 
     def number_past(self, text: str) -> None:
-        """Never reuse the number of a placeholder in `text`."""
+        """Take note of another text of the conversation: its placeholders keep their numbers."""
+        self._has_access_key = self._has_access_key or has_access_key(text)
         if "<REDACTED:" in text:
             for kind, number in _PLACEHOLDER.findall(text):
                 self._last[kind] = max(self._last.get(kind, 0), int(number))
@@ -66,7 +71,7 @@ class Redactor:
         self.number_past(text)
         for _ in range(_ROUNDS):
             before = text
-            for pattern in find_likely(text):
+            for pattern in self._list_patterns(text):
                 text = self._replace(text, pattern, counts)
             if text == before:
                 break
@@ -76,10 +81,15 @@ class Redactor:
         """As `redact`, but only secrets: personal data stays."""
         counts: dict[str, int] = {}
         self.number_past(text)
-        for pattern in find_likely(text):
+        for pattern in self._list_patterns(text):
             if pattern.secret:
                 text = self._replace(text, pattern, counts)
         return text
+
+    def _list_patterns(self, text: str) -> list[Pattern]:
+        # A conversation may give the id of a key in one message and its secret in another.
+        likely = find_likely(text)
+        return [_SECRET_KEYS, *likely] if self._has_access_key else likely
 
     def redact_under(self, name: str, text: str) -> Redacted:
         """As `redact`, for the value of a field: the value of `password` is a password."""
