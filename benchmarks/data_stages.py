@@ -78,7 +78,8 @@ def measure(rows: int) -> None:
             "redact": seconds(lambda: [redact_row(row) for row in inside]),
             "rules": seconds(
                 lambda: [
-                    check_row(row, clean, context=context) for row, clean in zip(inside, redacted, strict=True)
+                    check_row(row, clean, context=context)
+                    for row, clean in zip(inside, redacted, strict=True)
                 ]
             ),
             "prints": seconds(lambda: compute_fingerprints(inside, settings=settings)),

@@ -32,7 +32,8 @@ from plan_memory_shapes import (
     tuning_of,
 )
 
-GIB = 2**30
+from graftwork.records.units import GIB
+
 STEP_OF_LENGTHS = 64
 LONGEST = 65536
 CARD_GIB = 128.0
@@ -52,8 +53,8 @@ def predict(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def planned_peak(configuration: dict[str, Any]) -> Any:
+    from graftwork.costmodel.card_memory import card_peak
     from graftwork.model.shape import adapter_parameters, linear_names
-    from graftwork.plan.memory_card import card_peak
 
     shape = shape_of(configuration)
     if configuration["method"] == "full":
@@ -74,7 +75,7 @@ def planned_peak(configuration: dict[str, Any]) -> Any:
 
 def planned_full(configuration: dict[str, Any]) -> Any:
     """Full training goes through transformers itself: float32 weights, products in bfloat16."""
-    from graftwork.plan.memory_plain import plain_trace, replayed
+    from graftwork.costmodel.plain_memory import plain_trace, replayed
     from graftwork.records.fit import PlainSetup
 
     setup = PlainSetup(

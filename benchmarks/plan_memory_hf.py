@@ -1,7 +1,7 @@
 """Peak memory of plain transformers + PEFT on a card, beside what was said before: one fresh process each.
 
 Weights are random: memory does not depend on them. The model, the steps and the words of a setting are those
-that the tracer follows without a card (`graftwork.model.trace.build`). Predictions are written to
+that the tracer follows without a card (`graftwork.costmodel.trace.model`). Predictions are written to
 OUT.predicted.jsonl before the first process starts; then one JSON line a setting goes to OUT. Models marked
 `held_out` were never looked at while the counting was built.
 
@@ -23,10 +23,10 @@ from typing import Any
 
 from plan_memory_hf_cases import CASES, Case, case_json, shape_of
 
-from graftwork.plan.memory_plain import plain_peak
+from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.records.fit import PlainSetup
+from graftwork.records.units import GIB
 
-GIB = 2**30
 STEPS = 4
 SECONDS_EACH = 150.0
 Line = dict[str, Any]
@@ -48,7 +48,7 @@ def measure(case: Case, *, history: Path | None) -> Line:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from graftwork.model.trace.build import build_model
+    from graftwork.costmodel.trace.model import build_model
 
     setup = case.setup
     torch.manual_seed(0)

@@ -20,8 +20,8 @@ from plan_memory_shapes import name_of
 
 from graftwork.model.shape import total_parameters
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 WORST = 8
 Line = dict[str, Any]
@@ -103,7 +103,7 @@ def ours(lines: Sequence[Line], what: str, name: str) -> Errors | None:
 
 def today_gib(line: Line, what: str) -> float | None:
     """What the computed estimate says now of a line of plain transformers."""
-    from graftwork.plan.memory_plain import plain_peak
+    from graftwork.costmodel.plain_memory import plain_peak
     from graftwork.records.fit import PlainSetup
 
     if line["engine"] != "hf":

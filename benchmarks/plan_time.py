@@ -20,6 +20,8 @@ from typing import Any
 
 from plan_time_settings import RANK, SETTINGS, Setting, shape_of, trainable_of, tuning_of
 
+from graftwork.costmodel.time import RowStatistics, TrainedPart
+
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 ROOT = Path(__file__).resolve().parent.parent
 WARM_UP, TIMED = 5, 8
@@ -29,16 +31,14 @@ PROBED = {"7b": 30.0}
 
 def predict(setting: Setting, tuning: Any, rates: Any) -> dict[str, float]:
     """Seconds of one step by parts, and their sum."""
-    from graftwork.plan.time import card_step
+    from graftwork.costmodel.time import card_step
 
     shape = shape_of(setting.shape)
     step = card_step(
         shape,
         tuning,
-        adapted=shape.layers,
-        trainable=trainable_of(shape),
-        rates=rates,
-        mean_length=setting.length,
+        TrainedPart(adapted=shape.layers, trainable=trainable_of(shape), rates=rates),
+        RowStatistics(mean_length=setting.length),
     )
     parts = {**step.parts, **step.once_a_step}
     return {"seconds": sum(parts.values()), **parts}
@@ -49,12 +49,12 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     import torch
     import transformers  # noqa: F401 - imported while another setting is measured
 
-    from graftwork.model.adapter import attach
     from graftwork.model.adapter_shape import AdapterShape
+    from graftwork.model.adapters.peft import attach
     from graftwork.model.shape import linear_names
-    from graftwork.pipeline.probe_step import make_model, make_rows
-    from graftwork.train.gpu.engine import CardEngine
-    from graftwork.train.gpu.furnish import furnish
+    from graftwork.pipeline.probe_process import make_model, make_rows
+    from graftwork.train.gpu.engine import GpuEngine
+    from graftwork.train.gpu.load import load_quantized
     from graftwork.train.settings import TrainSettings
 
     if not sys.stdin.readline():
@@ -66,9 +66,9 @@ def measure(setting: Setting, tuning: Any) -> dict[str, Any]:
     )
     method = "qlora" if setting.form == "four" else "lora"
     settings = TrainSettings(method=method, rank=RANK, alpha=2 * RANK, max_gradient_norm=1.0)
-    furnished = furnish(model, tuning, device="cuda")
+    frozen = load_quantized(model, tuning, device="cuda")
     parameters = attach(model, adapter, seed=1)
-    engine = CardEngine(model, parameters, settings=settings, furnished=furnished, tuning=tuning, shape=shape)
+    engine = GpuEngine(model, parameters, settings=settings, frozen=frozen, tuning=tuning, shape=shape)
     torch.cuda.empty_cache()
     rows = make_rows(setting.tokens // setting.length, length=setting.length, vocabulary=shape.vocab_size)
     # Not settled: the tuning is what is asked about, and there is room for it.
@@ -118,10 +118,11 @@ def _environment() -> dict[str, str]:
 
 def run_all(settings: list[Setting], budget: float, out: Path) -> None:
     """Probe, predict, measure; a line as soon as it is there."""
+    from graftwork.costmodel.probed_rates import rates_of_probe
+    from graftwork.costmodel.time import rates_of
     from graftwork.model.shape import layer_parameters
     from graftwork.plan.catalog.hardware import find_gpu
-    from graftwork.plan.time import rates_of, rates_of_probe
-    from graftwork.records.probe import ProbeFacts
+    from graftwork.records.fit import ProbeFacts
 
     begun = time.perf_counter()
 

@@ -14,16 +14,19 @@ GROUND = {"inference", "grading", "costmodel", "model", "text", "files", "proces
 
 MAY_IMPORT: dict[str, set[str]] = {
     "records": set(),
-    "files": {"records"},
+    "files": {"text", "records"},
     "text": {"records"},
     "process": {"files", "records"},
     "model": {"files", "process", "text", "records"},
+    "costmodel": {"model", "text", "files", "process", "records"},
+    "inference": {"model", "text", "files", "process", "records"},
     "grading": {"model", "text", "files", "process", "records"},
     **{stage: set(GROUND) for stage in STAGES},
     "store": STAGES | GROUND,
     "project": STAGES | GROUND,
     "pipeline": STAGES | GROUND | {"store", "project"},
-    "cli": STAGES | GROUND | {"store", "project", "pipeline"},
+    "api": STAGES | GROUND | {"store", "project", "pipeline"},
+    "cli": STAGES | GROUND | {"store", "project", "pipeline", "api"},
 }
 
 HEAVY = {
@@ -108,6 +111,11 @@ def test_help_loads_nothing_heavy():
     )
     assert "typer" in loaded
     assert not loaded & (HEAVY | {"pydantic"})
+
+
+def test_importing_graftwork_loads_nothing_heavy():
+    loaded = loaded_after("import graftwork\nassert 'open_project' in dir(graftwork)")
+    assert not loaded & (HEAVY | {"pydantic", "typer", "rich"})
 
 
 def test_an_audit_needs_only_the_core(tmp_path):

@@ -3,7 +3,7 @@
 import hashlib
 from typing import Any
 
-from graftwork.records.capture import Capture
+from graftwork.records.interaction import Capture
 from graftwork.records.release import Release
 from graftwork.records.verdict import Decision
 

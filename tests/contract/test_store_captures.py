@@ -3,7 +3,7 @@ import itertools
 import pytest
 from store_samples import capture
 
-from graftwork.records.capture import Capture
+from graftwork.records.interaction import Capture
 from graftwork.store.captures import CaptureStore
 from graftwork.store.database import Database
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.ask import read_answers
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.ask.worker import GENERATION_FILE
 from graftwork.evaluate.cases import write_cases
-from graftwork.evaluate.worker import GENERATION_FILE
 from graftwork.process.heartbeat import read_beat
 from graftwork.records.errors import EXIT_RESUME_ME
 from graftwork.records.interaction import Message, Origin
@@ -42,7 +42,7 @@ def hear(event, told):
     if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
         print("REACHED OUT", event, told, file=sys.stderr, flush=True)
 sys.addaudithook(hear)
-runpy.run_module("graftwork.evaluate.worker", run_name="__main__", alter_sys=True)
+runpy.run_module("graftwork.evaluate.ask.worker", run_name="__main__", alter_sys=True)
 """
 
 
@@ -106,7 +106,7 @@ def adapter(embedded_base, tmp_path_factory):
     """One of another strength in one layer than in the others, as strong as a trained one."""
     import torch
 
-    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
     from graftwork.model.load import load_base
 
     model = load_base(Path(embedded_base.folder))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from graftwork.pipeline.narrator import Silent
+from graftwork.pipeline.reporter import NullReporter
 
 PLANTS = [
     "fern",
@@ -30,7 +30,7 @@ PLANTS = [
 PLACES = ["pond", "gate", "wall", "court", "terrace", "orchard", "glasshouse", "meadow"]
 
 
-class Listener(Silent):
+class Listener(NullReporter):
     """Remembers what it was told."""
 
     def __init__(self):
@@ -44,7 +44,7 @@ class Listener(Silent):
     def finished(self, step, output, seconds):
         self.done.append(step)
 
-    def word(self, text):
+    def info(self, text):
         self.words.append(text)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.files.dataset_folder import read_rows
+from graftwork.files.dataset import read_rows
 from graftwork.records.run import TrainJob, TrainOutcome
-from graftwork.train.log import read_steps
+from graftwork.train.run_folder import read_steps
 
 pytestmark = pytest.mark.gpu
 NOISE = 0.02
@@ -22,20 +22,20 @@ NOISE = 0.02
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
     """The demo's rows, prepared."""
-    from graftwork.cli.steps import run_upto
-    from graftwork.pipeline.steps.prepare import Prepared
+    from graftwork.api.project import open_project
 
     example = Path(__file__).parents[2] / "examples" / "cited_answers"
-    return Path(run_upto("prepare", project=example).get("prepare", Prepared).folder)
+    return Path(open_project(example).prepare().folder)
 
 
 def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=False, **changes):
+    from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
     from graftwork.model.adapter_shape import AdapterShape
     from graftwork.model.probe import probe_device
     from graftwork.model.shape import adapter_parameters, read_shape
+    from graftwork.plan.catalog.hardware import default_rates
     from graftwork.plan.estimate import make_plan
     from graftwork.plan.settings import PlanSettings
-    from graftwork.plan.tuning import choose_tuning
     from graftwork.records.plan import Workload
     from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
@@ -56,13 +56,16 @@ def make_job(base, dataset, folder, *, limit_gib=8.0, compiled=False, recorded=F
     )
     tuning = choose_tuning(
         shape,
-        method=settings.method,
-        adapted=len(layers),
-        trainable=adapter_parameters(shape, rank=16, targets=ALL_LINEARS, layers=len(layers)),
+        TuningRequest(
+            method=settings.method,
+            adapted=len(layers),
+            trainable=adapter_parameters(shape, rank=16, targets=ALL_LINEARS, layers=len(layers)),
+            step_tokens=1600,
+            longest=max(lengths),
+            eight=settings.fp8 == "on",
+        ),
         limit_gib=limit_gib,
-        step_tokens=1600,
-        longest=max(lengths),
-        eight=settings.fp8 == "on",
+        rates=default_rates(),
     )
     plan = make_plan(
         base="smollm2",

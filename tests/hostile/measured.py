@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import pytest
 
-MIB = 2**20
 SOURCE = Path(__file__).parents[2] / "src"
 _FRAME = """
 import resource as _resource

@@ -18,7 +18,7 @@ from graftwork.data.ingest.containers import _read_frames
 from graftwork.data.ingest.files import cut_blocks
 from graftwork.data.ingest.read import ReadFault, read_file
 from graftwork.files.config_text import MOST_LEVELS, parse_json, parse_yaml
-from graftwork.plan.lint.written import read_written
+from graftwork.plan.lint.facts import read_written
 from graftwork.project.load import load_settings
 from graftwork.records.errors import GraftError, UserMistake
 

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graftwork.evaluate.quantiles import fewest_for_quantile
-from graftwork.evaluate.statistics import holm
+from graftwork.evaluate.power import share_of_look
 from graftwork.evaluate.statistics.anytime import TwoArms, _stakes
-from graftwork.evaluate.statistics.beta import at_most
 from graftwork.evaluate.statistics.bounded import chance_not_positive, means_above
-from graftwork.evaluate.wear import share_of_look
+from graftwork.evaluate.statistics.intervals import at_most, fewest_for_quantile
+from graftwork.evaluate.statistics.significance import holm
 
 RUNS = 2000
 PRIMARY, GUARDRAIL, ABORT, ANYTIME = 0.025, 0.05, 0.025, 0.05

@@ -1,50 +1,434 @@
-"""`graft release …`: what was released, what is live, and back."""
+"""`graft release …`: list, inspect, promote, roll back and compare releases."""
 
 import gc
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from graftwork.cli import (
-    release_ab,
-    release_export,
-    release_gc,
-    release_import,
-    release_lineage,
-    release_list,
-    release_make,
-    release_promote,
-    release_push,
-    release_remark,
-    release_show,
-    release_sign,
+from graftwork.cli import release_exchange
+from graftwork.cli.command import (
+    Alias,
+    Folder,
+    Model,
+    Name,
+    Reason,
+    opened,
+    opened_with_progress,
+    print_record,
+    reporting,
 )
+from graftwork.cli.output import Json
 
-app = typer.Typer(help="What was released, what is live, and the way back.", no_args_is_help=True)
+
+def show_(name: Name = "champion", project: Folder = None, json: Json = False) -> None:
+    """Show a release: what it was made from, its verdict, version, tags and notes.
+
+    Example:  graft release show champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_known
+    from graftwork.pipeline.releases import read_verdict
+    from graftwork.registry.aliases import find_release
+
+    with opened(project) as work:
+        release = find_release(work.releases, name)
+        entry, notes = work.releases.entry(release.id), work.releases.notes(release.id)
+        verdict = read_verdict(work, release)
+    if json:
+        known = entry.model_dump(mode="json", include={"version", "tags", "aliases", "collected_at"})
+        written = [note.model_dump(mode="json") for note in notes]
+        found = None if verdict is None else verdict.model_dump(mode="json")
+        print_json({**release.model_dump(mode="json"), **known, "notes": written, "verdict": found})
+        return
+    show_known(stdout, release, entry, notes)
+    for line in () if verdict is None else (verdict.reason, *(rule.sentence for rule in verdict.rules)):
+        stdout.print(f"  {line}", highlight=False, markup=False)
+
+
+def verify(name: Name = "champion", project: Folder = None, json: Json = False) -> None:
+    """Verify every byte of a release, and its signature if graft.yaml names a public key.
+
+    Example:  graft release verify champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.release_transfer import report_bytes
+    from graftwork.pipeline.releases import open_store
+    from graftwork.registry.aliases import find_release
+
+    with opened_with_progress(project) as work:
+        found = find_release(work.releases, name)
+        release = open_store(work).verify(found.id, tell=report_bytes(work.reporter))
+        signed = work.settings.release.public_key is not None
+    size = sum(file.size for file in release.files)
+    if json:
+        print_json(
+            {"id": release.id, "files": len(release.files), "bytes": size, "signature_checked": signed}
+        )
+    else:
+        what = "files and signature verified" if signed else "files verified"
+        stdout.print(f"{release.id[:12]}: all {len(release.files)} {what} ({size:,} bytes)", highlight=False)
+
+
+def log(alias: Alias = None, model: Model = None, project: Folder = None, json: Json = False) -> None:
+    """Show the history of an alias: who moved it, when, why, and on which verdict.
+
+    Example:  graft release log --alias champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_log
+    from graftwork.pipeline.releases import full_alias
+
+    with opened(project, model) as work:
+        full = full_alias(work, alias)
+        moves = work.releases.alias_log(full)
+        decisions = {release.id: release.decision for release in work.releases.list()}
+    if json:
+        print_json({"alias": full, "moves": [move.model_dump(mode="json") for move in moves]})
+    else:
+        show_log(stdout, full, moves, decisions=decisions)
+
+
+def lineage(
+    name: Name = "champion",
+    dot: Annotated[bool, typer.Option("--dot", help="Print Graphviz DOT.")] = False,
+    lines: Annotated[bool, typer.Option("--lines/--no-lines", help="Include the lines of the logs.")] = True,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Show what a release was made from: run, plan, base, dataset, log lines, and earlier releases.
+
+    Example:  graft release lineage champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_lineage
+    from graftwork.pipeline.release_lineage import to_dot, trace_release
+    from graftwork.registry.aliases import find_release
+
+    with opened(project) as work:
+        graph = trace_release(work, find_release(work.releases, name), lines=lines)
+    if json:
+        print_json(graph)
+    elif dot:
+        typer.echo(to_dot(graph), nl=False)
+    else:
+        show_lineage(stdout, graph)
+
+
+def promote(
+    name: Name,
+    alias: Alias = None,
+    reason: Reason = "",
+    force: Annotated[
+        bool, typer.Option("--force", help="Promote against the verdict; requires --reason.")
+    ] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Point an alias at a release. Requires a deploy verdict, or --force with a reason.
+
+    Every byte is verified first. The alias belongs to the model of the release.
+
+    Example:  graft release promote 3f2a --alias champion
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_move
+    from graftwork.pipeline.releases import promote_release
+
+    with opened(project) as work:
+        done = promote_release(work, name, alias=alias, reason=reason, force=force)
+    if done.move is not None:
+        print_json(done.move) if json else show_move(stdout, done.move)
+    elif json:
+        print_json({"alias": done.alias, "release_id": done.release.id, "moved": False})
+    else:
+        stdout.print(f"{done.alias} already points at {done.release.id[:12]}", highlight=False)
+
+
+def rollback(
+    alias: Alias = None, reason: Reason = "", model: Model = None, project: Folder = None, json: Json = False
+) -> None:
+    """Point an alias at the previous release.
+
+    Example:  graft release rollback --reason "answers nonsense since 3 a.m."
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_move
+    from graftwork.pipeline.releases import rollback_alias
+
+    with opened(project, model) as work:
+        move = rollback_alias(work, alias=alias, reason=reason)
+    print_json(move) if json else show_move(stdout, move)
+
+
+Limit = Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number of releases; 0 for all.")]
+
+
+def list_(
+    tag: Annotated[str | None, typer.Option("--tag", help="Only releases with this tag.")] = None,
+    decision: Annotated[
+        str | None, typer.Option("--decision", help="deploy, iterate, abort or not_enough_evidence.")
+    ] = None,
+    model: Model = None,
+    base: Annotated[str | None, typer.Option("--base", help="Only releases on this base.")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Created since this date (2026-03-01) or within this period (7d, 12h)."),
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option("--search", help="Text in id, version, base, run, tags or notes.")
+    ] = None,
+    collected: Annotated[
+        bool, typer.Option("--collected", help="Include releases whose files were garbage collected.")
+    ] = False,
+    limit: Limit = 50,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """List releases, newest first, with their aliases, versions and tags.
+
+    Example:  graft release list --decision deploy --since 30d
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_entries
+    from graftwork.pipeline.releases import make_query
+    from graftwork.records.release import ReleaseQuery
+
+    filters = ReleaseQuery(tag=tag, model=model, base=base, search=search, collected=collected)
+    query = make_query(filters, decision=decision, since=since, limit=limit)
+    with opened(project) as work:
+        found, aliases = work.releases.entries(query), work.releases.aliases()
+    more = limit and len(found) > limit
+    shown = found[:limit] if more else found
+    if json:
+        body = {"releases": [entry.model_dump(mode="json") for entry in shown], "aliases": aliases}
+        print_json({**body, "more": True} if more else body)
+    else:
+        show_entries(stdout, shown, more=bool(more))
+
+
+def make(model: Model = None, project: Folder = None, json: Json = False) -> None:
+    """Release a model: run the steps that are out of date, gate the adapter, move the alias.
+
+    Example:  graft release make --model tagger
+    """
+    with reporting(project, model) as found:
+        release = found.release()
+    print_record(release, as_json=json)
+
+
+def collect(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=0, help="Keep the newest N releases of each model.")
+    ] = None,
+    keep_days: Annotated[
+        int | None, typer.Option("--keep-days", min=0, help="Keep releases younger than N days.")
+    ] = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Remove the files of releases that are no longer needed.
+
+    Releases stay if an alias points at them or can be rolled back to them, if a server uses them, if they are
+    tagged `keep`, or if they are new or being written. The index keeps a record of what was removed.
+
+    Example:  graft release gc --dry-run
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_garbage
+    from graftwork.cli.show.tables import print_line
+    from graftwork.pipeline.releases import collect_garbage
+
+    with opened_with_progress(project) as work:
+        found = collect_garbage(work, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
+    if json:
+        print_json(found)
+        return
+    show_garbage(stdout, found)
+    if found.readers_unseen:
+        print_line(
+            stdout,
+            f"[yellow]readers cannot be detected[/]: {len(found.readers_unseen)} releases stay, because this "
+            "file system does not show whether a server without write access uses them; run gc as the owner "
+            "of the files",
+        )
+
+
+def tag(
+    name: Name,
+    tags: Annotated[list[str], typer.Argument(help="The tags; `keep` protects a release from gc.")],
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tags.")] = False,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Add tags to a release, or remove them.
+
+    Example:  graft release tag champion keep audited-2026-03
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.registry.aliases import find_release
+
+    with opened(project) as work:
+        release = find_release(work.releases, name)
+        now = work.releases.tag(release.id, tags, remove=remove)
+    if json:
+        print_json({"id": release.id, "tags": list(now)})
+    else:
+        stdout.print(f"{release.id[:12]}: {', '.join(now) or 'no tags'}", highlight=False)
+
+
+def note(
+    name: Name,
+    text: Annotated[str, typer.Argument(help="The text of the note.")],
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Add a note to a release. `list --search` finds notes; they cannot be changed.
+
+    Example:  graft release note champion "answers in French since the March logs"
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.pipeline.open_project import current_user, timestamp
+    from graftwork.registry.aliases import find_release
+
+    if not text.strip():
+        raise typer.BadParameter("the note is empty, and notes cannot be removed")
+    with opened(project) as work:
+        release = find_release(work.releases, name)
+        work.releases.note(release.id, text, who=current_user(), when=timestamp())
+        notes = work.releases.notes(release.id)
+    if json:
+        print_json({"id": release.id, "notes": [entry.model_dump(mode="json") for entry in notes]})
+    else:
+        stdout.print(f"{release.id[:12]}: note added", highlight=False)
+
+
+def version(
+    name: Name,
+    number: Annotated[str, typer.Argument(help="The version, such as 2.0.0.")],
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Set the version of a release, in place of the automatic one.
+
+    Example:  graft release version champion 2.0.0
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.registry.aliases import find_release
+
+    with opened(project) as work:
+        release = find_release(work.releases, name)
+        work.releases.set_version(release.id, number)
+    if json:
+        print_json({"id": release.id, "model": release.model, "version": number})
+    else:
+        stdout.print(f"{release.id[:12]} is version {number} of {release.model}", highlight=False)
+
+
+First = Annotated[str, typer.Argument(help="The release to beat: an alias, a version or an id.")]
+Second = Annotated[str, typer.Argument(help="The release that challenges it.")]
+Traffic = Annotated[
+    str, typer.Option("--traffic", help="captures: live exchanges of both, as captured by the endpoint.")
+]
+Cases = Annotated[Path | None, typer.Option("--cases", help="A JSONL file of cases that both answer.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric", help="A metric, or `feedback` for user feedback. Default: the primary metric of the gate."
+    ),
+]
+Experiment = Annotated[
+    str | None,
+    typer.Option(
+        "--experiment",
+        help="An experiment id or a part of it. Default: the latest experiment with both releases.",
+    ),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat until the comparison is decided.")]
+Every = Annotated[float, typer.Option("--every", min=0.1, help="Seconds between two checks.")]
+
+
+def ab(
+    a: First,
+    b: Second,
+    traffic: Traffic = "captures",
+    cases: Cases = None,
+    metric: Metric = None,
+    experiment: Experiment = None,
+    watch: Watch = False,
+    every: Every = 5.0,
+    model: Model = None,
+    project: Folder = None,
+    json: Json = False,
+) -> None:
+    """Compare two releases with a sequential test: you may look at the result at any time.
+
+    Exit codes: 0 decided, 12 not enough evidence yet.
+
+    On live traffic, only exchanges assigned by `graft serve --challenger` count, once per session.
+
+    Example:  graft release ab champion challenger --metric feedback --watch
+    Example:  graft release ab champion challenger --cases replay.jsonl --metric json_valid
+    """
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.releases import show_ab
+    from graftwork.pipeline.ab import compare_live, compare_replayed, watch_live
+    from graftwork.records.errors import UserMistake
+
+    if traffic != "captures":
+        raise UserMistake(
+            f"unknown traffic {traffic!r}", fix="use --traffic captures, or --cases FILE", where="--traffic"
+        )
+    if cases is not None and (watch or experiment is not None):
+        raise UserMistake(
+            "--cases cannot be combined with --watch or --experiment",
+            why="--watch and --experiment are for live traffic",
+            fix="omit --cases, or the other two",
+            where="--cases",
+        )
+    with reporting(project, model) as opened_project, opened_project.open() as work:
+        if cases is not None:
+            found = compare_replayed(work, a, b, cases_file=cases.absolute(), metric=metric)
+        elif watch:
+            found = watch_live(work, a, b, metric=metric, experiment=experiment, every_seconds=every)
+        else:
+            found = compare_live(work, a, b, metric=metric, experiment=experiment)
+    if json:
+        print_json(found)
+    else:
+        show_ab(stdout, found)
+    raise typer.Exit(found.exit_code)
+
+
+app = typer.Typer(
+    help="Manage releases: list, verify, promote, roll back, share, compare.", no_args_is_help=True
+)
 
 
 @app.callback()
 def _begin() -> None:
-    # These verbs are short and mostly load code: objects by the ten thousand, of which none is garbage yet.
-    # Looking for some after every 700, as Python does, takes five to ten per cent of a rollback.
+    # These commands are short and mostly import code. Collecting garbage after every 700 allocations, as
+    # Python does by default, takes five to ten per cent of a rollback.
     gc.set_threshold(50_000, 20, 50)
 
 
-app.command("list")(release_list.list_)
-app.command("show")(release_show.show_)
-app.command("verify")(release_show.verify)
-app.command("log")(release_show.log)
-app.command("lineage")(release_lineage.lineage)
-app.command("make")(release_make.make)
-app.command("promote")(release_promote.promote)
-app.command("rollback")(release_promote.rollback)
-app.command("tag")(release_remark.tag)
-app.command("note")(release_remark.note)
-app.command("version")(release_remark.version)
-app.command("sign")(release_sign.sign)
-app.command("keygen")(release_sign.keygen)
-app.command("gc")(release_gc.gc)
-app.command("export")(release_export.export)
-app.command("import")(release_import.import_)
-app.command("push")(release_push.push)
-app.command("pull")(release_push.pull)
-app.command("ab")(release_ab.ab)
+app.command("list")(list_)
+app.command("show")(show_)
+app.command("verify")(verify)
+app.command("log")(log)
+app.command("lineage")(lineage)
+app.command("make")(make)
+app.command("promote")(promote)
+app.command("rollback")(rollback)
+app.command("tag")(tag)
+app.command("note")(note)
+app.command("version")(version)
+app.command("sign")(release_exchange.sign)
+app.command("keygen")(release_exchange.keygen)
+app.command("gc")(collect)
+app.command("export")(release_exchange.export)
+app.command("import")(release_exchange.import_)
+app.command("push")(release_exchange.push)
+app.command("pull")(release_exchange.pull)
+app.command("ab")(ab)

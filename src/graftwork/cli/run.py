@@ -1,16 +1,25 @@
-"""`graft run`: the whole way."""
+"""`graft run`, `status`, `logs` and `stop`: run the whole pipeline and follow it."""
 
+import json as json_text
+import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from graftwork.cli.command import Detach, Folder, RunId, opened, reporting, start_detached
 from graftwork.cli.output import Json
-from graftwork.cli.steps import Folder
-from graftwork.cli.train import Detach
 
 if TYPE_CHECKING:
-    from graftwork.pipeline.preflight import Preflight
+    from collections.abc import Sequence
+
+    from graftwork.api.project import Project
+    from graftwork.cli.show.tables import PlainTable
+    from graftwork.pipeline.open_project import OpenProject
+    from graftwork.pipeline.runs import Event
+    from graftwork.pipeline.status import EndpointStanding, Next, RunStanding, Standing
+    from graftwork.store.runs import RunEntry
 
 
 def run(
@@ -20,76 +29,315 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Stop before training: try every metric and rule, estimate every stage. Exit 2: an error.",
+            help="Stop before training: try metrics and rules, estimate every step. Exit code 2: an error.",
         ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """From logs to a served, gated adapter. What has not changed is not done again.
+    """Run the whole pipeline, from logs to a gated, served adapter. Steps that are up to date are skipped.
 
-    Before it trains, it tries every metric on the log's own replies and on spoiled ones, proves that each
-    rule can pass and can fail, and estimates each stage: `--dry-run` stops there.
+    Before training, every metric is tried on replies from the log and on corrupted ones, each rule is shown
+    to be able to pass and to fail, and every step is estimated. `--dry-run` stops there.
 
     Example:  graft run -C examples/cited_answers
     """
     if dry_run:
-        _show_ahead(project, as_json=json)
+        _dry_run(project, as_json=json)
         return
     if detach:
-        from graftwork.cli.detached import start_detached
-
         start_detached("run", project=project, model=None, as_json=json)
         return
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.steps import run_upto
     from graftwork.records.verdict import Verdict
 
-    _tell_plan(project)
-    made = run_upto(None, project=project, tables=not json)
+    with reporting(project, tables=not json) as found:
+        _show_estimate(found)
+        made = found.run()
     verdict = made.get("gate", Verdict)
     if json:
         print_json({name: output.model_dump(mode="json") for name, output in made.outputs.items()})
     else:
         stdout.print(f"[bold]{verdict.decision}[/]: {verdict.reason}", highlight=False)
         report = getattr(made.outputs.get("report"), "path", None)
-        stdout.print(f"the whole story: {report}", highlight=False)
+        stdout.print(f"report: {report}", highlight=False)
     raise typer.Exit(verdict.exit_code)
 
 
-def _tell_plan(project: Folder) -> None:
-    """How long it will take, on standard error. What is wrong with the project the run itself says."""
+def _show_estimate(project: "Project") -> None:
+    """The estimated time on standard error. Errors of the project are left to the run itself."""
     from graftwork.cli.output import stderr
     from graftwork.cli.show import show
-    from graftwork.cli.steps import whole_run
     from graftwork.records.errors import GraftError
 
     try:
-        show(stderr, whole_run(project))
+        show(stderr, project.plan_run())
     except GraftError:
         return
 
 
-def look_ahead(project: Path | None) -> "Preflight":
-    """Audit, prepare and plan; then everything that can be checked before training."""
-    from graftwork.cli.narrate import RichNarrator
-    from graftwork.pipeline.pipeline import dry_run
-    from graftwork.pipeline.workplace import open_workplace
-    from graftwork.process.stopping import stoppable
-    from graftwork.project.folder import open_project
-
-    opened = open_project(project)
-    with stoppable(), RichNarrator(tables=False) as narrator, open_workplace(opened, narrator) as work:
-        return dry_run(work)
-
-
-def _show_ahead(project: Path | None, *, as_json: bool) -> None:
+def _dry_run(project: Path | None, *, as_json: bool) -> None:
     from graftwork.cli.output import print_json, stdout
-    from graftwork.cli.show.preflight import show_preflight
+    from graftwork.cli.show.plan import show_preflight
     from graftwork.records.errors import EXIT_USER_MISTAKE
 
-    found = look_ahead(project)
+    with reporting(project) as opened_project:
+        found = opened_project.dry_run()
     if as_json:
         print_json(found)
     else:
         show_preflight(stdout, found)
     raise typer.Exit(EXIT_USER_MISTAKE if found.errors else 0)
+
+
+HEALTH_COLOURS = {"working": "green", "starting": "cyan", "slow": "yellow", "stuck": "red", "gone": "red"}
+
+
+def status(project: Folder = None, json: Json = False) -> None:
+    """Show completed steps, the running job and its health, the endpoint and the live release.
+
+    Each step is fresh, stale or missing; a stale step names what changed. Nothing is started.
+
+    Example:  graft status --json
+    """
+    from graftwork.api.project import open_project
+    from graftwork.cli.output import print_json, stdout
+    from graftwork.cli.show.tables import fit_words, print_line, quote
+    from graftwork.grading.metrics import plural
+
+    found = open_project(project).status()
+    if json:
+        print_json(found)
+        return
+    stdout.print(_table_of_steps(found))
+    _print_next(found.next)
+    if found.runs:
+        stdout.print(fit_words(stdout, _table_of_runs(found.runs)))
+        for run in found.runs:
+            if run.health:
+                reason = f"run {run.id} is [{HEALTH_COLOURS[run.health]}]{run.health}[/]: {quote(run.reason)}"
+                print_line(stdout, reason)
+    live = ", ".join(f"{alias} → {to[:12]}" for alias, to in found.aliases.items()) or "nothing"
+    stdout.print(
+        f"live: {live}; {plural(found.releases, 'release')}, {plural(found.captures, 'capture')}",
+        highlight=False,
+    )
+    _print_endpoint(found.endpoint)
+    if found.working:
+        stdout.print("[cyan]another process is working on this project[/]", highlight=False)
+
+
+STATES = {
+    "fresh": "[green]fresh[/]",
+    "stale": "[yellow]stale[/]",
+    "missing": "[dim]missing[/]",
+    "not_due": "[dim]not due[/]",
+}
+
+
+def _table_of_steps(found: "Standing") -> "PlainTable":
+    from graftwork.cli.show.tables import quote, table
+    from graftwork.cli.show.training import duration
+
+    rows = table("step", "state", "because", "last done", "took", title=found.project, right=("took",))
+    for state in found.steps:
+        took = duration(state.seconds) if state.seconds is not None else ""
+        done = (state.finished_at or "")[:19].replace("T", " ")
+        rows.add_row(state.step, STATES[state.state], quote("; ".join(state.because)), done, took)
+    return rows
+
+
+def _print_next(coming: "Next") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line
+    from graftwork.cli.show.training import duration
+
+    if not coming.steps:
+        print_line(stdout, f"next: everything is up to date; `{coming.command}` has nothing to do")
+        return
+    text = f"next: `{coming.command}` would run {', '.join(coming.steps)}"
+    if coming.seconds is not None:
+        text += f", about {duration(coming.seconds)}"
+    if coming.minutes is not None:
+        low, high = coming.minutes
+        text += f" ({duration(low * 60)} to {duration(high * 60)})"
+    print_line(stdout, text)
+
+
+def _print_endpoint(endpoint: "EndpointStanding") -> None:
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line, quote
+
+    colour = {"ok": "green", "starting": "cyan", "down": "red", "other": "yellow"}.get(endpoint.state, "dim")
+    text = f"endpoint: {quote(endpoint.url)} is [{colour}]{quote(endpoint.state)}[/]"
+    print_line(stdout, text + (f": {quote(endpoint.reason)}" if endpoint.reason else ""), soft_wrap=True)
+
+
+def _table_of_runs(runs: "Sequence[RunStanding]") -> "PlainTable":
+    """Runs with their state; columns that are empty for every run are left out."""
+    from graftwork.cli.show.tables import table
+    from graftwork.cli.show.training import duration
+
+    columns = {
+        "run": [run.id for run in runs],
+        "state": [run.state for run in runs],
+        "health": [f"[{HEALTH_COLOURS[run.health]}]{run.health}[/]" if run.health else "" for run in runs],
+        "progress": [f"{run.done:.0f}/{run.total:.0f}" if run.total > 1 else "" for run in runs],
+        "step time (plan)": [_step_times(run) for run in runs],
+        "time left": [duration(run.seconds_left) if run.seconds_left is not None else "" for run in runs],
+        "last change": [run.updated_at[:19].replace("T", " ") for run in runs],
+    }
+    shown = {name: cells for name, cells in columns.items() if any(cells)}
+    rows = table(*shown)
+    rows.columns[0].no_wrap = True
+    for cells in zip(*shown.values(), strict=True):
+        rows.add_row(*cells)
+    return rows
+
+
+def _step_times(run: "RunStanding") -> str:
+    """The measured time of a training step, and the planned one."""
+    from graftwork.cli.show.training import duration
+
+    if run.expected_step_seconds is None:
+        return ""
+    took = duration(run.measured_step_seconds) if run.measured_step_seconds is not None else "?"
+    return f"{took} ({duration(run.expected_step_seconds)})"
+
+
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Follow until the run ends, and exit with its code.")
+]
+Vitals = Annotated[
+    bool, typer.Option("--vitals", help="Also show memory, CPU and GPU use (always with --json).")
+]
+POLL_SECONDS = 0.2
+
+
+def logs(
+    project: Folder = None,
+    run: RunId = None,
+    follow: Follow = False,
+    vitals: Vitals = False,
+    json: Json = False,
+) -> None:
+    """Show training steps, messages, checkpoints, evaluations, alerts and worker output in time order.
+
+    With --json, each line is an object with `at`, `kind` and the fields of that kind.
+
+    Example:  graft logs -f
+    """
+    from pathlib import Path
+
+    from graftwork.pipeline.runs import Events, find_run
+    from graftwork.records.errors import UserMistake
+
+    with opened(project) as work:
+        meant = find_run(work, run)
+        if meant is None:
+            raise UserMistake("there is no run yet", fix="`graft train` starts one")
+        events, pause = Events(Path(meant.folder)), threading.Event()
+        while True:
+            # Checked before reading, so that everything written before the end is read.
+            over = not follow or _has_ended(work, meant)
+            for event in events.new():
+                _print(event, as_json=json, vitals=vitals)
+            sys.stdout.flush()
+            if over:
+                break
+            pause.wait(POLL_SECONDS)
+        if follow:
+            _report_end(work.runs.get(meant.id) or meant, as_json=json)
+
+
+def _has_ended(work: "OpenProject", run: "RunEntry") -> bool:
+    from graftwork.pipeline.runs import at_work
+
+    # In this order: a run records its end before it releases its lock.
+    busy = at_work(work, run)
+    now = work.runs.get(run.id) or run
+    return now.state == "done" or not busy
+
+
+def _report_end(run: "RunEntry", *, as_json: bool) -> None:
+    """How the run ended; exits with its code."""
+    from graftwork.cli.output import stderr
+    from graftwork.cli.show.tables import print_line, quote
+    from graftwork.records.errors import EXIT_ENVIRONMENT, EXIT_RESUME_ME
+
+    error = run.error or {}
+    code = {"done": 0, "stopped": EXIT_RESUME_ME}.get(
+        run.state, int(error.get("exit_code", EXIT_ENVIRONMENT))
+    )
+    ends = {"running": "its process is gone; run the same command again to resume from the last checkpoint"}
+    reason = ends.get(run.state, str(error.get("what", "")))
+    if not as_json:
+        print_line(stderr, f"run [bold]{run.id}[/] is {run.state}" + (f": {quote(reason)}" if reason else ""))
+    raise typer.Exit(code)
+
+
+def _print(event: "Event", *, as_json: bool, vitals: bool) -> None:
+    if as_json:
+        sys.stdout.write(json_text.dumps(event.as_json(), ensure_ascii=False) + "\n")
+        return
+    if event.kind == "vital" and not vitals:
+        return
+    from graftwork.cli.output import stdout
+    from graftwork.cli.show.tables import print_line
+    from graftwork.cli.show.training import to_markup
+
+    print_line(stdout, to_markup(event), soft_wrap=True)
+
+
+Now = Annotated[bool, typer.Option("--now", help="Kill the run; work since the last checkpoint is lost.")]
+
+
+def stop(project: Folder = None, run: RunId = None, now: Now = False, json: Json = False) -> None:
+    """Stop the running work of this project. It writes a checkpoint first and can be resumed.
+
+    Example:  graft stop
+    """
+    from graftwork.cli.output import print_json, stderr, stdout
+    from graftwork.pipeline.runs import ask_to_stop, at_work, end_at_once, find_run
+    from graftwork.process.heartbeat import read_beat
+
+    with opened(project) as work:
+        meant = find_run(work, run)
+        busy = at_work(work, meant)
+        idle = not busy or (run is not None and meant is not None and meant.state != "running")
+        if not idle:
+            if now:
+                end_at_once(work, meant, busy)
+            else:
+                ask_to_stop(busy)
+            waited = threading.Event()
+            with stderr.status("waiting for the step to finish and the checkpoint to be written"):
+                while at_work(work, meant):
+                    waited.wait(POLL_SECONDS)
+            meant = find_run(work, meant.id) if meant is not None else None
+    from pathlib import Path
+
+    beat = read_beat(Path(meant.folder)) if meant is not None else None
+    state = "not running" if idle else "killed" if now else "stopped"
+    if json:
+        print_json(
+            {
+                "state": state,
+                "run": meant.id if meant else None,
+                "run_state": meant.state if meant else None,
+                "done": beat.done if beat else None,
+                "total": beat.total if beat else None,
+            }
+        )
+        return
+    if idle:
+        what = (
+            f"run {meant.id} is {meant.state}"
+            if run is not None and meant is not None
+            else "nothing is running"
+        )
+        stdout.print(f"{what}: nothing to stop", highlight=False)
+        return
+    how_far = f" after step {beat.done:.0f} of {beat.total:.0f}" if beat and beat.total > 1 else ""
+    stdout.print(
+        f"{state}{how_far}; run the same command again to resume from the last checkpoint", highlight=False
+    )

@@ -50,7 +50,7 @@ from graftwork.data.split.model_subsets import (
     summarize_subsets,
 )
 from graftwork.data.split.split_state import SplitState
-from graftwork.files.dataset_folder import DROPS
+from graftwork.files.dataset import DROPS
 from graftwork.records.audit import Audit
 from graftwork.records.dataset import SPLITS, Dataset
 from graftwork.records.errors import AnswerIsNo

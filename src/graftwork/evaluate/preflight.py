@@ -12,25 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from graftwork.evaluate.gate import Surroundings, decide
-from graftwork.evaluate.gate_settings import FIGURES, TIMED, GateSettings, Rule
-from graftwork.evaluate.quantiles import quantile_interval
-from graftwork.evaluate.score import make_metric, make_report, sessions_of
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, GateSettings, Rule
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import make_metric, sessions_of
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import clopper_pearson, non_inferior
-from graftwork.evaluate.statistics.search import first_count
-from graftwork.evaluate.wording import name_of, plural, show
-from graftwork.grading import (
+from graftwork.evaluate.statistics.bounded import non_inferior
+from graftwork.evaluate.statistics.intervals import clopper_pearson, first_count, quantile_interval
+from graftwork.grading.answers import parse_object
+from graftwork.grading.grade import explain_vacuous, grade
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import (
     JUDGE_PREFERENCE,
     JUDGE_SCORE,
     LOWER_IS_BETTER,
     TASK_SUCCESS,
     TRUNCATED,
-    GradeContext,
-    explain_vacuous,
-    grade,
+    name_of,
+    plural,
+    show,
 )
-from graftwork.grading.fields import parse_object
 from graftwork.records.base import Record
 from graftwork.records.report import Case, Generation, Metric, Report, SubjectReport
 from graftwork.records.verdict import Verdict

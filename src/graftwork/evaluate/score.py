@@ -4,45 +4,133 @@ In: cases, answers, how they were generated. Out: a SubjectReport each, and the 
 them. Pure; does not know which figures are good enough.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
-from graftwork.evaluate.cases import clusters_of, hash_cases
-from graftwork.evaluate.compare import cluster_cases, compare, compare_candidates, differences_of
-from graftwork.evaluate.measure import measure
-from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.cases import clusters_of
+from graftwork.evaluate.comparison import cluster_cases
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import bounded_mean, clopper_pearson, make_units
-from graftwork.evaluate.statistics.scores import score_mean
-from graftwork.evaluate.subjects.log import LOG
-from graftwork.evaluate.wording import plural
-from graftwork.grading import (
+from graftwork.evaluate.statistics.bounded import bounded_mean
+from graftwork.evaluate.statistics.intervals import clopper_pearson, fewest_for_quantile, quantile_interval
+from graftwork.evaluate.statistics.means import bootstrap_mean, score_mean
+from graftwork.evaluate.subjects import LOG
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import against_reference, explain_vacuous, grade
+from graftwork.grading.interface import FailedGrade, GradeContext
+from graftwork.grading.metrics import (
     CHECKS_PASSED,
+    FIRST_TOKEN,
     JUDGE_SCORE,
+    LATENCY,
+    MEMORY,
+    PERPLEXITY,
     SCORED,
-    TASK_SUCCESS,
+    TOKENS_PER_SECOND,
     TRUNCATED,
-    Check,
-    FailedGrade,
-    GradeContext,
-    against_reference,
-    explain_vacuous,
-    grade,
+    plural,
 )
 from graftwork.records.errors import UserMistake
 from graftwork.records.report import (
     Answer,
     Case,
-    Comparison,
     Generation,
     Metric,
-    Power,
-    Report,
     SubjectReport,
 )
-from graftwork.text.redact import publishable
 
-__all__ = ["compare", "compare_candidates", "make_metric", "make_rate", "make_report", "score", "sessions_of"]
+LARGEST_LOSS = 700.0
+"""e to more than this is no number any more."""
+
+
+def measure(
+    said: Mapping[str, Sequence[Answer]],
+    *,
+    generation: Generation,
+    confidence: float = 0.95,
+    sessions: Mapping[str, str] | None = None,
+) -> dict[str, Metric]:
+    """By name; `said` holds the answers to each case."""
+    losses = {
+        case: next((a.reference_loss for a in answers if a.reference_loss is not None), None)
+        for case, answers in said.items()
+    }
+    found = [
+        _make_seconds(LATENCY, generation.single_latency_seconds, confidence),
+        _make_seconds(FIRST_TOKEN, generation.first_token_seconds, confidence),
+        _make_figure(TOKENS_PER_SECOND, generation.tokens_per_second, "tokens/s", confidence),
+        _make_figure(MEMORY, generation.peak_memory_gib, "GiB", confidence),
+        make_perplexity(losses, confidence=confidence, sessions=sessions or {}),
+    ]
+    return {metric.name: metric for metric in found if metric is not None}
+
+
+def _make_seconds(name: str, seconds: Sequence[float], confidence: float) -> Metric | None:
+    if not seconds:
+        return None
+    low, high = quantile_interval(seconds, quantile=0.5, confidence=confidence)
+    return Metric(
+        name=name,
+        kind="number",
+        value=median(seconds),
+        # Where no bound holds at this confidence, the range is shown, and how often it holds the median.
+        low=low if math.isfinite(low) else min(seconds),
+        high=high if math.isfinite(high) else max(seconds),
+        n=len(seconds),
+        unit="s",
+        confidence=confidence,
+        method=_name_method(len(seconds), confidence),
+    )
+
+
+def _name_method(count: int, confidence: float) -> str:
+    """So few requests cannot bound their median at this confidence, and that is said."""
+    if count >= fewest_for_quantile(0.5, confidence=confidence):
+        return "exact (order statistics)"
+    return f"range of {count}: holds the median in {1 - 2 * 0.5**count:.0%}"
+
+
+def _make_figure(name: str, value: float, unit: str, confidence: float) -> Metric | None:
+    """Measured once: the interval is the figure itself."""
+    if not value > 0:
+        return None
+    return Metric(
+        name=name, kind="number", value=value, low=value, high=value, n=1, unit=unit, confidence=confidence
+    )
+
+
+def make_perplexity(
+    losses: Mapping[str, float | None], *, confidence: float, sessions: Mapping[str, str]
+) -> Metric | None:
+    """e to the mean of the cases' losses, bounded by how far their sessions differ.
+
+    The repeats of a case weigh the same reply. A loss that is no number is counted as one that failed.
+    """
+    known = {case: loss for case, loss in losses.items() if loss is not None}
+    sound = {case: loss for case, loss in known.items() if abs(loss) <= LARGEST_LOSS}
+    if not sound:
+        return None
+    clusters = cluster_cases(list(sound), sessions=sessions)
+    low, high = bootstrap_mean(list(sound.values()), clusters=clusters, confidence=confidence)
+    mean = math.fsum(sound.values()) / len(sound)
+    failed = len(known) - len(sound)
+    return Metric(
+        name=PERPLEXITY,
+        kind="number",
+        value=math.exp(mean),
+        low=math.exp(min(low, mean)),
+        high=math.exp(max(high, mean)),
+        n=len(sound),
+        confidence=confidence,
+        scores={case: math.exp(sound[case]) if case in sound else None for case in losses},
+        clusters=len(set(clusters or ())),
+        method=f"bootstrap of the mean loss{', by session' if clusters else ''}",
+        failed=failed,
+        why_failed="the loss of the recorded reply is no number" if failed else "",
+        failed_cases=tuple(case for case in known if case not in sound),
+    )
+
 
 Scores = dict[str, float | None]
 NOT_BY_THE_CASE = (
@@ -119,7 +207,7 @@ def make_metric(
         confidence=confidence,
         scores=scores,
         clusters=len(set(clusters or ())),
-        method=_name_method(method, clusters),
+        method=_by_session(method, clusters),
     )
 
 
@@ -146,53 +234,6 @@ def make_rate(
         scores=scores,
         clusters=len(set(clusters or ())),
         method="exact (Clopper and Pearson)" if clusters is None else "bounded mean, by session",
-    )
-
-
-def make_report(
-    cases: Sequence[Case],
-    *,
-    baseline: SubjectReport,
-    candidate: SubjectReport,
-    settings: EvaluateSettings,
-    looks: int = 1,
-    champion: SubjectReport | None = None,
-    others: Sequence[SubjectReport] = (),
-    margins: Mapping[str, float] | None = None,
-) -> Report:
-    """The candidate against the baseline first, then against the champion, then the others.
-
-    `looks` counts how often these cases were looked at: every look makes them less of a test. `margins`
-    holds for a metric how much worse a candidate may be, as it was set before the run.
-    """
-    sessions = sessions_of(cases)
-    against_baseline = compare_candidates(
-        baseline,
-        candidates=(candidate, *others),
-        confidence=settings.confidence,
-        sessions=sessions,
-        margins=margins,
-    )
-    against_champion: tuple[Comparison, ...] = ()
-    if champion is not None:
-        against_champion = compare(
-            champion, candidate=candidate, confidence=settings.confidence, sessions=sessions, margins=margins
-        )
-    own = tuple(c for c in against_baseline if c.candidate == candidate.subject)
-    rest = tuple(c for c in against_baseline if c.candidate != candidate.subject)
-    return Report(
-        cases_hash=hash_cases(cases),
-        cases=len(cases),
-        baseline=baseline,
-        candidate=candidate,
-        comparisons=(*own, *against_champion, *rest),
-        looks=looks,
-        settings=publishable(settings),
-        groups={case.id: case.group for case in cases if case.group is not None},
-        others=(champion, *others) if champion is not None else tuple(others),
-        champion=champion.subject if champion is not None else None,
-        sessions=sessions,
-        power=_make_power(own, baseline=baseline, candidate=candidate, sessions=sessions, settings=settings),
     )
 
 
@@ -234,28 +275,6 @@ def _answers_of_each(
     return said
 
 
-def _make_power(
-    comparisons: Sequence[Comparison],
-    *,
-    baseline: SubjectReport,
-    candidate: SubjectReport,
-    sessions: Mapping[str, str],
-    settings: EvaluateSettings,
-) -> Power | None:
-    """What the cases can show on the metric named first, which is the one that matters most."""
-    graded = (*settings.graded, TASK_SUCCESS)
-    first = next((c for c in comparisons if c.metric in graded and c.n), None)
-    if first is None:
-        return None
-    effective = None
-    if first.clusters:
-        changes = differences_of(baseline, candidate=candidate, metric=first.metric)
-        clusters = cluster_cases(list(changes), sessions=sessions)
-        # Whether a session fails as a whole shows only in sessions that do: it is taken to be one case.
-        effective = len(changes) / make_units(list(changes.values()), clusters).added_size
-    return what_cases_show(first.n, comparison=first, effective=effective, confidence=settings.confidence)
-
-
 def _complete(context: GradeContext | None, settings: EvaluateSettings) -> GradeContext:
     """With the checks of the settings, and a list of failures of its own."""
     given = context or GradeContext(fields=settings.fields)
@@ -277,5 +296,5 @@ def _note_failures(metric: Metric, failed: Sequence[FailedGrade]) -> Metric:
     return metric.model_copy(update=told)
 
 
-def _name_method(method: str, clusters: Sequence[str] | None) -> str:
+def _by_session(method: str, clusters: Sequence[str] | None) -> str:
     return method if clusters is None else f"{method}, by session"

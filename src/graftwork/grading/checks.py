@@ -10,34 +10,39 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
+from graftwork.grading.answers import AnswerFields
 from graftwork.grading.code import PYTHON_TESTS, PythonTests, grade_python_tests
-from graftwork.grading.context import CannotGrade, CheckKind, Grade, GradeContext
-from graftwork.grading.fields import AnswerFields
-from graftwork.grading.json_fields import (
-    AllFields,
-    Normalised,
-    SetOf,
-    grade_all_fields,
-    grade_field,
-    grade_normalised,
-    grade_set,
+from graftwork.grading.custom import grade_own, is_own, require_own_name
+from graftwork.grading.interface import CannotGrade, CheckKind, Grade, GradeContext
+from graftwork.grading.metrics import (
+    AGAINST_REFERENCE,
+    CONTEXT_GRADERS,
+    GRADERS,
+    SCORED,
+    Review,
+    grade_reviewed,
 )
-from graftwork.grading.layout import Layout, grade_format
-from graftwork.grading.own import grade_own, is_own, require_own_name
-from graftwork.grading.reviewers import Review, grade_reviewed
 from graftwork.grading.rules import (
+    AllFields,
     BySchema,
     Contains,
     Exact,
+    Layout,
+    Normalised,
     Numeric,
     Regex,
+    SetOf,
+    grade_all_fields,
     grade_contains,
     grade_exact,
+    grade_field,
+    grade_format,
     grade_json_schema,
+    grade_normalised,
     grade_numeric,
     grade_regex,
+    grade_set,
 )
-from graftwork.grading.table import AGAINST_REFERENCE, CONTEXT_GRADERS, GRADERS, SCORED
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 

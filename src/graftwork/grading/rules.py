@@ -4,17 +4,18 @@ In: a case, the text of an answer (or the field of it that the check names), the
 0.0. Where a rule names no value, the reference is the value; without either the rule does not apply.
 """
 
+import json
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from graftwork.grading.context import CannotGrade, Grade, GradeContext
-from graftwork.grading.json_schema import require_schema
-from graftwork.grading.patterns import SECONDS, PatternTooSlow, matches, require_pattern
-from graftwork.grading.similarity import expected_text
-from graftwork.grading.structured import grade_by_schema
+from graftwork.grading.answers import MISSING, look_up, parse_json, parse_object, words_of
+from graftwork.grading.interface import CannotGrade, Grade, GradeContext
+from graftwork.grading.matching import SECONDS, PatternTooSlow, matches, require_pattern, require_schema
+from graftwork.grading.metrics import expected_text, grade_by_schema
 from graftwork.records.base import Record
 from graftwork.records.report import Case
 
@@ -170,3 +171,309 @@ def plain_text(text: str, asked: Exact) -> str:
     """The text without what the rule says does not count."""
     text = text.casefold() if asked.ignore_case else text
     return " ".join(text.split()) if asked.ignore_space else text.strip()
+
+
+_BETWEEN_ITEMS = re.compile(r"[,;\n]")
+
+
+class Normalised(Record):
+    """The same words: case, punctuation and runs of spaces do not count."""
+
+    value: str | None = None
+    """What must be said; the reference where it is missing."""
+
+
+class SetOf(Record):
+    """The same items in any order: a JSON list, or text divided by commas, semicolons or lines."""
+
+    value: tuple[str | float | bool, ...] | None = None
+    """The items; those of the reference where it is missing."""
+    ignore_case: bool = True
+
+
+class AllFields(Record):
+    """Every named field agrees with the reference; every key of both where none is named."""
+
+    fields: tuple[str, ...] | dict[str, str | dict[str, Any]] | None = None
+    """Names, compared exactly; or a name and its rule: `{total: {metric: numeric, tolerance: 1}}`."""
+
+    @field_validator("fields")
+    @classmethod
+    def _named_or_left_out(cls, fields: Any) -> Any:
+        if fields is not None and not fields:
+            raise ValueError("name at least one field, or leave `fields` out to compare them all")
+        return fields
+
+    @model_validator(mode="after")
+    def _rules_are_known(self) -> Self:
+        for name, rule in self.rules():
+            if rule is None:
+                raise ValueError(f"fields.{name}: known rules are {', '.join(COMPARED)}")
+        return self
+
+    def rules(self) -> list[tuple[str, Record | None]]:
+        """The rule of each named field; None stands for one that cannot be understood."""
+        if self.fields is None:
+            return []
+        if not isinstance(self.fields, dict):
+            return [(name, Exact()) for name in self.fields]
+        return [(name, _read_rule(name, given)) for name, given in self.fields.items()]
+
+
+def grade_field(path: str, case: Case, text: str, rule: Record) -> Grade:
+    """One field of the answer against the same field of the reference."""
+    reference = parse_object(case.reference)
+    expected = MISSING if reference is None else look_up(reference, path)
+    if expected is MISSING:
+        return None
+    answer = parse_object(text)
+    return float(answer is not None and agree(expected, look_up(answer, path), rule))
+
+
+def grade_all_fields(case: Case, text: str, context: GradeContext) -> Grade:
+    """Right where all of them are: the answer as whoever uses it needs it."""
+    asked: AllFields = context.parameters
+    reference = parse_object(case.reference)
+    if reference is None:
+        return None
+    answer = parse_object(text)
+    if asked.fields is None:
+        return float(answer is not None and same_value(reference, answer))
+    pairs = [(look_up(reference, name), name, rule) for name, rule in asked.rules() if rule is not None]
+    if all(expected is MISSING for expected, _, _ in pairs):
+        return None
+    if answer is None:
+        return 0.0
+    return float(all(_both(expected, look_up(answer, name), rule) for expected, name, rule in pairs))
+
+
+def grade_normalised(case: Case, text: str, context: GradeContext) -> Grade:
+    asked: Normalised = context.parameters
+    expected = asked.value if asked.value is not None else case.reference
+    return float(words_of(text) == words_of(expected)) if expected.strip() else None
+
+
+def grade_set(case: Case, text: str, context: GradeContext) -> Grade:
+    asked: SetOf = context.parameters
+    expected = asked.value if asked.value is not None else _parsed(case.reference)
+    return float(agree(expected, _parsed(text), asked)) if items_of(expected, asked) else None
+
+
+def agree(expected: Any, given: Any, rule: Record) -> bool:
+    """Whether a value that was given is the expected one by this rule."""
+    return given is not MISSING and _AGREE[type(rule)](expected, given, rule)
+
+
+def same_value(expected: Any, given: Any) -> bool:
+    """Equal as JSON: 1 and 1.0 are, 1 and true are not, nor are 2 and "2"."""
+    if isinstance(expected, bool) or isinstance(given, bool):
+        return expected is given
+    if isinstance(expected, dict) and isinstance(given, dict):
+        return expected.keys() == given.keys() and all(same_value(expected[k], given[k]) for k in expected)
+    if isinstance(expected, list) and isinstance(given, list):
+        return len(expected) == len(given) and all(map(same_value, expected, given))
+    if isinstance(expected, str) and isinstance(given, str):
+        return expected.strip() == given.strip()
+    return bool(expected == given)
+
+
+def items_of(value: Any, rule: SetOf) -> frozenset[str]:
+    """The items of a list or of a divided text, each in one form."""
+    listed: Iterable[Any] = value if isinstance(value, list | tuple) else [value]
+    if isinstance(value, str):
+        listed = _BETWEEN_ITEMS.split(value)
+    shown = (_show(item).strip() for item in listed if item is not None)
+    return frozenset(item.casefold() if rule.ignore_case else item for item in shown if item)
+
+
+def _both(expected: Any, given: Any, rule: Record) -> bool:
+    """A field that the reference leaves out is right where the answer leaves it out too."""
+    return given is MISSING if expected is MISSING else agree(expected, given, rule)
+
+
+def _agree_exactly(expected: Any, given: Any, rule: Any) -> bool:
+    if isinstance(expected, str) and isinstance(given, str):
+        return plain_text(given, rule) == plain_text(expected, rule)
+    return same_value(expected, given)
+
+
+def _agree_in_number(expected: Any, given: Any, rule: Any) -> bool:
+    wanted, numbers = _numbers(expected), _numbers(given)
+    if not wanted:
+        return same_value(expected, given)
+    return len(numbers) == 1 and within_reach(numbers[0], wanted[-1], rule)
+
+
+def _agree_in_items(expected: Any, given: Any, rule: Any) -> bool:
+    return items_of(expected, rule) == items_of(given, rule)
+
+
+def _agree_in_words(expected: Any, given: Any, _rule: Any) -> bool:
+    if isinstance(expected, str) and isinstance(given, str):
+        return words_of(expected) == words_of(given)
+    return same_value(expected, given)
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, str):
+        return numbers_in(value)
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return [float(value)] if usable else []
+
+
+def _parsed(text: str) -> Any:
+    parsed = parse_json(text)
+    return parsed[0] if parsed and isinstance(parsed[0], list) else text
+
+
+def _show(item: Any) -> str:
+    return item if isinstance(item, str) else json.dumps(item, sort_keys=True, ensure_ascii=False)
+
+
+def _read_rule(name: str, given: str | dict[str, Any]) -> Record | None:
+    """None where there is no such rule; ValueError where it is written wrongly."""
+    written = {"metric": given} if isinstance(given, str) else dict(given)
+    kind = COMPARED.get(str(written.pop("metric", "exact")))
+    if kind is None:
+        return None
+    if "value" in written:
+        raise ValueError(f"fields.{name}: all_fields takes no value: the reference is the value")
+    try:
+        return kind.model_validate(written)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"fields.{name}: {place}: {first['msg']}") from error
+
+
+COMPARED: dict[str, type[Record]] = {
+    "exact": Exact,
+    "numeric": Numeric,
+    "set": SetOf,
+    "normalised": Normalised,
+}
+"""The rules that a field can be compared by, as graft.yaml names them."""
+_AGREE: dict[type[Record], Callable[[Any, Any, Any], bool]] = {
+    Exact: _agree_exactly,
+    Numeric: _agree_in_number,
+    SetOf: _agree_in_items,
+    Normalised: _agree_in_words,
+}
+
+
+_BLANK = re.compile(r"\{[A-Za-z_][\w ]*\}")
+_HEADING_MARKS = re.compile(r"^[\s#>*_\d.)-]+|[\s*_:#]+$")
+
+
+class Layout(Record):
+    """What a text must look like. All that is given must hold."""
+
+    template: str | None = None
+    """Fixed text with blanks: `Answer: {answer}\\nSources: {sources}`. A blank holds at least a letter."""
+    sections: tuple[str, ...] = ()
+    """Headings that must each open a line, in this order; marks like `##` and `:` do not count."""
+    pattern: str | None = None
+    """A regular expression that must be all of the text."""
+    starts_with: str | None = None
+    ends_with: str | None = None
+    without: tuple[str, ...] = ()
+    """Texts that must not occur, in any case."""
+    min_words: int | None = Field(default=None, ge=0)
+    max_words: int | None = Field(default=None, ge=0)
+    min_characters: int | None = Field(default=None, ge=0)
+    max_characters: int | None = Field(default=None, ge=0)
+    min_lines: int | None = Field(default=None, ge=0)
+    max_lines: int | None = Field(default=None, ge=0)
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            require_pattern(pattern)
+        return pattern
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"format needs something to hold: {', '.join(type(self).model_fields)}")
+        for unit in ("words", "characters", "lines"):
+            least, most = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"min_{unit} {least} is over max_{unit} {most}: no text can be so")
+        return self
+
+
+def grade_format(case: Case, text: str, context: GradeContext) -> Grade:
+    return float(find_fault(text, context.parameters) is None)
+
+
+def find_fault(text: str, layout: Layout) -> str | None:
+    """The first thing that does not hold, in words."""
+    return next(_faults(text.strip(), layout), None)
+
+
+def _faults(text: str, layout: Layout) -> Iterator[str]:
+    if layout.template is not None and not follows_template(text, layout.template.strip()):
+        yield "it does not follow the template"
+    if (missing := _missing_section(text, layout.sections)) is not None:
+        yield f"the section {missing} is missing or out of order"
+    if layout.starts_with is not None and not text.startswith(layout.starts_with):
+        yield f"it does not start with {layout.starts_with}"
+    if layout.ends_with is not None and not text.endswith(layout.ends_with):
+        yield f"it does not end with {layout.ends_with}"
+    for unwanted in layout.without:
+        if unwanted.casefold() in text.casefold():
+            yield f"it holds {unwanted}"
+    sizes = {"words": len(text.split()), "characters": len(text), "lines": len(text.splitlines())}
+    for unit, size in sizes.items():
+        least, most = getattr(layout, f"min_{unit}"), getattr(layout, f"max_{unit}")
+        if least is not None and size < least:
+            yield f"{size} {unit} are under {least}"
+        if most is not None and size > most:
+            yield f"{size} {unit} are over {most}"
+    # Last, because it alone takes time.
+    try:
+        if layout.pattern is not None and not matches(layout.pattern, text, whole=True):
+            yield "it does not match the pattern"
+    except PatternTooSlow as error:
+        raise CannotGrade(f"{layout.pattern}: {error}") from error
+
+
+def follows_template(text: str, template: str) -> bool:
+    """The fixed pieces in order, the first at the start, the last at the end, something in each blank.
+
+    Each piece is taken where it first occurs behind a filled blank: no backtracking, so no text is slow.
+    """
+    pieces = _BLANK.split(template)
+    if len(pieces) == 1:
+        return text == template
+    first, last = pieces[0], pieces[-1]
+    if not text.startswith(first) or not text.endswith(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for piece in pieces[1:-1]:
+        found = text.find(piece, at + 1, end)
+        if found < 0 or not text[at:found].strip():
+            return False
+        at = found + len(piece)
+    return at < end and bool(text[at:end].strip())
+
+
+def _missing_section(text: str, sections: tuple[str, ...]) -> str | None:
+    lines = [_heading(line) for line in text.splitlines()]
+    at = 0
+    for section in sections:
+        wanted = _heading(section)
+        found = next((n for n in range(at, len(lines)) if _opens(lines[n], wanted)), None)
+        if found is None:
+            return section
+        at = found + 1
+    return None
+
+
+def _heading(line: str) -> str:
+    return _HEADING_MARKS.sub("", line).casefold()
+
+
+def _opens(line: str, heading: str) -> bool:
+    return line == heading or line.startswith((f"{heading}:", f"{heading}**", f"{heading} "))

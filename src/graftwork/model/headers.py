@@ -19,7 +19,7 @@ ROUTERS = ("gate", "router", "shared_expert_gate")
 """Small linear layers that choose between experts: an adapter there unsettles the choice."""
 
 
-class Counted(NamedTuple):
+class TensorCounts(NamedTuple):
     """`linears` are those of the top block, by the end of their path; `block` its parameters."""
 
     linears: dict[str, tuple[int, int]]
@@ -49,7 +49,7 @@ def read_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def count_tensors(
     sizes: Mapping[str, tuple[int, ...]], *, tied: bool, transposed: bool = False
-) -> Counted | None:
+) -> TensorCounts | None:
     """The parts of a decoder among its tensors; None where no blocks are numbered.
 
     `transposed`: its weights are kept as [in, out], as those of GPT-2.
@@ -66,7 +66,7 @@ def count_tensors(
     if not blocks:
         return None
     top = blocks[max(blocks)]
-    return Counted(
+    return TensorCounts(
         linears=_linears(top, transposed),
         parameters=total,
         block=sum(math.prod(shape) for shape in top.values()),

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graftwork.model.families import complete, count_stated, find_family
+from graftwork.model.families.registry import complete_config, count_stated, find_family
 from graftwork.model.headers import count_tensors, read_sizes
 from graftwork.records.errors import UserMistake
-from graftwork.records.plan import ModelShape
+from graftwork.records.plan import ModelShape, Workload
 
 OLD_NAMES = {
     "hidden_size": "n_embd",
@@ -52,7 +52,7 @@ def read_config_shape(file: Path) -> ConfigShape:
     shape = shape_of(config, name=name, where=file)
     architecture = str(config.get("model_type") or "llama")
     note = ""
-    if find_family(config) is None:
+    if find_family(config.get("model_type")) is None:
         note = f"the family {architecture!r} is not known: it is counted as a Llama of these sizes"
     return ConfigShape(shape, architecture, note)
 
@@ -72,7 +72,7 @@ def shape_of(config: Mapping[str, Any], *, name: str, where: Path | None = None)
         shape,
         linears=stated.linears,
         block=stated.block,
-        parameters=embeddings + shape.layers * stated.block + stated.beside,
+        parameters=embeddings + shape.layers * stated.block + stated.outside,
     )
 
 
@@ -120,7 +120,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _with_names_of_today(stated: Mapping[str, Any]) -> dict[str, Any]:
-    config = complete(stated)
+    config = complete_config(stated)
     for name, old in OLD_NAMES.items():
         if name not in config and config.get(old) is not None:
             config[name] = config[old]
@@ -130,7 +130,7 @@ def _with_names_of_today(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stated_shape(config: Mapping[str, Any], *, name: str, where: Path | None) -> ModelShape:
-    family = find_family(config)
+    family = find_family(config.get("model_type"))
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
@@ -208,3 +208,15 @@ def adapter_parameters(
             count += (ranks or {}).get(name, rank) * (inputs + outputs)
             count += outputs if method == "dora" else 0
     return layers * count
+
+
+def trained_by(shape: ModelShape, work: Workload) -> int:
+    """Parameters that a run trains."""
+    return adapter_parameters(
+        shape,
+        rank=work.rank,
+        targets=work.targets,
+        layers=work.adapted_layers,
+        ranks=work.ranks,
+        method=work.method,
+    )

@@ -4,30 +4,98 @@ In: an open workplace, two releases, a metric. Out: who won, if it is decided, w
 is to be tested is written down before the first look, so that it shows how many metrics a pair was tried by.
 """
 
-from collections.abc import Sequence
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from graftwork.evaluate.cases import hash_cases
+from graftwork.evaluate.ab import (
+    ABResult,
+    ArmFacts,
+    ArmTally,
+    Exchange,
+    LiveTest,
+    Scores,
+    check_shares,
+    check_voices,
+    run_replay,
+    survives_silence,
+    tell,
+    units_of,
+)
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import hash_cases, read_case_file
 from graftwork.evaluate.score import average
-from graftwork.evaluate.subjects.book import read_answers
-from graftwork.evaluate.subjects.case_file import read_case_file
-from graftwork.evaluate.subjects.named import parse_subject
-from graftwork.grading import LOWER_IS_BETTER, GradeContext, grade
-from graftwork.pipeline.ab_evidence import Scores, run_replay, units_of
-from graftwork.pipeline.ab_result import ABResult, choose_metric, find_pair, note_trial, tell
-from graftwork.pipeline.evaluate_context import Grading, open_grading
-from graftwork.pipeline.evaluate_run import ask_subject, settle_engine
-from graftwork.pipeline.evaluate_subjects import Asking, Subject, resolve_subject
-from graftwork.pipeline.release_store import open_store
+from graftwork.evaluate.subjects import Asking, Subject, parse_subject, settle_engine
+from graftwork.files.disk import write_atomic
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import LOWER_IS_BETTER
+from graftwork.pipeline.evaluation import Grading, ask_subject, open_grading
+from graftwork.pipeline.evaluation_subjects import resolve_subject
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.releases import open_store
 from graftwork.pipeline.steps.evaluate import log_look, put_cases
-from graftwork.pipeline.workplace import Workplace
+from graftwork.process.worker import how_it_ended
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import StoppedInOrder, UserMistake
+from graftwork.records.interaction import Capture, Message, Origin
 from graftwork.records.release import Release
 from graftwork.records.report import Case
+from graftwork.registry.aliases import find_release
+from graftwork.serve.routing import is_experiment_between
+from graftwork.store.captures import FeedbackStore
+
+TRIED_FOLDER = "ab"
+
+
+def choose_metric(work: OpenProject, metric: str | None, *, also: tuple[str, ...] = ()) -> str:
+    """The one asked for, the gate's primary one, or the first that is graded."""
+    graded = work.settings.evaluate.graded
+    primary = work.settings.gate.primary_rule
+    usual = primary.metric if primary is not None and primary.metric in graded else graded[0]
+    chosen = metric or usual
+    if chosen not in graded:
+        raise UserMistake(
+            f"{chosen} is not graded in this project",
+            why=f"graded are: {', '.join((*graded, *also))}",
+            fix="name one of these, or add it under evaluate.metrics or evaluate.checks",
+            where="--metric",
+        )
+    return chosen
+
+
+def find_pair(work: OpenProject, a: str, b: str) -> tuple[Release, Release]:
+    first, second = find_release(work.releases, a), find_release(work.releases, b)
+    if first.id == second.id:
+        raise UserMistake(
+            f"both are release {first.id[:12]}", why="there is nothing to compare", fix="name two releases"
+        )
+    return first, second
+
+
+def note_trial(
+    work: OpenProject, first: Release, second: Release, *, metric: str, traffic: str
+) -> tuple[str, ...]:
+    """Write down, before looking, by what this pair is tested."""
+    name = fingerprint([sorted((first.id, second.id)), traffic])[:16]
+    path = work.project.state / TRIED_FOLDER / f"{name}.json"
+    tried: list[str] = json.loads(path.read_bytes())["metrics"] if path.is_file() else []
+    if metric not in tried:
+        tried.append(metric)
+        write_atomic(path, json.dumps({"releases": [first.id, second.id], "metrics": tried}))
+    if len(tried) == 1:
+        return ()
+    return (
+        f"this pair was tried by {len(tried)} metrics ({', '.join(tried)}): by chance alone, one of "
+        "them is decided wrongly that many times as often; the first one counts",
+    )
 
 
 def compare_replayed(
-    work: Workplace, a: str, b: str, *, cases_file: Path, metric: str | None = None
+    work: OpenProject, a: str, b: str, *, cases_file: Path, metric: str | None = None
 ) -> ABResult:
     """Ask both releases the cases of a file, in an order drawn by hash, until it is decided."""
     first, second = find_pair(work, a, b)
@@ -63,7 +131,7 @@ def compare_replayed(
     )
 
 
-def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
+def _subjects(work: OpenProject, pair: tuple[Release, Release], cases: Sequence[Case]) -> tuple[Subject, ...]:
     """Both releases, proven byte by byte, to be asked with the same engine. How fast is not the question."""
     asking = Asking(put_cases(work, tuple(cases)), timed=False)
     subjects = []
@@ -75,7 +143,7 @@ def _subjects(work: Workplace, pair: tuple[Release, Release], cases: Sequence[Ca
 
 
 def _ask(
-    work: Workplace, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
+    work: OpenProject, subject: Subject, cases: Sequence[Case], *, metric: str, grading: Grading
 ) -> dict[str, float | None]:
     """What the release answers, graded. Kept answers are not asked for again."""
     ask_subject(work, subject, cases)
@@ -91,6 +159,232 @@ def _ask(
     return {case: average(values) if values else None for case, values in grades.items()}
 
 
-def grade_context(work: Workplace, grading: Grading) -> GradeContext:
+def grade_context(work: OpenProject, grading: Grading) -> GradeContext:
     checks = {check.name: check for check in work.settings.evaluate.checks}
     return replace(grading.context(), checks=checks)
+
+
+FEEDBACK = "feedback"
+"""The metric that users grade by themselves: POST /v1/feedback."""
+HOPELESS = 20
+"""After so many sessions without a grade there is nothing to wait for."""
+ROLES = ("system", "user", "assistant", "tool")
+Side = Literal["A", "B"]
+
+
+def compare_live(
+    work: OpenProject, a: str, b: str, *, metric: str | None = None, experiment: str | None = None
+) -> ABResult:
+    """What is known now. Look as often as you like: it reads from the beginning."""
+    pair = find_pair(work, a, b)
+    name = _choose_live_metric(work, metric)
+    return LiveLook(work, pair, metric=name, experiment=find_experiment(work, pair, experiment)).look()
+
+
+def watch_live(
+    work: OpenProject,
+    a: str,
+    b: str,
+    *,
+    metric: str | None = None,
+    experiment: str | None = None,
+    every_seconds: float,
+    pause: Callable[[float], None] = time.sleep,
+) -> ABResult:
+    """Look again and again until it is decided; Ctrl-C ends it with what is known then."""
+    pair = find_pair(work, a, b)
+    name = _choose_live_metric(work, metric)
+    look: LiveLook | None = None
+    found: ABResult | None = None
+    try:
+        while found is None or found.winner is None:
+            if found is not None:
+                pause(every_seconds)
+            running = find_experiment(work, pair, experiment)
+            if look is None or running != look.experiment:
+                look = LiveLook(work, pair, metric=name, experiment=running)
+                work.reporter.info(f"watching {_call(running)}")
+            found = look.look()
+            _tell_progress(work, found)
+            if not found.used and found.ungraded >= HOPELESS:
+                return found
+    except KeyboardInterrupt:
+        # Nothing is lost: the next look begins from what the endpoint kept.
+        if found is None or isinstance(how_it_ended(), StoppedInOrder):
+            raise
+    return found
+
+
+class LiveLook:
+    """One experiment, or the traffic that nobody dealt, looked at as often as one likes."""
+
+    def __init__(
+        self, work: OpenProject, pair: tuple[Release, Release], *, metric: str, experiment: str | None
+    ) -> None:
+        self.experiment = experiment
+        self._work, self._pair, self._metric = work, pair, metric
+        self._remarks: tuple[str, ...] | None = None
+        self._of: dict[str, Side] = {pair[0].id: "A", pair[1].id: "B"}
+        self._tallies: dict[Side, ArmTally] = {"A": ArmTally(pair[0].id), "B": ArmTally(pair[1].id)}
+        self._confidence = work.settings.evaluate.confidence
+        self._by_users = metric == FEEDBACK and metric not in work.settings.evaluate.graded
+        self._context = grade_context(work, open_grading(work, ()))
+        self._worst = 1.0 if metric in LOWER_IS_BETTER else 0.0
+        self._live = LiveTest(
+            1 - self._confidence, lower_is_better=metric in LOWER_IS_BETTER, goes_on=self._by_users
+        )
+        self._heard = FeedbackStore(work.database, project=work.settings.project)
+        self._spoken: dict[Side, set[str]] = {"A": set(), "B": set()}
+        self._captures_read = self._feedback_read = 0
+
+    def look(self) -> ABResult:
+        """Take in what is new, and tell what is known."""
+        for place, capture in self._work.captures.read_on(
+            after=self._captures_read, releases=tuple(self._of), dealt=self.experiment
+        ):
+            self._captures_read = place
+            side = self._of[capture.release]
+            self._tallies[side].see(capture)
+            if not self._by_users and not self._live.test.decided:
+                self._live.take(Exchange(side, capture.session, self._grade(capture)))
+        for heard in self._heard.read_on(
+            after=self._feedback_read, releases=tuple(self._of), dealt=self.experiment
+        ):
+            self._feedback_read = heard.place
+            side = self._of[heard.capture.release]
+            self._tallies[side].hear(heard.capture.id)
+            if self._by_users:
+                unit = _unit_of(heard.capture)
+                self._spoken[side].add(unit)
+                self._live.take(Exchange(side, unit, heard.feedback.score))
+        if self._remarks is None and self._live.used:
+            # Before anybody sees it. A metric that could grade nothing has shown nothing.
+            traffic = self.experiment or "captures"
+            self._remarks = note_trial(self._work, *self._pair, metric=self._metric, traffic=traffic)
+        return self._tell()
+
+    def _grade(self, capture: Capture) -> float | None:
+        if capture.disconnected or capture.finish_reason == "error":
+            # Left out, whoever loses more of its bad or slow answers would come out better.
+            return self._worst
+        return grade(self._metric, as_case(capture), capture.reply, context=self._context)
+
+    def _tell(self) -> ABResult:
+        test = self._live.test
+        counts = {"a_successes": test.baseline[0], "a_failures": test.baseline[1]}
+        counts |= {"b_successes": test.candidate[0], "b_failures": test.candidate[1]}
+        arms: dict[str, ArmFacts] = {side: tally.facts() for side, tally in self._tallies.items()}
+        # Feedback may be newer than the captures that this look has read.
+        silent = sum(facts.sessions for facts in arms.values()) - sum(map(len, self._spoken.values()))
+        dealt = (arms["A"].sessions, arms["B"].sessions)
+        stands = not self._by_users or survives_silence(test, dealt=dealt)
+        return tell(
+            self._pair,
+            self._metric,
+            "captures",
+            winner=test.winner if stands else None,
+            used=self._live.used,
+            ungraded=max(silent, 0) if self._by_users else self._live.ungraded,
+            asked=0,
+            counts={name: int(count) if count == int(count) else count for name, count in counts.items()},
+            evidence=(test.e_value, test.p_value),
+            interval=test.interval(self._confidence),
+            confidence=self._confidence,
+            remarks=(*(self._remarks or ()), *self._find_remarks()),
+            experiment=self.experiment,
+            arms=arms,
+        )
+
+    def _find_remarks(self) -> list[str]:
+        remarks = []
+        if self.experiment is None:
+            remarks.append(
+                "which release answered was not drawn by lot: if it hangs together with who asked, when or "
+                "what, so does this comparison; set `serve.split`, or `graft serve --challenger challenger`"
+            )
+        else:
+            others = _count_experiments(self._work, self._pair) - 1
+            if others > 0:
+                remarks.append(
+                    f"this pair was dealt in {others + 1} experiments, only {self.experiment} counts here: "
+                    "whoever repeats one until it is decided is wrong that many times as often"
+                )
+            remarks += check_shares(self._tallies["A"], self._tallies["B"])
+        test = self._live.test
+        if self._by_users:
+            spoken = (len(self._spoken["A"]), len(self._spoken["B"]))
+            remarks += check_voices(self._tallies["A"], self._tallies["B"], spoken=spoken)
+        if not self._by_users and not self._live.used and self._live.ungraded:
+            remarks.append(
+                f"none of {self._live.ungraded} sessions can be graded by {self._metric}, for live traffic "
+                "has no reference: try `--metric feedback`, or what an answer shows by itself, as json_valid"
+            )
+        elif not sum(test.baseline) or not sum(test.candidate):
+            remarks.append("one of the two has not answered anything that can be graded yet")
+        return remarks
+
+
+def find_experiment(work: OpenProject, pair: tuple[Release, Release], asked: str | None) -> str | None:
+    """The one asked for by its id or a part of it, else the latest of this pair; None where there is none."""
+    ids = (pair[0].id, pair[1].id)
+    known = [
+        one.experiment for one in work.captures.experiments() if is_experiment_between(one.experiment, *ids)
+    ]
+    if asked is None:
+        return known[-1] if known else None
+    found = [one for one in known if asked in one]
+    if len(found) != 1:
+        raise UserMistake(
+            f"{asked!r} is {'no experiment' if not found else f'{len(found)} experiments'} of these two",
+            why=f"kept are: {', '.join(known)}" if known else "no exchange of theirs was dealt by lot",
+            fix="give the id of one of these" if known else "graft serve --challenger challenger --share 0.1",
+            where="--experiment",
+        )
+    return found[0]
+
+
+def as_case(capture: Capture) -> Case:
+    """A served exchange as a case without a reference: only what an answer shows by itself is graded."""
+    turns = capture.request.get("messages")
+    messages = tuple(
+        Message(role=turn["role"], content=turn["content"])
+        for turn in (turns if isinstance(turns, list) else ())
+        if isinstance(turn, dict) and turn.get("role") in ROLES and isinstance(turn.get("content"), str)
+    )
+    return Case(
+        id=capture.id,
+        origin=Origin(file="captures", line=1),
+        messages=messages,
+        reference="",
+        session=capture.session,
+    )
+
+
+def _choose_live_metric(work: OpenProject, metric: str | None) -> str:
+    return FEEDBACK if metric == FEEDBACK else choose_metric(work, metric, also=(FEEDBACK,))
+
+
+def _unit_of(capture: Capture) -> str:
+    """What is said twice of one answer counts once, like what is said twice in one session."""
+    return f"capture {capture.id}" if capture.session is None else f"session {capture.session}"
+
+
+def _count_experiments(work: OpenProject, pair: tuple[Release, Release]) -> int:
+    return sum(
+        is_experiment_between(one.experiment, pair[0].id, pair[1].id) for one in work.captures.experiments()
+    )
+
+
+def _call(experiment: str | None) -> str:
+    return "traffic that nobody dealt by lot" if experiment is None else f"experiment {experiment}"
+
+
+def _tell_progress(work: OpenProject, found: ABResult) -> None:
+    """No time left: nobody knows how clear the answers to come will be."""
+    enough = 1 / (1 - found.confidence)
+    state = (
+        f"B less A {found.low:+.1%} to {found.high:+.1%}, "
+        f"evidence {found.e_value:.3g} of the {enough:.3g} that decide it"
+    )
+    phase = f"{found.used} sessions (A {found.arms['A'].sessions}, B {found.arms['B'].sessions} dealt)"
+    work.reporter.progress(phase, found.used, 0, seconds_left=None, detail={"subject": state})

@@ -13,9 +13,8 @@ from graftwork.model.shape import total_parameters
 from graftwork.plan.catalog.hardware import list_cpus, list_gpus
 from graftwork.plan.catalog.models import CatalogModel, list_models
 from graftwork.plan.catalog.prices import age_days, is_stale, list_offers, list_places, list_quoted_offers
-from graftwork.records.base import Record
+from graftwork.records.base import Figure, Record
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 
 KINDS = ("models", "gpus", "cpus", "prices", "quoted", "places")
 

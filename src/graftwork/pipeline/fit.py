@@ -4,33 +4,48 @@ In: what the user stated. Out: a FitAnswer. Reads the project's file and its dat
 driver which cards there are, and with `trace` starts the tracer in a child process. Loads no model.
 """
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from graftwork.files.dataset_folder import MANIFEST, read_manifest
-from graftwork.model.base import EMBEDDED
+from graftwork.costmodel.distributed import passing_setup
+from graftwork.costmodel.plain_memory import plain_peak
+from graftwork.costmodel.time import StepRates
+from graftwork.files.dataset import MANIFEST, read_manifest
+from graftwork.files.disk import write_atomic
+from graftwork.model.base import EMBEDDED, models_folder
 from graftwork.pipeline.fit_here import named_machine
 from graftwork.plan.catalog.models import CatalogModel, find_model, require_dense
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.roofline import require_possible
-from graftwork.plan.plain.decoder import FAMILIES
-from graftwork.plan.time import Rates
-from graftwork.records.base import Record
+from graftwork.plan.fit.candidate import require_possible
+from graftwork.plan.fit.question import make_question, plain_setup
+from graftwork.process.worker import WORKER_ENVIRONMENT
+from graftwork.records.base import Record, fingerprint
 from graftwork.records.dataset import SplitSummary
-from graftwork.records.errors import UserMistake
-from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Optimizer
+from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install
+from graftwork.records.fit import Algorithm, FitAnswer, FitQuestion, Method, Optimizer, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.load import ProjectFolder
 
+OnProgress = Callable[[str], None]
+"""Receives a message before work that takes seconds."""
+TRACED_WITH = ("torch", "transformers", "peft")
 DEFAULT_SEQ = 2048
 OWN_DATA = "data"
 
 
-class Asked(Record):
+class FitRequest(Record):
     """What the user stated; None where the project or this machine is to decide."""
 
     model: str | None = None
@@ -51,7 +66,8 @@ class Asked(Record):
     optimizer: Optimizer = "adamw_fused"
     offload: Literal["auto", "none", "optimizer", "weights"] = "auto"
     memory: float | None = None
-    trace: bool = False
+    trace: bool | None = None
+    """None: trace where the family has no step recipe and the libraries for it are installed."""
     claim: float | None = None
     prompt: int = 512
     completion: int = 512
@@ -60,8 +76,8 @@ class Asked(Record):
     project: Path | None = None
 
 
-def answer_fit(asked: Asked) -> FitAnswer:
-    """The answer, as sure as was asked for."""
+def answer_fit(asked: FitRequest, *, on_progress: OnProgress = lambda _: None) -> FitAnswer:
+    """The answer; memory is traced where that was asked for, or where the family has no step recipe."""
     project = _project(asked)
     model = _model(asked, project)
     question = ask(asked, model=model, project=project)
@@ -70,33 +86,33 @@ def answer_fit(asked: Asked) -> FitAnswer:
     rates = _probed(question, asked, project)
     answer = fit(question, rates=rates)
     if asked.trace:
-        from graftwork.pipeline.fit_trace import correct
-
-        answer = correct(answer, model, rates=rates)
+        answer = correct(answer, model, rates=rates, on_progress=on_progress)
+    elif asked.trace is None and answer.certainty == "guessed" and can_trace():
+        # Where the libraries cannot build this model, the guess with its wide range stays.
+        with suppress(EnvironmentLacks, subprocess.TimeoutExpired):
+            answer = correct(answer, model, rates=rates, on_progress=on_progress)
     reasons = (*answer.reasons, *doubts(model, answer), *question.machine.assumed)
     return answer.model_copy(update={"reasons": reasons})
 
 
 def doubts(model: CatalogModel, answer: FitAnswer) -> Iterator[str]:
-    """What was taken for something else, because nobody has written it out."""
+    """What was estimated as another family, because it has no step recipe."""
     if model.doubt:
         yield model.doubt
-        return
-    on_card = answer.question.machine.gpu is not None and answer.strategy.tuning is None
-    if on_card and answer.certainty == "computed" and model.architecture not in FAMILIES:
+    elif answer.certainty == "guessed":
         yield (
-            f"the step of {model.architecture} is not written out: its memory is counted as a Llama's; "
-            "--trace follows its own modules"
+            f"{model.architecture} has no step recipe: its memory is estimated as a Llama's, within 25 %; "
+            f"`{pip_install('train')}` and `pip install peft` let graft trace it (--trace)"
         )
 
 
-def question_of(asked: Asked) -> FitQuestion:
+def question_of(asked: FitRequest) -> FitQuestion:
     """The question alone, for those who answer it for many machines."""
     project = _project(asked)
     return ask(asked, model=_model(asked, project), project=project)
 
 
-def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQuestion:
+def ask(asked: FitRequest, *, model: CatalogModel, project: "ProjectFolder | None") -> FitQuestion:
     """The question: what was stated, then what the project says, then what is usual."""
     require_dense(model)
     train = project.settings.train if project is not None else None
@@ -132,27 +148,27 @@ def ask(asked: Asked, *, model: CatalogModel, project: "Project | None") -> FitQ
     )
 
 
-def _project(asked: Asked) -> "Project | None":
+def _project(asked: FitRequest) -> "ProjectFolder | None":
     """The project, where the question leans on one."""
     leans = asked.model is None or asked.seq == OWN_DATA or asked.project is not None
     if not leans:
         return None
     # The settings of all stages come with it: only who leans on a project waits for them.
-    from graftwork.project.folder import find_project, open_project
+    from graftwork.project.load import find_project, open_project
 
     if asked.project is None and find_project() is None:
         if asked.model is not None:
             return None
         raise UserMistake(
             "no model is named, and there is no project here whose base could be meant",
-            why="without its sizes nothing can be reckoned",
+            why="without its sizes nothing can be computed",
             fix="graft plan fit --model deepseek-coder-6.7b (`graft plan catalog models` lists the names)",
             where="--model",
         )
     return open_project(asked.project)
 
 
-def _model(asked: Asked, project: "Project | None") -> CatalogModel:
+def _model(asked: FitRequest, project: "ProjectFolder | None") -> CatalogModel:
     if asked.model is not None:
         return find_model(asked.model, overlay=asked.catalog)
     if project is None:
@@ -164,12 +180,12 @@ def _model(asked: Asked, project: "Project | None") -> CatalogModel:
     return find_model(base, overlay=asked.catalog)
 
 
-def _probed(question: FitQuestion, asked: Asked, project: "Project | None") -> Rates | None:
+def _probed(question: FitQuestion, asked: FitRequest, project: "ProjectFolder | None") -> StepRates | None:
     """What a probe measured on this very machine, where one is stored and the question is about its cards."""
     if asked.gpu is not None or question.machine.gpu is None:
         return None
+    from graftwork.costmodel.probed_rates import rates_of_probe
     from graftwork.pipeline.probe import stored_probe
-    from graftwork.plan.timing.probed import rates_of_probe
 
     facts = stored_probe(project, shape=question.shape)
     if facts is None or facts.device.kind != "cuda":
@@ -181,7 +197,7 @@ def _probed(question: FitQuestion, asked: Asked, project: "Project | None") -> R
         return None
 
 
-def _machine(asked: Asked) -> Machine:
+def _machine(asked: FitRequest) -> Machine:
     machine = named_machine(
         gpu=asked.gpu, gpus=asked.gpus, cpu=asked.cpu, ram_gib=asked.ram, overlay=asked.catalog
     )
@@ -198,7 +214,7 @@ def _machine(asked: Asked) -> Machine:
     return machine.model_copy(update={"link_gb_s": link})
 
 
-def _require_room(asked: Asked, machine: Machine) -> None:
+def _require_room(asked: FitRequest, machine: Machine) -> None:
     """A limit says how much of a card may be taken; it makes no card larger."""
     gpu = machine.gpu
     if gpu is not None and asked.memory is not None and asked.memory > gpu.memory_gib:
@@ -223,7 +239,7 @@ def _number(seq: str | None) -> int:
     return int(seq)
 
 
-def _own_rows(project: "Project | None") -> SplitSummary | None:
+def _own_rows(project: "ProjectFolder | None") -> SplitSummary | None:
     """The training split of the dataset that was prepared last for the main model."""
     if project is None or not project.datasets.is_dir():
         return None
@@ -234,3 +250,102 @@ def _own_rows(project: "Project | None") -> SplitSummary | None:
         if dataset.model == project.settings.main_model and rows is not None and rows.lengths:
             return rows
     return None
+
+
+TRACER = "graftwork.costmodel.trace"
+TRACE_TIMEOUT_SECONDS = 600.0
+NOTHING_TO_TRACE = (
+    "nothing was traced: graft's own step is counted tensor by tensor already; `graft plan probe` measures it"
+)
+
+
+def can_trace() -> bool:
+    """Whether the tracer's libraries are installed."""
+    return all(find_spec(name) is not None for name in TRACED_WITH)
+
+
+def correct(
+    answer: FitAnswer, model: CatalogModel, *, rates: StepRates | None, on_progress: OnProgress
+) -> FitAnswer:
+    """The answer with the traced peak in place of the computed one."""
+    strategy, question = answer.strategy, answer.question
+    if strategy.tuning is not None or question.machine.gpu is None:
+        return answer.model_copy(update={"reasons": (*answer.reasons, NOTHING_TO_TRACE)})
+    setup = plain_setup(
+        question,
+        sharding=strategy.sharding,
+        rows=strategy.micro_rows,
+        tokens=max(question.lengths),
+        checkpointed=strategy.checkpointed_layers,
+    )
+    if question.method == "full" and strategy.sharding not in ("none", "ddp"):
+        setup = passing_setup(setup)
+    traced = cached_trace(config_of(model), setup, on_progress=on_progress)
+    computed = plain_peak(question.shape, setup, architecture=question.architecture)
+    surer = fit(question, rates=rates, correction=traced / computed.allocated, level="traced")
+    off = 100 * (computed.allocated / traced - 1)
+    said = f"traced {traced / GIB:.2f} GiB allocated on one card alone; the estimate was {off:+.1f} % off"
+    return surer.model_copy(update={"reasons": (said, *surer.reasons)})
+
+
+def cached_trace(config: dict[str, Any], setup: PlainSetup, *, on_progress: OnProgress) -> float:
+    """The traced peak, from the user's cache where the same step was traced with the same libraries."""
+    versions = {name: version(name) for name in TRACED_WITH if find_spec(name) is not None}
+    key = fingerprint([config, setup.model_dump(mode="json"), versions])[:32]
+    file = models_folder().parent / "traces" / f"{key}.json"
+    with suppress(OSError, ValueError, KeyError):
+        return float(json.loads(file.read_text())["allocated"])
+    on_progress(f"tracing a step of {config.get('model_type')} without weights (up to a minute)")
+    allocated = trace(config, setup)
+    with suppress(OSError):
+        write_atomic(file, json.dumps({"allocated": allocated, "versions": versions}))
+    return allocated
+
+
+def trace(config: dict[str, Any], setup: PlainSetup) -> float:
+    """Bytes allocated at the peak, traced on the `meta` device in a child process."""
+    asked = json.dumps({"config": config, "setup": setup.model_dump(mode="json")})
+    done = subprocess.run(
+        [sys.executable, "-m", TRACER, asked],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TRACE_TIMEOUT_SECONDS,
+        env={**os.environ, **WORKER_ENVIRONMENT},
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if done.returncode or "peak" not in result:
+        complaint = result.get("what") or (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise EnvironmentLacks(
+            "the step could not be traced",
+            why=str(complaint),
+            fix="use --no-trace: estimates need no libraries; or pip install peft and "
+            + pip_install("train"),
+            where="--trace",
+        )
+    return float(result["peak"]["allocated"])
+
+
+def config_of(model: CatalogModel) -> dict[str, Any]:
+    """The model's own config.json where it is at hand, else one of its sizes."""
+    file = Path(model.source)
+    if file.name.endswith(".json") and file.is_file():
+        own: dict[str, Any] = json.loads(file.read_text())
+        return own
+    return shape_config(model.shape, architecture=model.architecture)
+
+
+def shape_config(shape: ModelShape, *, architecture: str) -> dict[str, Any]:
+    return {
+        "model_type": architecture,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "max_position_embeddings": shape.max_positions,
+    }

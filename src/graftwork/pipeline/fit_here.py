@@ -4,25 +4,23 @@ In: nothing, or names of the catalog. Out: a Machine. Starts `nvidia-smi` where 
 """
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 from graftwork.model.probe import describe_device
 from graftwork.plan.catalog.hardware import USUAL_RAM_GIB, find_cpu, find_gpu, guess_cpu
-from graftwork.process.devices import is_visible
+from graftwork.process.devices import ask_nvidia_smi, is_visible
 from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Cpu, Gpu, Machine
 from graftwork.records.plan import DeviceFacts
 
-QUERY = ("--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+QUERY = ("index", "uuid", "name", "memory.total")
 """Old drivers refuse a query for compute_cap as a whole: that is the catalog's to know."""
 PATIENCE_SECONDS = 10
 ASSUMED_RAM = f"host memory is taken as {USUAL_RAM_GIB:g} GiB: state yours with --ram"
 
 
-class Card(NamedTuple):
+class DriverCard(NamedTuple):
     """A card as its driver tells it."""
 
     name: str
@@ -66,7 +64,7 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
     device = describe_device()
     cards = read_cards(ask_driver(), visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = None
-    same: list[Card] = []
+    same: list[DriverCard] = []
     if cards:
         first = cards[0]
         same = [card for card in cards if card.name == first.name]
@@ -78,19 +76,10 @@ def this_machine(*, overlay: Path | None = None) -> Machine:
 
 def ask_driver() -> str:
     """What nvidia-smi says; nothing where there is none or it fails."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *QUERY], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    return ask_nvidia_smi(QUERY, seconds=PATIENCE_SECONDS) or ""
 
 
-def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
+def read_cards(said: str, *, visible: str | None = None) -> list[DriverCard]:
     """Lines of `index, uuid, name, MiB`; others, and cards that are hidden, are passed over."""
     cards = []
     for line in said.splitlines():
@@ -98,7 +87,7 @@ def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
         try:
             index, uuid, rest = int(cells[0]), cells[1], cells[2]
             name, mib = (cell.strip() for cell in rest.rsplit(",", 1))
-            card = Card(name, float(mib) / 1024)
+            card = DriverCard(name, float(mib) / 1024)
         except (IndexError, ValueError):
             continue
         if is_visible(index, uuid, visible):
@@ -106,7 +95,7 @@ def read_cards(said: str, *, visible: str | None = None) -> list[Card]:
     return cards
 
 
-def _known(card: Card, *, overlay: Path | None) -> Gpu:
+def _known(card: DriverCard, *, overlay: Path | None) -> Gpu:
     """The catalog's figures with the memory that the driver shows."""
     gpu = find_gpu(card.name, overlay=overlay)
     return gpu.model_copy(update={"memory_gib": card.memory_gib})

@@ -14,19 +14,25 @@ from graftwork.files.config_text import MOST_BYTES, read_config_text
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import CatalogModel, find_model
-from graftwork.plan.lint import read_graft
-from graftwork.plan.lint.detect import detect, read_foreign
-from graftwork.plan.lint.facts import Around, Configuration, Finding, Place
-from graftwork.plan.lint.lint import gravest_first, lint
-from graftwork.plan.lint.reckon import least_minutes, peaks_of
-from graftwork.plan.lint.written import Written, read_written
+from graftwork.plan.lint import readers
+from graftwork.plan.lint.check import gravest_first, lint
+from graftwork.plan.lint.estimates import least_minutes, peaks_of
+from graftwork.plan.lint.facts import (
+    Around,
+    ConfigLocation,
+    Configuration,
+    LintFinding,
+    WrittenConfig,
+    read_written,
+)
+from graftwork.plan.lint.readers import detect, read_foreign
 from graftwork.records.base import Record
 from graftwork.records.errors import GraftError, UserMistake
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
 if TYPE_CHECKING:
-    from graftwork.project.folder import Project
+    from graftwork.project.load import ProjectFolder
 
 TOO_LONG = re.compile(r"(\d+) tokens, (?:more than|data\.)\s?max_tokens")
 """How preparing says that it left a row out for its length."""
@@ -67,7 +73,7 @@ class Linted(Record):
     kind: str
     model: str | None
     gpu: str | None
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     unknown: tuple[str, ...] = ()
     """What could not be looked at for want of a fact, and the option that gives it."""
 
@@ -142,16 +148,15 @@ def _length(entry: Any) -> int:
     return int(entry)
 
 
-def _read_project(path: Path, written: Written) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
+def _read_project(path: Path, written: WrittenConfig) -> Iterator[tuple[Configuration, tuple[int, ...]]]:
     """Each model of the project as it is resolved, and the lengths of its rows where they are prepared."""
-    from graftwork.project.folder import Project
-    from graftwork.project.load import load_settings
+    from graftwork.project.load import ProjectFolder, load_settings
 
     whole = load_settings(path)
-    project = Project(root=path.parent.absolute(), settings=whole)
+    project = ProjectFolder(root=path.parent.absolute(), settings=whole)
     for name in whole.all_models:
         settings = whole.of_model(name)
-        said = read_graft.read(settings.model_dump(mode="json"), written, model=name)
+        said = readers.read_graft(settings.model_dump(mode="json"), written, model=name)
         rows = _prepared(project, name)
         if rows is None:
             yield said, ()
@@ -167,9 +172,9 @@ class _Rows(NamedTuple):
     """Of the rows that are trained on, and of those that were left out for their length."""
 
 
-def _prepared(project: "Project", model: str) -> _Rows | None:
+def _prepared(project: "ProjectFolder", model: str) -> _Rows | None:
     """Rows of the newest dataset of this model that lies there, if any does."""
-    from graftwork.files.dataset_folder import MANIFEST, iterate_drops, iterate_rows, read_manifest
+    from graftwork.files.dataset import MANIFEST, iterate_drops, iterate_rows, read_manifest
 
     found = []
     for manifest in project.datasets.glob(f"*/{MANIFEST}") if project.datasets.is_dir() else ():
@@ -195,7 +200,7 @@ def _add(said: Configuration, given: Given) -> Configuration:
         value = getattr(given, name)
         if value is not None:
             values[field] = value
-            places[field] = Place(key=option)
+            places[field] = ConfigLocation(key=option)
     gpu = values.get("gpu", said.gpu)
     if gpu is not None and gpu.lower() in PROCESSORS:
         values["gpu"], values["on_processor"] = None, True

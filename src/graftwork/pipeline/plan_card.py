@@ -11,18 +11,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from graftwork.model.shape import adapter_parameters, total_parameters
+from graftwork.costmodel.card_tuning import FIRST_WITH_EIGHT, TuningRequest, choose_tuning
+from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.probed_rates import rates_of_probe
+from graftwork.costmodel.processor import choose_host_micro_batches
+from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.model.shape import total_parameters, trained_by
+from graftwork.pipeline.open_project import OpenProject
 from graftwork.pipeline.probe import stored_probe
-from graftwork.pipeline.workplace import Workplace
-from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.estimate import BYTES, describe_plain
-from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
-from graftwork.plan.time import Rates, rates_of, rates_of_probe
-from graftwork.plan.tuning import FIRST_WITH_EIGHT, choose_tuning
+from graftwork.plan.fit.candidate import memory_level
+from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.records.errors import AnswerIsNo, UserMistake
 from graftwork.records.fit import Precision
+from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, ModelShape, PlainStep, Tuning, Workload
-from graftwork.train.gpu.families import why_plain
+from graftwork.train.engine_choice import why_eager
 from graftwork.train.settings import TrainSettings
 
 COMPILING_PAYS_SECONDS = 120.0
@@ -32,7 +37,7 @@ CARD_SHARE = 0.94
 """Of a card's memory; the rest is the driver's, and whoever shows the screen's."""
 
 
-def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> Rates | None:
+def card_rates(work: OpenProject, device: DeviceFacts, shape: ModelShape) -> StepRates | None:
     """What this card reaches: as it was probed, else as the catalog knows it; None where neither does."""
     if device.kind != "cuda":
         return None
@@ -47,32 +52,34 @@ def card_rates(work: Workplace, device: DeviceFacts, shape: ModelShape) -> Rates
 
 
 def plan_passes(
-    work: Workplace,
+    work: OpenProject,
     device: DeviceFacts,
     shape: ModelShape,
     load: Workload,
     dtype: str,
     *,
-    rates: Rates | None,
+    rates: StepRates | None,
 ) -> PlainStep | None:
     """How the plain step goes through its rows, so that the first attempt fits."""
     settings = work.settings.train
     if device.kind != "cuda":
         limit = work.settings.plan.memory_limit_gib or device.memory_gib
         again = settings.checkpointing == "on"
-        return choose_host_passes(shape, load, limit_gib=limit, width=BYTES[dtype], checkpointed=again)
+        return choose_host_micro_batches(shape, load, limit_gib=limit, width=BYTES[dtype], checkpointed=again)
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
-    found = choose_passes(
-        shape,
-        load,
-        crew=Crew(settings.strategy, settings.processes * settings.run.nodes, settings.offload),
-        dtype=cast(Precision, dtype),
-        architecture=base_config(work).get("model_type", "llama"),
-        limit_gib=limit,
-        checkpointing=settings.checkpointing,
-        rates=rates,
+    strategy = TrainStrategy(settings.strategy, settings.processes * settings.run.nodes, settings.offload)
+    config = base_config(work)
+    run = PlainRun(
+        shape=shape,
+        architecture=config.get("model_type", "llama"),
+        trainable=trained_by(shape, load),
+        half=cast(Precision, dtype),
+        rates=rates or default_rates(),
+        machine=_machine(device, cards=strategy.shared.cards),
     )
-    if needs_more(found, limit_gib=limit):
+    found = choose_micro_batches(run, load, strategy, limit_gib=limit, checkpointing=settings.checkpointing)
+    level = memory_level(run.architecture)
+    if needs_more(found, limit_gib=limit, level=level):
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB",
             why=f"{found.peak_gib:.1f} GiB are needed with {describe_plain(found)}",
@@ -82,33 +89,37 @@ def plan_passes(
     return found
 
 
-def base_config(work: Workplace) -> dict[str, Any]:
+def _machine(device: DeviceFacts, *, cards: int) -> Machine:
+    """This machine's cards as the catalog knows them; without their links where it does not."""
+    gpu = None
+    with suppress(UserMistake):
+        gpu = find_gpu(device.name)
+    return Machine(gpu=gpu, gpus=cards, ram_gib=device.memory_gib)
+
+
+def base_config(work: OpenProject) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((Path(work.base.folder) / "config.json").read_text())
     return config
 
 
 def plan_tuning(
-    work: Workplace, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: Rates | None
+    work: OpenProject, device: DeviceFacts, shape: ModelShape, load: Workload, *, rates: StepRates | None
 ) -> Tuning | None:
     """How a card's memory is spent; None where the run takes the plain step or a processor's."""
     settings = work.settings.train
     config = base_config(work)
-    if device.kind != "cuda" or why_plain(settings, config, capability=device.capability) is not None:
+    if device.kind != "cuda" or why_eager(settings, config, capability=device.capability) is not None:
         return None
     limit = work.settings.plan.memory_limit_gib or device.memory_gib * CARD_SHARE
-    tuning = choose_tuning(
-        shape,
+    request = TuningRequest(
         method=settings.method,
         adapted=load.adapted_layers,
-        trainable=adapter_parameters(
-            shape, rank=load.rank, targets=load.targets, layers=load.adapted_layers, ranks=load.ranks
-        ),
-        limit_gib=limit,
+        trainable=trained_by(shape, load),
         step_tokens=_largest_step(load),
         longest=max(load.lengths),
         eight=_wants_eight(settings, shape) and (device.capability or 0) >= FIRST_WITH_EIGHT,
-        rates=rates,
     )
+    tuning = choose_tuning(shape, request, limit_gib=limit, rates=rates or default_rates())
     if tuning is None:
         raise AnswerIsNo(
             f"it does not fit into {limit:.1f} GiB",

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.model.base import find_base, is_ready, models_folder
-from graftwork.model.probe_here import name_device
+from graftwork.model.probe import name_device
 from graftwork.model.shape import layer_parameters, read_shape
 from graftwork.plan.catalog.models import find_model
-from graftwork.process.environment import WORKER_ENVIRONMENT, compiled_cache
-from graftwork.project.folder import Project
+from graftwork.process.worker import WORKER_ENVIRONMENT, compiled_cache
+from graftwork.project.load import ProjectFolder
 from graftwork.records.base import fingerprint
 from graftwork.records.errors import EnvironmentLacks, Interrupted, UserMistake, pip_install
+from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import DeviceName, ProbeFacts, ProbeJob
 
 FOLDER = "probes"
 PATIENCE = 6.0
@@ -34,7 +34,7 @@ Hear = Callable[[str, float], None]
 """What comes next, and the seconds that are still expected."""
 
 
-def shape_to_probe(project: Project | None, model: str | None) -> ModelShape:
+def shape_to_probe(project: ProjectFolder | None, model: str | None) -> ModelShape:
     """The shape of a model that the project, the catalog or a folder knows."""
     known = project.settings.all_models if project is not None else ()
     if project is not None and (model is None or model in known):
@@ -50,7 +50,7 @@ def shape_to_probe(project: Project | None, model: str | None) -> ModelShape:
     return find_model(model).shape
 
 
-def takes_long_to_find(project: Project | None, model: str | None) -> bool:
+def takes_long_to_find(project: ProjectFolder | None, model: str | None) -> bool:
     """Whether the embedded model has to be made ready first."""
     if project is None or (model is not None and model not in project.settings.all_models):
         return False
@@ -95,16 +95,18 @@ def _hear(line: str, on_part: Hear, complaints: list[str]) -> None:
             complaints.append(line.strip())
 
 
-def keep_probe(facts: ProbeFacts, project: Project | None) -> tuple[Path, ...]:
+def keep_probe(facts: ProbeFacts, project: ProjectFolder | None) -> tuple[Path, ...]:
     """Write it down for this project and for the user's others; where."""
     folders = [_cache()] if project is None else [project.state / FOLDER, _cache()]
     files = [folder / _key(facts.device) / f"{_shape_key(facts.shape)}.json" for folder in folders]
     for file in files:
-        write_whole(file, facts.to_json())
+        write_atomic(file, facts.to_json())
     return tuple(files)
 
 
-def stored_probe(project: Project | None = None, *, shape: ModelShape | None = None) -> ProbeFacts | None:
+def stored_probe(
+    project: ProjectFolder | None = None, *, shape: ModelShape | None = None
+) -> ProbeFacts | None:
     """The probe of this very device, driver and torch; the project's before the user's. Of several the one
     whose blocks are nearest to `shape`, else the newest. Needs no torch and starts nothing heavy."""
     here = name_device()

@@ -8,21 +8,99 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from graftwork.model.shape import adapter_parameters, total_parameters
-from graftwork.model.step_memory import describe_tuning
-from graftwork.plan.memory import training_memory
-from graftwork.plan.passes import with_rows
-from graftwork.plan.pooling import ENOUGH_RUNS
-from graftwork.plan.residuals import correct_memory
+from graftwork.costmodel.card_memory import describe_tuning
+from graftwork.costmodel.processor import seconds_a_token, training_memory, validation_share, with_rows
+from graftwork.costmodel.time import START_SECONDS, RowStatistics, StepRates, TrainedPart, card_step_parts
+from graftwork.model.shape import total_parameters, trained_by
+from graftwork.plan.residuals import ENOUGH_RUNS, correct_memory, pool_runs
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.speed import CHECKPOINT_SECONDS, LOAD_SECONDS, tokens_per_second, validation_share
-from graftwork.plan.time import Rates
-from graftwork.records.figure import Figure
-from graftwork.records.plan import Certainty, DeviceFacts, ModelShape, PlainStep, Plan, Tuning, Workload
-from graftwork.records.residual import LearnedMemory
+from graftwork.records.base import Figure
+from graftwork.records.fit import Level
+from graftwork.records.plan import (
+    Certainty,
+    DeviceFacts,
+    LearnedMemory,
+    ModelShape,
+    PlainStep,
+    Plan,
+    Tuning,
+    Workload,
+)
+from graftwork.records.units import GIB
+
+CHECKPOINT_SECONDS = 0.15
+GUESSED_GFLOPS_A_THREAD = 35.0
+"""A server core of recent years in fp32, for machines that nobody has measured."""
+
+MEASURED_GFLOPS = 700_000.0
+"""Half-precision products of the card that tunings are reckoned for where no rates are known."""
+CARD_SPREAD: dict[Level, float] = {"guessed": 1.35, "computed": 1.35, "traced": 1.35, "probed": 1.15}
+"""Factor, either way, on a card whose rates are known. A run has checkpoints and looks between steps."""
+
+
+def tokens_per_second(
+    shape: ModelShape,
+    work: Workload,
+    device: DeviceFacts,
+    *,
+    learned: tuple[float, ...],
+    tuning: Tuning | None = None,
+    plain: PlainStep | None = None,
+    rates: StepRates | None = None,
+) -> Figure:
+    """From a card's rates or a measured matrix rate, else a guess; pooled with earlier runs of the same kind.
+
+    `rates` are those of this very card: of a probe, or of the catalog.
+    """
+    prior = _computed_rate(shape, work, device, tuning=tuning, plain=plain, rates=rates)
+    return pool_runs(prior, learned)
+
+
+def _computed_rate(
+    shape: ModelShape,
+    work: Workload,
+    device: DeviceFacts,
+    *,
+    tuning: Tuning | None,
+    plain: PlainStep | None,
+    rates: StepRates | None,
+) -> Figure:
+    """What is expected before any run of this kind was seen."""
+    if rates is not None and device.kind == "cuda":
+        rate = _card_rate(shape, work, tuning=tuning, plain=plain, rates=rates)
+        if rate is not None:
+            spread = CARD_SPREAD[rates.certainty]
+            return Figure.about(rate, down=1 / spread, up=spread, unit="tokens/s")
+    if tuning is not None:
+        # Reckoned for one card; others are as much slower as their products are.
+        share = (device.gflops or MEASURED_GFLOPS) / MEASURED_GFLOPS
+        return Figure.about(share / tuning.seconds_a_token, down=0.6, up=1.25, unit="tokens/s")
+    measured = device.gflops is not None
+    gflops = device.gflops or GUESSED_GFLOPS_A_THREAD * device.threads
+    rate = 1 / sum(seconds_a_token(shape, work, gflops=gflops).values())
+    down, up = (0.55, 1.6) if measured else (0.25, 4.0)
+    return Figure.about(rate, down=down, up=up, unit="tokens/s")
+
+
+def _card_rate(
+    shape: ModelShape, work: Workload, *, tuning: Tuning | None, plain: PlainStep | None, rates: StepRates
+) -> float | None:
+    """Tokens a second of the step that the run takes on a card."""
+    if tuning is None:
+        return None if plain is None or plain.seconds_a_token is None else 1 / plain.seconds_a_token
+    trained_share = min(work.trained_tokens / sum(work.lengths), 1.0)
+    tokens = sum(work.lengths) * work.batch_rows / len(work.lengths)
+    parts = card_step_parts(
+        shape,
+        tuning,
+        TrainedPart(work.adapted_layers, trained_by(shape, work), rates),
+        RowStatistics.of(work.lengths, trained_share=trained_share),
+        tokens=tokens,
+    )
+    return tokens / sum(parts.values())
+
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-GIB = 2**30
 MEMORY_RANGE = (0.85, 1.2)
 CARD_MEMORY_RANGE = (0.92, 1.08)
 """Of the plain step on a card, reckoned to the tensor: docs/accuracy.md shows what was found."""
@@ -45,20 +123,13 @@ def make_plan(
     learned_memory: LearnedMemory | None = None,
     tuning: Tuning | None = None,
     plain: PlainStep | None = None,
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
 ) -> Plan:
     """Say what will happen. With a tuning, memory is what it was tuned to; without one, what earlier runs
     of the same kind took over what was reckoned for them corrects it. `plain` says how the plain step is
     taken where all rows of a step at once would be too many; on cards always. `rates` are this card's."""
     parameters = total_parameters(shape)
-    trainable = adapter_parameters(
-        shape,
-        rank=work.rank,
-        targets=work.targets,
-        layers=work.adapted_layers,
-        ranks=work.ranks,
-        method=work.method,
-    )
+    trainable = trained_by(shape, work)
     steps = math.ceil(len(work.lengths) / work.batch_rows) * work.epochs
     tokens = sum(work.lengths) * work.epochs
     speed = tokens_per_second(shape, work, device, learned=learned, tuning=tuning, plain=plain, rates=rates)
@@ -68,7 +139,7 @@ def make_plan(
     if tuning is not None:
         # The engine measures, and keeps less where that was too much.
         memory = Figure(value=tuning.peak_gib, low=tuning.peak_gib * 0.9, high=tuning.limit_gib, unit="GiB")
-    spent = minutes_by_part(shape, work, speed)
+    spent = minutes_by_part(shape, work, speed, kind=device.kind)
     minutes = _add_up(spent.values(), unit="min")
     limit = settings.memory_limit_gib or device.memory_gib
     fits = memory.high <= limit and minutes.value <= (settings.time_limit_minutes or math.inf)
@@ -132,11 +203,11 @@ def _computed(
     return Figure.about(sum(parts.values()) / GIB, down=down, up=up, unit="GiB")
 
 
-def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure) -> dict[str, Figure]:
+def minutes_by_part(shape: ModelShape, work: Workload, speed: Figure, *, kind: str) -> dict[str, Figure]:
     """Training, and what stands around it: loading with the loss before, checkpoints, the loss after."""
     tokens = sum(work.lengths) * work.epochs
     validation = _minutes(work.validation_tokens * validation_share(shape, work), speed)
-    loading = Figure.about(LOAD_SECONDS / 60, down=0.7, up=2.0, unit="min")
+    loading = Figure.about(START_SECONDS[kind] / 60, down=0.7, up=2.0, unit="min")
     return {
         "load": _add_up((loading, validation), unit="min"),
         "compute": _minutes(tokens, speed),
@@ -177,7 +248,7 @@ def _parts(
     return {**found, "peak_memory_gib.computed": computed}
 
 
-def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: Rates | None) -> Certainty:
+def _certainty(device: DeviceFacts, learned: tuple[float, ...], rates: StepRates | None) -> Certainty:
     if len(learned) >= ENOUGH_RUNS:
         return "learned"
     if rates is not None:

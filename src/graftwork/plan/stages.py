@@ -8,9 +8,8 @@ ranges are wide until the stage has run here a few times.
 from collections.abc import Mapping, Sequence
 
 from graftwork.model.shape import total_parameters
-from graftwork.plan.pooling import pool_runs
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.plan.residuals import pool_runs
+from graftwork.records.base import Figure, Record
 from graftwork.records.plan import DeviceFacts, ModelShape, Residual
 
 MEASURED = ("audit", "prepare", "plan", "evaluate", "gate", "release", "try", "report")
@@ -27,7 +26,7 @@ FIXED_SECONDS = {
 }
 BYTES_A_SECOND = {"audit": 2.5e6, "prepare": 1.5e6}
 """Of logs, on two cores."""
-LOAD_SECONDS = 8.0
+ANSWER_START_SECONDS = 8.0
 """Interpreter, libraries and a small base, for every process that answers."""
 READING_SHARE, WRITING_SHARE = 0.45, 0.12
 """Of the measured matrix rate: prompts are read in large products, answers written in thin ones."""
@@ -62,7 +61,7 @@ def estimate_stage(stage: str, facts: StageFacts) -> Figure:
     if stage == "evaluate":
         seconds += _evaluate(facts)
     if stage == "try":
-        seconds += LOAD_SECONDS + TRIED_ANSWERS * _alone(facts)
+        seconds += ANSWER_START_SECONDS + TRIED_ANSWERS * _alone(facts)
     spread = SPREAD.get(stage, USUAL_SPREAD)
     return Figure.about(seconds, down=1 / spread, up=spread, unit="s")
 
@@ -97,8 +96,12 @@ def _evaluate(facts: StageFacts) -> float:
     rate, flops = _rate(facts), _flops_a_token(facts)
     a_case = facts.prompt_tokens * flops / (rate * READING_SHARE)
     a_case += facts.answer_tokens * facts.repeats * flops / (rate * WRITING_SHARE)
-    timed = LOAD_SECONDS + facts.timed_cases * facts.subjects * _alone(facts) if facts.timed_cases else 0.0
-    return facts.subjects * (LOAD_SECONDS + facts.cases * a_case) + timed
+    timed = (
+        ANSWER_START_SECONDS + facts.timed_cases * facts.subjects * _alone(facts)
+        if facts.timed_cases
+        else 0.0
+    )
+    return facts.subjects * (ANSWER_START_SECONDS + facts.cases * a_case) + timed
 
 
 def _alone(facts: StageFacts) -> float:

@@ -15,18 +15,17 @@ from typing import Any, Literal
 
 from graftwork.evaluate.preflight import MetricTrial, try_metric
 from graftwork.evaluate.settings import BY_NAME, EvaluateSettings
-from graftwork.evaluate.statistics import cases_for_difference, detectable_difference, successes_to_clear
-from graftwork.evaluate.statistics.power import USUAL_LOSS_RATE
-from graftwork.grading import (
-    ALWAYS_MEASURED,
-    JUDGE_PREFERENCE,
-    JUDGE_SCORE,
-    OPTIONAL_MEASURED,
-    Check,
-    GradeContext,
+from graftwork.evaluate.statistics.significance import (
+    USUAL_LOSS_RATE,
+    cases_for_difference,
+    detectable_difference,
+    successes_to_clear,
 )
+from graftwork.grading.answers import AnswerFields, numbered_sources, parse_object, read_answer
+from graftwork.grading.checks import Check
 from graftwork.grading.code import asks_for_code
-from graftwork.grading.fields import AnswerFields, numbered_sources, parse_object, read_answer
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import ALWAYS_MEASURED, JUDGE_PREFERENCE, JUDGE_SCORE, OPTIONAL_MEASURED
 from graftwork.records.base import Record
 from graftwork.records.interaction import Interaction
 from graftwork.records.report import Case

@@ -2,8 +2,7 @@
 
 from typing import Literal
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.interaction import Origin
 
 Severity = Literal["blocker", "warning", "info"]

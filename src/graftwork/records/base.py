@@ -6,12 +6,83 @@ databases, models or clocks.
 
 import hashlib
 import json
-from collections.abc import Iterator
-from typing import Any, Self
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Self, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from graftwork.records.secret import secret_of
+HIDDEN = "…"
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Marks text that may hold a secret. `hide` gives the form that may be published."""
+
+    hide: Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class NotSecret:
+    """Marks text whose name suggests a secret and which never holds one."""
+
+    why: str
+
+
+_LOGIN = re.compile(r"(?<=://).*@", re.DOTALL)
+_BEHIND_THE_PATH = re.compile(r"(?<=[?#]).+", re.DOTALL)
+_SCHEME_AND_HOST = re.compile(r"(?:https?)://[\w.-]+(?::\d+)?(?=/|$)")
+
+
+def hide_all(_value: str) -> str:
+    return HIDDEN
+
+
+def hide_login(address: str) -> str:
+    """The address without login, query and fragment. `cached::s3://…` is a chain of several addresses."""
+    return "::".join(_hide_login(part) for part in address.split("::"))
+
+
+def hide_path(address: str) -> str:
+    """Scheme and host: whoever knows the path of a webhook may use it."""
+    found = _SCHEME_AND_HOST.match(address)
+    # With an @ anywhere it is not certain which part is the host.
+    return HIDDEN if found is None or "@" in address else f"{found[0]}/{HIDDEN}"
+
+
+def _hide_login(address: str) -> str:
+    # Up to the last @: a password may hold any character, even where it should not.
+    return _BEHIND_THE_PATH.sub(HIDDEN, _LOGIN.sub(f"{HIDDEN}@", address), count=1)
+
+
+SecretText = Annotated[str, Secret(hide_all)]
+"""Secret as a whole, such as a command with a token in it."""
+SecretLink = Annotated[str, Secret(hide_path)]
+"""An address that gives access to whoever knows it; only its host may be published."""
+SecretAddress = Annotated[str, Secret(hide_login)]
+"""An address that may hold a login or a signed query; host and path may be published."""
+
+
+@cache
+def marks_of(kind: type[BaseModel]) -> dict[str, Secret | NotSecret]:
+    """The mark of each field that has one."""
+    found = {name: _mark_in(field.annotation, field.metadata) for name, field in kind.model_fields.items()}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def secret_of(kind: type[BaseModel], name: str) -> Secret | None:
+    mark = marks_of(kind).get(name)
+    return mark if isinstance(mark, Secret) else None
+
+
+def _mark_in(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> Secret | NotSecret | None:
+    """The mark, at the top of the annotation or anywhere in it: `tuple[SecretText, ...] | None`."""
+    for mark in (*metadata, *getattr(annotation, "__metadata__", ())):
+        if isinstance(mark, Secret | NotSecret):
+            return mark
+    return next((mark for part in get_args(annotation) if (mark := _mark_in(part)) is not None), None)
 
 
 class Record(BaseModel):
@@ -24,6 +95,13 @@ class Record(BaseModel):
         # What a record holds may be a capture: an error that is logged does not quote it.
         hide_input_in_errors=True,
     )
+
+    notebook_renderer: ClassVar["Callable[[Record], str] | None"] = None
+    """Set by the public API: records know no HTML."""
+
+    def _repr_html_(self) -> str | None:
+        """How a notebook shows the record."""
+        return Record.notebook_renderer(self) if Record.notebook_renderer is not None else None
 
     def to_json(self) -> str:
         """The record as readable JSON, keys in the order of their definition."""
@@ -48,3 +126,30 @@ def fingerprint(value: Any) -> str:
     """SHA-256 over canonical JSON: sorted keys, no spaces, plain UTF-8."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+class Figure(Record):
+    """A computed or measured number with the range that it is expected to lie in."""
+
+    value: float
+    low: float
+    high: float
+    unit: str = ""
+
+    @model_validator(mode="after")
+    def _range_holds_value(self) -> Self:
+        if not self.low <= self.value <= self.high:
+            raise ValueError(f"the range {self.low}..{self.high} must hold the value {self.value}")
+        return self
+
+    @classmethod
+    def exact(cls, value: float, unit: str = "") -> Self:
+        return cls(value=value, low=value, high=value, unit=unit)
+
+    @classmethod
+    def about(cls, value: float, *, down: float, up: float, unit: str = "") -> Self:
+        """`value` with a range of `value * down` to `value * up`."""
+        return cls(value=value, low=value * down, high=value * up, unit=unit)
+
+    def holds(self, actual: float) -> bool:
+        return self.low <= actual <= self.high

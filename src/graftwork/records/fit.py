@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-from graftwork.records.base import Record
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure, Record
 from graftwork.records.hardware import Machine
 from graftwork.records.plan import ModelShape, Tuning
 
@@ -13,7 +12,7 @@ Precision = Literal["bfloat16", "float16", "float32"]
 Optimizer = Literal["adamw_fused", "adamw_foreach", "adamw_loop", "adamw_8bit", "sgd"]
 Sharding = Literal["none", "ddp", "zero2", "zero3", "fsdp2"]
 Offload = Literal["none", "optimizer", "weights"]
-Level = Literal["computed", "traced", "probed"]
+Level = Literal["guessed", "computed", "traced", "probed"]
 
 
 class PlainSetup(Record):
@@ -152,3 +151,89 @@ class FitAnswer(Record):
     """Other ways to do this very run, the best of each kind."""
     remedies: tuple[Considered, ...] = ()
     """Where it does not fit: changes that make it fit, each reckoned through."""
+
+
+Form = Literal["whole", "eight", "four"]
+
+
+class DeviceName(Record):
+    """Which device it is, and with what it is driven: a probe is good for the same three."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    driver: str = ""
+    torch: str = ""
+
+
+class ProbeJob(Record):
+    """What a probe is to look at."""
+
+    shape: ModelShape
+    folder: str
+    """Where the disk is tried: what is written there is removed again."""
+    length: int = 2048
+    """Tokens of a row in the real steps."""
+    tokens: tuple[int, ...] = (8192, 2048)
+    """Tokens of a pass on a card. The first are tried first; each number has to be compiled for."""
+    rank: int = 16
+    forms: tuple[Form, ...] = ()
+    """Frozen weights on a card; empty: 8 bits where the card has them, else 16."""
+    threads: int | None = None
+    seconds: float = 30.0
+    """When this much is spent, what is left is left out."""
+
+
+class ProductRate(Record):
+    """How fast one product of a decoder's layer goes."""
+
+    layer: str
+    tokens: int
+    inputs: int
+    outputs: int
+    dtype: str
+    flops: float
+    """A second."""
+
+
+class ProbedStep(Record):
+    """A real step of the project's own with few layers. `seconds` is the median."""
+
+    layers: int
+    tokens: int
+    length: int
+    trainable: int
+    trained_share: float = 1.0
+    """Of the tokens, those that were predicted."""
+    seconds: float
+    spread: float
+    """Half the range of the middle half, over the median."""
+    peak_bytes: float
+    tuning: Tuning | None = None
+    """None on a processor."""
+
+
+class ProbeFacts(Record):
+    """The device as it was found, in bytes, seconds and operations a second. None: could not be measured."""
+
+    device: DeviceName
+    memory_gib: float
+    capability: float | None = None
+    threads: int
+    shape: ModelShape
+    rank: int
+    products: tuple[ProductRate, ...] = ()
+    copy_bytes_s: float
+    """Read and written, together."""
+    context_bytes: float | None = None
+    to_device_bytes_s: float | None = None
+    from_device_bytes_s: float | None = None
+    launch_seconds: float | None = None
+    disk_write_bytes_s: float | None = None
+    disk_read_bytes_s: float | None = None
+    steps: tuple[ProbedStep, ...] = ()
+    took: dict[str, float] = {}
+    """Seconds of each part of the probe."""
+    left_out: tuple[str, ...] = ()
+    """What could not be measured, and why."""
+    seconds: float
+    at: str

@@ -3,7 +3,41 @@
 from typing import Literal
 
 from graftwork.records.base import Record
-from graftwork.records.vitals import Vitals
+
+
+class DeviceVitals(Record):
+    """One accelerator. `use_percent` is the share of time in which it computed anything."""
+
+    index: int
+    name: str = ""
+    use_percent: float | None = None
+    memory_gib: float | None = None
+    memory_total_gib: float | None = None
+    temperature_c: float | None = None
+    power_watts: float | None = None
+
+
+class Vitals(Record):
+    """One sample. Rates are over the time since the sample before."""
+
+    at: float
+    memory_gib: float
+    """Resident memory of the worker."""
+    memory_growth_gib_per_minute: float = 0.0
+    """Over the last minutes; what was allocated and freed again does not count."""
+    memory_limit_gib: float | None = None
+    """What the machine, or the container, has in all."""
+    memory_free_gib: float | None = None
+    swap_used_gib: float | None = None
+    swapped_mib_per_second: float | None = None
+    processor_cores: float | None = None
+    """Cores that the worker kept busy."""
+    load: float | None = None
+    cores: int = 1
+    data_share: float | None = None
+    """Share of the time inside steps that went into waiting for data."""
+    devices: tuple[DeviceVitals, ...] = ()
+
 
 Health = Literal["starting", "working", "slow", "stuck", "gone"]
 
@@ -20,11 +54,26 @@ class Job(Record):
     """What the module is told instead of the job's file alone, where it starts others."""
 
 
-class Place(Record):
-    """Somewhere a job can run."""
+class JobHandle(Record):
+    """A submitted job. It can be written down: whoever reads it can find the job again at its place."""
 
+    place: str
+    id: str
+    """As the place names it: a process id, the id of a pod."""
     name: str
-    kind: Literal["local"]
+    folder: str
+
+
+class JobStatus(Record):
+    """What a place knows of a job now."""
+
+    running: bool
+    exit_code: int | None = None
+    """Negative for the signal that ended it; None while it runs."""
+    process_state: str = ""
+    """The letter that Linux gives the process (R, S, D, T, Z); empty where the place does not know."""
+    memory_kills: int = 0
+    """How often the kernel there has killed for want of memory since the job was submitted."""
 
 
 class Moment(Record):
@@ -65,3 +114,19 @@ class Beat(Record):
     def start(self) -> Moment:
         """When the worker began."""
         return Moment(at=self.started, steady=self.started_steady, boot=self.boot)
+
+
+AlertKind = Literal["stalled", "recovered", "restarted", "out_of_memory", "failed"]
+
+
+class Alert(Record):
+    """What a command gets on its input and a webhook as its body. Holds nothing secret."""
+
+    kind: AlertKind
+    run: str
+    project: str = ""
+    what: str
+    why: str = ""
+    fix: str = ""
+    at: float
+    host: str = ""

@@ -4,8 +4,7 @@ from typing import Any, Literal
 
 from graftwork.records.base import Record
 from graftwork.records.job import Moment
-from graftwork.records.plan import Plan, Residual
-from graftwork.records.residual import Drift
+from graftwork.records.plan import Drift, Plan, Residual
 
 RunState = Literal["planned", "running", "stopped", "failed", "done"]
 

@@ -6,8 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from graftwork.records.base import Record
-from graftwork.records.secret import NotSecret, SecretAddress
+from graftwork.records.base import NotSecret, Record, SecretAddress
 from graftwork.registry.names import NAME, RULE
 
 _KEY_ITSELF = re.compile(r"\n|RW[A-Za-z0-9+/]{100}|-----BEGIN")

@@ -7,19 +7,180 @@ model wrote could ever run. The same evaluation gives the same bytes.
 
 import base64
 import hashlib
+import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from graftwork.records.base import Record
 from graftwork.records.report import Answer, Case, Comparison, Metric, Report, SliceFigure, SubjectReport
-from graftwork.report import wording
-from graftwork.report.case_browser import LESS_IS_BETTER, embed, list_cases, read_part, subjects_of
-from graftwork.report.evaluation_plots import MetricRow, Shown, draw_intervals
-from graftwork.report.row_plots import Span
-from graftwork.report.templates import open_templates
+from graftwork.report import templates
+from graftwork.report.svg import PlotInterval, Scale, draw_nothing, drawing, element, label, line
+from graftwork.report.templates import name_of, open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE
+
+LINE = 17.0
+"""Between the intervals of one metric."""
+HEAD = 26.0
+FOOT = 24.0
+TITLE = "Metrics with their intervals"
+
+
+class PlottedInterval(NamedTuple):
+    """One subject's figure; `kind` is the class that colours it, `note` stands at the right."""
+
+    kind: str
+    subject: str
+    span: PlotInterval
+    note: str
+
+
+class MetricRow(NamedTuple):
+    name: str
+    shown: Sequence[PlottedInterval]
+
+
+def draw_intervals(rows: Sequence[MetricRow], *, width: float = 760) -> Markup:
+    """The name of each metric above its intervals, one a subject, in the order given."""
+    if not rows:
+        return draw_nothing(TITLE, width)
+    floor = 4 + sum(HEAD + LINE * len(row.shown) + 8 for row in rows)
+    x = Scale(0, 1, 6, width - 92)
+    parts = []
+    for mark in (0, 0.25, 0.5, 0.75, 1):
+        parts.append(line(x(mark), 4, x(mark), floor, class_="axis" if mark in (0, 1) else "grid"))
+        parts.append(
+            label(f"{100 * mark:.0f} %", x=x(mark), y=floor + FOOT - 6, class_="tick", anchor="middle")
+        )
+    top = 4.0
+    for row in rows:
+        parts.append(label(row.name, x=x(0) + 6, y=top + HEAD - 10, class_="name"))
+        for place, shown in enumerate(row.shown):
+            parts += _draw_span(x, shown, y=top + HEAD + LINE * (place + 0.5), width=width)
+        top += HEAD + LINE * len(row.shown) + 8
+    told = (f"{row.name}: " + ", ".join(f"{one.subject} {one.note}" for one in row.shown) for row in rows)
+    return drawing(*parts, width=width, height=floor + FOOT, title=TITLE, description="; ".join(told))
+
+
+def _draw_span(x: Scale, shown: PlottedInterval, *, y: float, width: float) -> list[Markup]:
+    span, kind = shown.span, shown.kind
+    return [
+        line(x(span.low), y, x(span.high), y, class_=f"whisker {kind}"),
+        line(x(span.low), y - 4, x(span.low), y + 4, class_=f"whisker {kind}"),
+        line(x(span.high), y - 4, x(span.high), y + 4, class_=f"whisker {kind}"),
+        element("circle", cx=x(span.value), cy=y, r=5, class_=f"dot {kind}"),
+        label(shown.note, x=width, y=y + 4.5, class_="note", anchor="end"),
+    ]
+
+
+LESS_IS_BETTER = ("truncated",)
+"""Grades of which the smaller is the better one."""
+MOST_CHARACTERS = 20_000
+"""Longer texts are shown by their beginning and their end."""
+
+
+def list_cases(
+    cases: Sequence[Case], *, report: Report, answers: Mapping[str, Sequence[Answer]]
+) -> dict[str, Any]:
+    """Everything the browser shows. Subjects without answers, as in imported results, are left out."""
+    subjects = [subject for subject in subjects_of(report) if answers.get(subject.subject)]
+    said = {subject.subject: _first_answers(answers[subject.subject]) for subject in subjects}
+    metrics = _graded(subjects)
+    return {
+        "subjects": [subject.subject for subject in subjects],
+        "left": report.baseline.subject,
+        "right": report.candidate.subject,
+        "metrics": [
+            {
+                "name": name,
+                "label": name_of(name),
+                "rate": metric.kind == "rate",
+                "less": name in LESS_IS_BETTER,
+            }
+            for name, metric in metrics.items()
+        ],
+        "cuts": {cut: sorted(set(parts.values())) for cut, parts in report.cuts.items()},
+        "cases": [
+            {
+                "id": case.id,
+                "from": str(case.origin),
+                "turns": [[message.role, shorten(message.content)] for message in case.messages],
+                "reference": shorten(case.reference),
+                "parts": {cut: parts[case.id] for cut, parts in report.cuts.items() if case.id in parts},
+                "answers": [_show_answer(said[subject.subject].get(case.id)) for subject in subjects],
+                "scores": [[_score_of(subject, name, case.id) for subject in subjects] for name in metrics],
+            }
+            for case in cases
+        ],
+    }
+
+
+def subjects_of(report: Report) -> list[SubjectReport]:
+    """Baseline, candidate, then the others; one that was measured alone is not named twice."""
+    named = {one.subject: one for one in (report.baseline, report.candidate, *report.others)}
+    return list(named.values())
+
+
+def embed(data: Mapping[str, Any]) -> Markup:
+    """JSON that cannot end the element it stands in, nor begin another one."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def read_part(name: str) -> str:
+    """A file that stands beside this one."""
+    return files("graftwork.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def shorten(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    half = MOST_CHARACTERS // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n… {left_out} characters left out …\n{text[-half:]}"
+
+
+def _graded(subjects: Sequence[SubjectReport]) -> dict[str, Metric]:
+    """Metrics that grade each answer; those of the candidate come in the order of the report."""
+    return {
+        name: metric
+        for subject in subjects
+        for name, metric in subject.metrics.items()
+        if metric.kind in ("rate", "score") and metric.scores
+    }
+
+
+def _first_answers(answers: Sequence[Answer]) -> dict[str, tuple[Answer, int]]:
+    """The first answer to each case, and how many there are."""
+    found: dict[str, tuple[Answer, int]] = {}
+    for answer in sorted(answers, key=lambda answer: answer.repeat):
+        first, count = found.get(answer.case_id, (answer, 0))
+        found[answer.case_id] = (first, count + 1)
+    return found
+
+
+def _show_answer(said: tuple[Answer, int] | None) -> dict[str, Any] | None:
+    if said is None:
+        return None
+    answer, count = said
+    shown: dict[str, Any] = {"text": shorten(answer.text)}
+    if answer.finish_reason == "length":
+        shown["cut"] = True
+    if count > 1:
+        shown["of"] = count
+    return shown
+
+
+def _score_of(subject: SubjectReport, metric: str, case: str) -> float | None:
+    found = subject.metrics.get(metric)
+    score = found.scores.get(case) if found is not None else None
+    return score if score is not None and math.isfinite(score) else None
+
 
 CUTS = {
     "group": "By role",
@@ -45,7 +206,7 @@ def render_evaluation(page: EvaluationPage) -> str:
     script = read_part("case_browser.js")
     browsed = bool(page.cases and page.answers)
     return (
-        open_templates(**wording.FILTERS)
+        open_templates(**templates.FILTERS)
         .get_template("evaluation_page.html.jinja")
         .render(
             page=page.model_copy(update={"notes": (*page.notes, *report.remarks)}),
@@ -83,17 +244,17 @@ def _draw(report: Report) -> Markup:
     rows = []
     for name in _names(report):
         shown = [
-            Shown(
+            PlottedInterval(
                 kind_of(report, subject),
                 subject.subject,
-                Span(metric.value, metric.low, metric.high),
-                wording.percent(metric.value),
+                PlotInterval(metric.value, metric.low, metric.high),
+                templates.percent(metric.value),
             )
             for subject in subjects_of(report)
             if (metric := subject.metrics.get(name)) and metric.n and metric.kind in ("rate", "score")
         ]
         if shown:
-            rows.append(MetricRow(wording.name_of(name), shown))
+            rows.append(MetricRow(templates.name_of(name), shown))
     return BOTH.format(draw_intervals(rows, width=WIDE), draw_intervals(rows, width=NARROW))
 
 
@@ -110,7 +271,7 @@ def _confidence(report: Report) -> float:
 def _metric_rows(report: Report) -> list[dict[str, Any]]:
     return [
         {
-            "name": wording.name_of(name),
+            "name": templates.name_of(name),
             "cells": [_cell(subject.metrics.get(name)) for subject in subjects_of(report)],
         }
         for name in _names(report)
@@ -121,18 +282,20 @@ def _cell(metric: Metric | None) -> dict[str, str] | None:
     if metric is None or not metric.n:
         return None
     interval = (
-        "" if metric.low == metric.high else f"{_show(metric, metric.low)} to {_show(metric, metric.high)}"
+        ""
+        if metric.low == metric.high
+        else f"{_show_value(metric, metric.low)} to {_show_value(metric, metric.high)}"
     )
     return {
-        "value": _show(metric, metric.value),
+        "value": _show_value(metric, metric.value),
         "counts": f"{metric.successes} of {metric.n}" if metric.successes is not None else "",
         "interval": interval,
         "method": metric.method,
     }
 
 
-def _show(metric: Metric, value: float) -> str:
-    return wording.value_of(metric, value)
+def _show_value(metric: Metric, value: float) -> str:
+    return templates.value_of(metric, value)
 
 
 def _pair_rows(report: Report) -> list[dict[str, Any]]:
@@ -146,7 +309,7 @@ def _pair_rows(report: Report) -> list[dict[str, Any]]:
         rows.append(
             {
                 "pair": pair,
-                "name": wording.name_of(pair.metric),
+                "name": templates.name_of(pair.metric),
                 "difference": _difference(metric, pair.difference),
                 "interval": f"{_difference(metric, pair.low)} to {_difference(metric, pair.high)}",
                 "tone": _tone(pair) if sure else "",
@@ -162,15 +325,15 @@ def _tone(pair: Comparison) -> str:
 
 def _difference(metric: Metric | None, value: float) -> str:
     if metric is None or metric.kind in ("rate", "score"):
-        return f"{wording.points(value)} pts"
-    return f"{'+' if value > 0 else ''}{wording.number(value, metric.unit)}"
+        return f"{templates.points(value)} pts"
+    return f"{'+' if value > 0 else ''}{templates.number(value, metric.unit)}"
 
 
 def _failed(report: Report) -> list[str]:
     """Graders that failed themselves, one sentence each."""
     return [
-        f"{wording.name_of(name)} of {subject.subject}: the grader failed on "
-        f"{wording.plural(metric.failed, 'case')}, which are not counted ({metric.why_failed})."
+        f"{templates.name_of(name)} of {subject.subject}: the grader failed on "
+        f"{templates.plural(metric.failed, 'case')}, which are not counted ({metric.why_failed})."
         for subject in subjects_of(report)
         for name, metric in subject.metrics.items()
         if metric.failed
@@ -190,7 +353,7 @@ def _cut_tables(figures: Sequence[SliceFigure]) -> list[dict[str, Any]]:
         tables.append(
             {
                 "name": CUTS.get(by, f"By {by}"),
-                "metrics": [wording.name_of(metric) for metric in metrics],
+                "metrics": [templates.name_of(metric) for metric in metrics],
                 "rows": [
                     {"part": part, "n": n, "cells": [cells.get((part, metric)) for metric in metrics]}
                     for part, n in sizes.items()
@@ -211,7 +374,7 @@ def _confusion_tables(report: Report) -> list[dict[str, Any]]:
         known = {shown.label: shown for shown in base.classes} if base is not None else {}
         tables.append(
             {
-                "name": wording.name_of(found.metric),
+                "name": templates.name_of(found.metric),
                 "field": found.field,
                 "columns": found.columns,
                 "rows": [
@@ -234,9 +397,9 @@ def _slice_cell(figure: SliceFigure) -> dict[str, Any]:
     sure = figure.adjusted_p is not None and figure.adjusted_p < 0.05
     less = figure.metric in LESS_IS_BETTER
     return {
-        "before": wording.percent(figure.before),
-        "after": wording.percent(figure.after),
-        "interval": f"{wording.percent(figure.after_low)} to {wording.percent(figure.after_high)}",
+        "before": templates.percent(figure.before),
+        "after": templates.percent(figure.after),
+        "interval": f"{templates.percent(figure.after_low)} to {templates.percent(figure.after_high)}",
         "won": figure.wins,
         "lost": figure.losses,
         "n": figure.n,

@@ -4,18 +4,111 @@ In: a ReportPage. Out: HTML without scripts and without a single outside address
 the page itself forbids both. Whatever came from logs or models is escaped by the template.
 """
 
+import json
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from difflib import SequenceMatcher
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from graftwork.records.report import Comparison, Metric
-from graftwork.records.verdict import Decision
-from graftwork.report import plots, row_plots, wording
-from graftwork.report.differences import make_pretty, show_answer
-from graftwork.report.inputs import ReportPage
+from graftwork.records.audit import Audit
+from graftwork.records.base import Record
+from graftwork.records.dataset import Dataset
+from graftwork.records.job import Vitals
+from graftwork.records.plan import Plan
+from graftwork.records.release import Release
+from graftwork.records.report import Comparison, Metric, Report
+from graftwork.records.run import TrainOutcome, TrainStep
+from graftwork.records.verdict import Decision, Verdict
+from graftwork.report import plots, svg, templates
 from graftwork.report.templates import open_templates
 from graftwork.report.training import BOTH, NARROW, WIDE, show_training
+
+
+class SideBySide(Record):
+    """One question, asked to base and adapter; `release` is the one that answered."""
+
+    question: str
+    base_answer: str
+    adapter_answer: str
+    reference: str = ""
+    release: str = ""
+
+
+class ReportPage(Record):
+    """`steps` is the journal as it was written, replayed steps included: they show where a run was
+    killed and went on. `seconds` maps a stage to its time, None where nothing had to be done again."""
+
+    project: str
+    audit: Audit
+    dataset: Dataset
+    plan: Plan
+    steps: tuple[TrainStep, ...]
+    outcome: TrainOutcome
+    vitals: tuple[Vitals, ...] = ()
+    report: Report
+    verdict: Verdict
+    release: Release | None = None
+    side_by_side: tuple[SideBySide, ...] = ()
+    seconds: dict[str, float | None] = {}
+    evaluation_page: str = ""
+    """The file beside this page on which every case can be read; none without it."""
+
+
+_TOKENS = re.compile(r"\w+|\s+|[^\w\s]")
+MOST_TOKENS = 2000
+"""Longer texts are shown unmarked: comparing them takes longer than it helps."""
+
+
+class DiffPiece(NamedTuple):
+    text: str
+    differs: bool
+
+
+class ComparedAnswer(NamedTuple):
+    """An answer as the page shows it."""
+
+    pieces: tuple[DiffPiece, ...]
+    is_json: bool
+    same: bool
+
+
+def show_answer(text: str, *, reference: str) -> ComparedAnswer:
+    pretty, is_json = make_pretty(text)
+    expected, _ = make_pretty(reference)
+    pieces = mark_differences(pretty, reference=expected) if reference else (DiffPiece(pretty, False),)
+    return ComparedAnswer(pieces=pieces, is_json=is_json, same=bool(reference) and pretty == expected)
+
+
+def make_pretty(text: str) -> tuple[str, bool]:
+    """JSON objects and lists indented, short ones on one line; anything else as it is."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.strip(), False
+    if not isinstance(document, dict):
+        return text.strip(), False
+    lines = [
+        f"  {json.dumps(key, ensure_ascii=False)}: {json.dumps(value, ensure_ascii=False)}"
+        for key, value in document.items()
+    ]
+    return ("{\n" + ",\n".join(lines) + "\n}" if lines else "{}"), True
+
+
+def mark_differences(text: str, *, reference: str) -> tuple[DiffPiece, ...]:
+    """The text in pieces; those that the reference does not have in this place differ."""
+    ours, theirs = _TOKENS.findall(text), _TOKENS.findall(reference)
+    if len(ours) > MOST_TOKENS or len(theirs) > MOST_TOKENS:
+        return (DiffPiece(text, False),)
+    pieces: list[DiffPiece] = []
+    for kind, start, end, _, _ in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+        part = "".join(ours[start:end])
+        if part:
+            # White space alone is no difference worth a mark.
+            pieces.append(DiffPiece(part, kind != "equal" and not part.isspace()))
+    return tuple(pieces)
+
 
 HEADLINES: dict[Decision, str] = {
     "deploy": "Deploy",
@@ -28,7 +121,7 @@ SEVERITIES = {"blocker": 0, "warning": 1, "info": 2}
 
 def render_report(page: ReportPage) -> str:
     """The same records give the same bytes."""
-    environment = open_templates(**wording.FILTERS)
+    environment = open_templates(**templates.FILTERS)
     template = environment.get_template("page.html.jinja")
     return template.render(
         page=page,
@@ -56,19 +149,19 @@ def _figures(page: ReportPage) -> dict[str, Markup]:
     }
     draws: dict[str, Callable[[float], Markup]] = {
         "lengths": lambda w: plots.draw_lengths(lengths, width=w),
-        "metrics": lambda w: row_plots.draw_before_after(before_after, width=w),
+        "metrics": lambda w: svg.draw_before_after(before_after, width=w),
     }
     return {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()}
 
 
-def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> row_plots.BeforeAfter:
+def _before_after(page: ReportPage, metric: Metric, limit: float | None) -> svg.BeforeAfter:
     base = page.report.baseline.metrics[metric.name]
-    return row_plots.BeforeAfter(
-        name=wording.name_of(metric.name),
-        before=row_plots.Span(base.value, base.low, base.high),
-        after=row_plots.Span(metric.value, metric.low, metric.high),
+    return svg.BeforeAfter(
+        name=templates.name_of(metric.name),
+        before=svg.PlotInterval(base.value, base.low, base.high),
+        after=svg.PlotInterval(metric.value, metric.low, metric.high),
         limit=limit,
-        note=f"{wording.percent(base.value)} → {wording.percent(metric.value)}",
+        note=f"{templates.percent(base.value)} → {templates.percent(metric.value)}",
     )
 
 
@@ -83,9 +176,9 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
         tile = tiles.setdefault(
             rule.metric,
             {
-                "name": wording.name_of(rule.metric),
-                "before": wording.value_of(before, before.value),
-                "after": wording.value_of(after, after.value),
+                "name": templates.name_of(rule.metric),
+                "before": templates.value_of(before, before.value),
+                "after": templates.value_of(after, after.value),
                 "rules": [],
             },
         )
@@ -98,7 +191,7 @@ def _tiles(page: ReportPage) -> list[dict[str, Any]]:
 def _interval(metric: Metric) -> str:
     if metric.low == metric.high or not metric.n:
         return ""
-    return f"{wording.value_of(metric, metric.low)} to {wording.value_of(metric, metric.high)}"
+    return f"{templates.value_of(metric, metric.low)} to {templates.value_of(metric, metric.high)}"
 
 
 def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
@@ -116,11 +209,11 @@ def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
         rate = after.kind == "rate"
         rows.append(
             {
-                "name": wording.name_of(name),
-                "before": wording.value_of(before, before.value) if before.n else "–",
+                "name": templates.name_of(name),
+                "before": templates.value_of(before, before.value) if before.n else "–",
                 "before_interval": _interval(before),
                 "before_counts": f"{before.successes} of {before.n}" if rate and before.n else "",
-                "after": wording.value_of(after, after.value) if after.n else "–",
+                "after": templates.value_of(after, after.value) if after.n else "–",
                 "after_interval": _interval(after),
                 "after_counts": f"{after.successes} of {after.n}" if rate and after.n else after.vacuous,
                 "pair": pair,
@@ -135,7 +228,7 @@ def _metric_rows(page: ReportPage) -> list[dict[str, Any]]:
 
 def _difference(pair: Comparison, metric: Metric) -> str:
     return (
-        f"{wording.points(pair.difference)} pts"
+        f"{templates.points(pair.difference)} pts"
         if metric.kind == "rate"
         else _signed(pair.difference, metric)
     )
@@ -143,35 +236,35 @@ def _difference(pair: Comparison, metric: Metric) -> str:
 
 def _difference_interval(pair: Comparison, metric: Metric) -> str:
     if metric.kind == "rate":
-        return f"{wording.points(pair.low)} to {wording.points(pair.high)}"
+        return f"{templates.points(pair.low)} to {templates.points(pair.high)}"
     return f"{_signed(pair.low, metric)} to {_signed(pair.high, metric)}"
 
 
 def _signed(value: float, metric: Metric) -> str:
     sign = "+" if value > 0 else ""
-    return sign + wording.number(value, metric.unit)
+    return sign + templates.number(value, metric.unit)
 
 
 def _stages(page: ReportPage) -> list[dict[str, Any]]:
     """The way of the data, with the time that each step took and one fact about it."""
     longest = max([seconds for seconds in page.seconds.values() if seconds] or [1.0])
     notes = {
-        "audit": f"{wording.plural(page.audit.rows, 'row')} read",
-        "prepare": f"{wording.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
-        "plan": f"{wording.number(page.plan.minutes.value)} min foreseen",
+        "audit": f"{templates.plural(page.audit.rows, 'row')} read",
+        "prepare": f"{templates.number(sum(s.rows for s in page.dataset.splits.values()))} rows kept",
+        "plan": f"{templates.number(page.plan.minutes.value)} min foreseen",
         # All of it, loading, checks and restarts too; the section on training tells the time in steps.
-        "train": f"{wording.plural(page.outcome.steps, 'step')}, "
-        f"{wording.duration(page.outcome.seconds)} in them",
-        "evaluate": wording.plural(page.report.cases, "case"),
+        "train": f"{templates.plural(page.outcome.steps, 'step')}, "
+        f"{templates.duration(page.outcome.seconds)} in them",
+        "evaluate": templates.plural(page.report.cases, "case"),
         "gate": HEADLINES[page.verdict.decision].lower(),
-        "release": wording.short(page.release.id) if page.release else "none made",
-        "serve": f"{wording.plural(len(page.side_by_side), 'question')} asked",
+        "release": templates.short(page.release.id) if page.release else "none made",
+        "serve": f"{templates.plural(len(page.side_by_side), 'question')} asked",
     }
     names = {"eval": "evaluate"}
     return [
         {
             "name": name,
-            "time": "unchanged" if seconds is None else wording.duration(seconds),
+            "time": "unchanged" if seconds is None else templates.duration(seconds),
             "share": 0 if seconds is None else max(round(100 * seconds / longest), 1),
             "note": notes.get(names.get(name, name), ""),
         }
@@ -196,7 +289,7 @@ def _funnel(page: ReportPage) -> list[dict[str, Any]]:
     """How many rows were left after each step of the preparation."""
     most = max([*page.dataset.kept_after.values(), 1])
     return [
-        {"step": wording.name_of(step), "rows": rows, "share": round(100 * rows / most, 1)}
+        {"step": templates.name_of(step), "rows": rows, "share": round(100 * rows / most, 1)}
         for step, rows in page.dataset.kept_after.items()
     ]
 

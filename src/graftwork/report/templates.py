@@ -1,9 +1,12 @@
 """How the pages of this room are made of their templates."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from graftwork.records.report import Metric
 
 
 def open_templates(**filters: Callable[..., Any]) -> Environment:
@@ -17,3 +20,98 @@ def open_templates(**filters: Callable[..., Any]) -> Environment:
     )
     environment.filters.update(filters)
     return environment
+
+
+_UNIT_SUFFIXES = ("seconds", "gib")
+_CAPITALS = {"json": "JSON"}
+
+
+def name_of(metric: str) -> str:
+    """`citation_coverage` as "Citation coverage"; a unit at the end is left to the value."""
+    words = metric.split("_")
+    if len(words) > 1 and words[-1] in _UNIT_SUFFIXES:
+        words = words[:-1]
+    words = [_CAPITALS.get(word, word) for word in words]
+    return " ".join([words[0][:1].upper() + words[0][1:], *words[1:]])
+
+
+def percent(rate: float) -> str:
+    """One decimal, and more where one would round to a clean sweep: 99.98 % is not 100 %."""
+    value = 100 * rate
+    if value == round(value):
+        return f"{value:.0f} %"
+    for digits in (1, 2, 3):
+        if 0 < float(f"{value:.{digits}f}") < 100:
+            return f"{value:.{digits}f} %"
+    return "over 99.999 %" if value > 50 else "under 0.001 %"
+
+
+def points(difference: float) -> str:
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def change(ratio: float) -> str:
+    """+16.6 % or −3 %; nothing but rounding noise is 0 %."""
+    text = f"{100 * ratio:+.1f} %"
+    return "0 %" if text in ("+0.0 %", "-0.0 %") else text.replace("-", "−")
+
+
+def number(value: float, unit: str = "") -> str:
+    """Three digits that matter, thousands apart."""
+    size = abs(value)
+    if size >= 1000 or (value == int(value) and (size >= 10 or not unit)):
+        text = f"{value:,.0f}".replace(",", "\u202f")
+    elif size >= 100:
+        text = f"{value:.0f}"
+    elif size >= 10:
+        text = f"{value:.1f}"
+    else:
+        text = f"{value:.2f}" if size >= 0.1 else f"{value:.3g}"
+    return f"{text} {unit}".strip().replace("-", "−")
+
+
+def value_of(metric: Metric, value: float) -> str:
+    return percent(value) if metric.kind == "rate" else number(value, metric.unit)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 0.095:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def short(digest: str) -> str:
+    return digest[:12]
+
+
+def unbroken(text: str) -> str:
+    """A number and its unit stay on one line."""
+    return re.sub(r"(\d) (?=(%|s|min|GiB|points)\b|%)", "\\1\u00a0", text)
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "name": name_of,
+    "percent": percent,
+    "number": number,
+    "duration": duration,
+    "short": short,
+    "points": points,
+    "p_value": p_value,
+    "plural": plural,
+    "unbroken": unbroken,
+}
+"""What templates call them."""

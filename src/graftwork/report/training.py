@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
+from graftwork.records.job import DeviceVitals, Vitals
 from graftwork.records.plan import Plan, Residual
 from graftwork.records.run import Look, TrainOutcome, TrainStep
-from graftwork.records.vitals import DeviceVitals, Vitals
-from graftwork.report import plots, row_plots, wording
+from graftwork.report import plots, svg, templates
+from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks
 from graftwork.report.templates import open_templates
-from graftwork.report.training_plots import Spot, draw_course, draw_looks
 
 WIDE, NARROW = 760.0, 340.0
 LOSS = "loss"
 BOTH = Markup('<div class="wide">{}</div><div class="narrow">{}</div>')
 
 
-class Course(NamedTuple):
+class LabelledPlot(NamedTuple):
     """A small plot with its name."""
 
     name: str
@@ -42,10 +42,10 @@ def show_training(
         "loss": lambda w: plots.draw_loss(
             losses, restarts=restarts, held_out=held_out, looks=_spots(by_loss, outcome.best_step), width=w
         ),
-        "plan": lambda w: row_plots.draw_plan([_against(r) for r in outcome.residuals], width=w),
+        "plan": lambda w: svg.draw_plan([_against(r) for r in outcome.residuals], width=w),
     }
     if others:
-        name, spots = wording.name_of(others[0].metric), _spots(others, outcome.best_step)
+        name, spots = templates.name_of(others[0].metric), _spots(others, outcome.best_step)
         draws["looks"] = lambda w: draw_looks(spots, name=name, last=outcome.steps, width=w)
     return {
         "figure": {name: BOTH.format(draw(WIDE), draw(NARROW)) for name, draw in draws.items()},
@@ -63,7 +63,7 @@ def make_training_page(
     plan: Plan, outcome: TrainOutcome, steps: Sequence[TrainStep], vitals: Sequence[Vitals]
 ) -> str:
     """The course of one run as a page of its own. The same records give the same bytes."""
-    environment = open_templates(**wording.FILTERS)
+    environment = open_templates(**templates.FILTERS)
     template = environment.get_template("training_page.html.jinja")
     return template.render(plan=plan, outcome=outcome, training=show_training(plan, outcome, steps, vitals))
 
@@ -73,11 +73,11 @@ def find_restarts(steps: Sequence[TrainStep]) -> list[plots.Restart]:
     return [plots.Restart(old.step, new.step) for old, new in pairwise(steps) if new.step <= old.step]
 
 
-def _spots(looks: Sequence[Look], best_step: int | None) -> list[Spot]:
-    return [Spot(look.step, look.value, look.step == best_step, look.compared) for look in looks]
+def _spots(looks: Sequence[Look], best_step: int | None) -> list[EvaluationPoint]:
+    return [EvaluationPoint(look.step, look.value, look.step == best_step, look.compared) for look in looks]
 
 
-def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[Course]:
+def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart]) -> list[LabelledPlot]:
     if not steps:
         return []
     breaks = [float(restart.killed_after) for restart in restarts]
@@ -87,7 +87,7 @@ def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart])
         "Tokens a second": ("tokens/s", lambda step: step.tokens / step.seconds if step.seconds else 0.0),
     }
     return [
-        Course(
+        LabelledPlot(
             name,
             draw_course(
                 [(float(step.step), read(step)) for step in steps], title=name, unit=unit, breaks=breaks
@@ -97,7 +97,7 @@ def _step_courses(steps: Sequence[TrainStep], restarts: Sequence[plots.Restart])
     ]
 
 
-def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[Course]:
+def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> list[LabelledPlot]:
     """The machine over the minutes of the run; what was never measured is left out."""
     if not vitals:
         return []
@@ -118,7 +118,7 @@ def _machine_courses(vitals: Sequence[Vitals], steps: Sequence[TrainStep]) -> li
         points = [((one.at - begun) / 60, value) for one in vitals if (value := read(one)) is not None]
         if points:
             figure = draw_course(points, title=name, unit=unit, along="minute", breaks=breaks)
-            courses.append(Course(f"{name}, {unit}", figure))
+            courses.append(LabelledPlot(f"{name}, {unit}", figure))
     return courses
 
 
@@ -132,9 +132,9 @@ def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
     return [
         {
             "step": look.step,
-            "value": wording.number(look.value) if look.metric == LOSS else wording.percent(look.value),
+            "value": templates.number(look.value) if look.metric == LOSS else templates.percent(look.value),
             "cases": look.cases,
-            "time": wording.duration(look.seconds),
+            "time": templates.duration(look.seconds),
             "note": "best"
             if look.step == outcome.best_step
             else ("" if look.compared else "fewer cases than the others: not compared"),
@@ -143,15 +143,15 @@ def _look_rows(outcome: TrainOutcome) -> list[dict[str, Any]]:
     ]
 
 
-def _against(residual: Residual) -> row_plots.Against:
+def _against(residual: Residual) -> svg.PlannedActual:
     planned = residual.planned
     scale = planned.value or 1.0
-    return row_plots.Against(
-        name=wording.name_of(residual.name),
+    return svg.PlannedActual(
+        name=templates.name_of(residual.name),
         low=planned.low / scale,
         high=planned.high / scale,
         actual=residual.actual / scale,
-        note=wording.change(residual.off),
+        note=templates.change(residual.off),
     )
 
 
@@ -159,11 +159,11 @@ def _residual_rows(residuals: Sequence[Residual]) -> list[dict[str, Any]]:
     """A part of a figure is named behind it."""
     return [
         {
-            "name": ": ".join(filter(None, map(wording.name_of, residual.name.split(".", 1)))),
-            "planned": wording.number(residual.planned.value, residual.planned.unit),
-            "range": f"{wording.number(residual.planned.low)} to {wording.number(residual.planned.high)}",
-            "actual": wording.number(residual.actual, residual.planned.unit),
-            "off": wording.change(residual.off),
+            "name": ": ".join(filter(None, map(templates.name_of, residual.name.split(".", 1)))),
+            "planned": templates.number(residual.planned.value, residual.planned.unit),
+            "range": f"{templates.number(residual.planned.low)} to {templates.number(residual.planned.high)}",
+            "actual": templates.number(residual.actual, residual.planned.unit),
+            "off": templates.change(residual.off),
             "inside": residual.inside,
         }
         for residual in residuals

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
+from graftwork.records.units import MIB
 from graftwork.text.redact import VariableName
 
 
@@ -86,7 +87,7 @@ class ServeSettings(Record):
     )
 
     max_body_bytes: int = Field(
-        default=4 * 1024 * 1024,
+        default=4 * MIB,
         ge=1024,
         description="A larger request is refused with 413.",
     )

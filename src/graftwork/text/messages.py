@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import parse_qsl, quote, quote_plus, unquote, urlsplit
 
-from graftwork.records.secret import HIDDEN
+from graftwork.records.base import HIDDEN
 
 LONGEST = 300
 SHORTEST = 4

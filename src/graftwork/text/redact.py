@@ -18,8 +18,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from graftwork.records.base import Record
-from graftwork.records.secret import NotSecret, Secret, secret_of
+from graftwork.records.base import NotSecret, Record, Secret, secret_of
 from graftwork.text.detectors import find_secret_keys, has_access_key, looks_random
 from graftwork.text.messages import hide
 from graftwork.text.patterns import (

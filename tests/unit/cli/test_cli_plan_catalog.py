@@ -9,7 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from graftwork.cli.main import app
-from graftwork.cli.show.catalog import show_catalog
+from graftwork.cli.show.costs import show_catalog
 from graftwork.pipeline.catalog import KINDS, list_catalog
 from graftwork.records.errors import UserMistake
 

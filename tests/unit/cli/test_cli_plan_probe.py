@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from graftwork.cli import plan_probe
+from graftwork.cli import plan
 from graftwork.cli.main import main
-from graftwork.model.probe_here import name_device
+from graftwork.model.probe import name_device
 from graftwork.pipeline.probe import stored_probe
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbeFacts, ProductRate
 from graftwork.records.plan import Residual
-from graftwork.records.probe import ProbeFacts, ProductRate
 from graftwork.store.database import open_database
-from graftwork.store.residuals import Residuals
+from graftwork.store.runs import ResidualStore
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def measured(monkeypatch):
             at="2026-11-15T12:00:00",
         )
 
-    monkeypatch.setattr(plan_probe, "_run", answer)
+    monkeypatch.setattr(plan, "_run_probe", answer)
 
 
 def test_a_probe_is_shown_with_ranges_and_kept(graft, measured):
@@ -98,7 +98,7 @@ def add_runs(project, *actuals):
             Residual(name="minutes", planned=planned, actual=actual),
             Residual(name="minutes.load", planned=planned, actual=actual / 2),
         ]
-        Residuals(database).add(f"run{at}", device="d", base="b", found=found, when="2026-11-15T12:00:00")
+        ResidualStore(database).add(f"run{at}", device="d", base="b", found=found, when="2026-11-15T12:00:00")
     database.close()
 
 

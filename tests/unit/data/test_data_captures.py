@@ -7,11 +7,10 @@ from graftwork.data.audit.row_checks import AuditContext, find_refusal, is_confi
 from graftwork.data.inspect.trace import trace
 from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
 from graftwork.data.settings import CaptureSettings, DataSettings
-from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
-from graftwork.records.capture import TRY_OUT_SESSION, Capture
+from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo
-from graftwork.records.interaction import CaptureOrigin
+from graftwork.records.interaction import TRY_OUT_SESSION, Capture, CaptureOrigin
 
 ASKS = ("What does the {} cost?", "Who made our {} in 1950?", "Where can one borrow any {} on Sundays?")
 LOGGED = [

@@ -14,7 +14,7 @@ from graftwork.data.export import hubs, sink
 from graftwork.data.export.run import EXPORTERS, export_dataset
 from graftwork.data.export.sink import EXPORT_FILE, ExportOptions, ExportRecord, split_calls
 from graftwork.data.ingest.turns import write_tools
-from graftwork.files.digest import file_digest
+from graftwork.files.disk import file_digest
 from graftwork.records.errors import Damaged, UserMistake
 
 KAGGLE = ExportOptions(name="team/agent-logs")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from graftwork.cli.show.portions import portions_as_json, show_portions
+from graftwork.cli.show.data import portions_as_json, show_portions
 from graftwork.data.settings import ModelSettings
 from graftwork.data.split.model_subsets import (
     NOT_SELECTED,

@@ -14,7 +14,7 @@ from graftwork.data.corpus import build
 from graftwork.data.prepare import PrepareJob, RenderTarget, audit_files, prepare
 from graftwork.data.render import rows
 from graftwork.data.settings import DataSettings, ModelSettings
-from graftwork.files.dataset_folder import iterate_drops, read_manifest, read_rows
+from graftwork.files.dataset import iterate_drops, read_manifest, read_rows
 from graftwork.records.dataset import SPLITS
 from graftwork.records.errors import AnswerIsNo, Damaged, UserMistake
 from graftwork.records.interaction import Message

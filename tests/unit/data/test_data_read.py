@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graftwork.data.ingest.read import ReadFault, find_files, read, read_file
-from graftwork.records.capture import Capture
 from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
-from graftwork.records.interaction import Interaction
+from graftwork.records.interaction import Capture, Interaction
 
 GOOD = json.dumps(chat("Where?", "Here.")).encode()
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from test_gate_vacuous import report_on
 
-from graftwork.evaluate.confusion import OTHER, UNREADABLE, confuse
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.grading import Check
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.report import OTHER, UNREADABLE, confuse
+from graftwork.grading.checks import Check
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case
 from graftwork.report.evaluation_page import EvaluationPage, render_evaluation

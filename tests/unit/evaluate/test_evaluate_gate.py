@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.score import compare, make_rate, make_report, score
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import make_rate, score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading import METRICS
+from graftwork.grading.metrics import METRICS
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport

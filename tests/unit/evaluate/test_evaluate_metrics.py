@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading import METRICS
-from graftwork.grading.fields import AnswerFields, numbered_sources, parse_object, read_answer
+from graftwork.grading.answers import AnswerFields, numbered_sources, parse_object, read_answer
+from graftwork.grading.metrics import METRICS
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

@@ -4,18 +4,20 @@ import math
 
 import pytest
 
-from graftwork.evaluate.compare import compare, compare_candidates
-from graftwork.evaluate.score import make_metric, make_report, score
+from graftwork.evaluate.comparison import compare, compare_candidates
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import make_metric, score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.statistics import (
+from graftwork.evaluate.statistics.bounded import (
     bounded_difference,
-    clopper_pearson,
     make_units,
-    mcnemar,
     mean_differs,
     paired_difference,
 )
-from graftwork.grading import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED, FailedGrade
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.significance import mcnemar
+from graftwork.grading.interface import FailedGrade
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, PERPLEXITY, TRUNCATED
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport

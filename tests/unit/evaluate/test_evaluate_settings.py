@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from graftwork.evaluate.settings import EvaluateSettings, known_metrics, require_evaluated
-from graftwork.grading import ALWAYS_MEASURED, GRADERS, KINDS, OPTIONAL_MEASURED, WITH_CONTEXT
+from graftwork.grading.checks import KINDS
+from graftwork.grading.metrics import ALWAYS_MEASURED, GRADERS, OPTIONAL_MEASURED, WITH_CONTEXT
 from graftwork.project.load import load_settings
 from graftwork.records.errors import UserMistake
 

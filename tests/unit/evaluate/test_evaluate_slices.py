@@ -2,10 +2,11 @@
 
 import pytest
 
-from graftwork.evaluate.score import make_metric, make_report
+from graftwork.evaluate.report import MOST_PARTS, REST, cut_cases, make_report, slice_report
+from graftwork.evaluate.score import make_metric
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.slices import MOST_PARTS, REST, cut_cases, slice_report
-from graftwork.evaluate.statistics import clopper_pearson, mcnemar
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, Generation, SubjectReport
 

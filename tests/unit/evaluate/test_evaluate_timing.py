@@ -6,13 +6,14 @@ from statistics import median
 import pytest
 from test_subjects_models import make_cases, make_job, read_generation
 
-from graftwork.evaluate.ask import Timing, time_in_turn
+from graftwork.evaluate.ask.runner import time_in_turn
+from graftwork.evaluate.ask.timing import group_of, is_timed, time_subjects
+from graftwork.evaluate.ask.worker import evaluate
 from graftwork.evaluate.cases import cases_to_time
-from graftwork.evaluate.timing import group_of, is_timed, time_subjects
-from graftwork.evaluate.worker import evaluate
-from graftwork.pipeline import evaluate_run
-from graftwork.pipeline.evaluate_run import Lineup, ask_everybody, timed_together
-from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.evaluate.subjects import Lineup, Subject, timed_together
+from graftwork.inference.engine import Timing
+from graftwork.pipeline import evaluation
+from graftwork.pipeline.evaluation import ask_everybody
 from graftwork.records.report import Endpoint, Generation, TimingJob
 
 
@@ -50,7 +51,7 @@ def test_who_is_asked_first_changes_from_case_to_case():
 @pytest.fixture
 def subjects(tmp_path, tiny_base):
     """Base and adapter that have answered their cases and were not timed."""
-    from graftwork.model.adapter import AdapterShape, attach, save_adapter
+    from graftwork.model.adapters.peft import AdapterShape, attach, save_adapter
     from graftwork.model.load import load_base
 
     shape = AdapterShape(rank=2, alpha=4, targets=("q_proj",), layers=(0, 1))
@@ -108,12 +109,12 @@ def make_subject(job, name, **changes):
 def test_own_models_are_timed_together_after_all_have_answered(tmp_path, tiny_base, monkeypatch):
     done = []
     monkeypatch.setattr(
-        evaluate_run,
+        evaluation,
         "ask_subject",
         lambda _work, subject, _cases: done.append((subject.name, subject.job.latency_cases)),
     )
     monkeypatch.setattr(
-        evaluate_run,
+        evaluation,
         "time_together",
         lambda _work, subjects, _cases: done.append(
             tuple((one.name, one.job.latency_cases) for one in subjects)

@@ -5,16 +5,10 @@ from gate_samples import simple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.statistics import mcnemar
-from graftwork.evaluate.wear import (
-    confidence_at,
-    gain_beyond_chance,
-    more_cases,
-    share_of_look,
-    tell_wear,
-)
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.power import confidence_at, gain_beyond_chance, more_cases, share_of_look, tell_wear
+from graftwork.evaluate.statistics.significance import mcnemar
 from graftwork.records.report import Comparison
 
 

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.exchange.exported import Export, write_json
-from graftwork.evaluate.exchange.imported import import_runs
-from graftwork.evaluate.exchange.inspect_read import read_mark
-from graftwork.evaluate.exchange.inspect_write import write_inspect
-from graftwork.evaluate.exchange.lm_eval_write import write_lm_eval
-from graftwork.evaluate.exchange.read import read_foreign
+from graftwork.evaluate.exchange.common import Export, write_json
+from graftwork.evaluate.exchange.imports import import_runs, read_foreign
+from graftwork.evaluate.exchange.inspect_ai import read_mark, write_inspect
+from graftwork.evaluate.exchange.lm_eval import write_lm_eval
 from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
 from graftwork.records.errors import Damaged, UserMistake
@@ -232,7 +230,7 @@ def test_a_damaged_archive_is_seen(tmp_path):
 
 
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr("graftwork.evaluate.exchange.archive.MOST_BYTES", 1000)
+    monkeypatch.setattr("graftwork.evaluate.exchange.common.MOST_BYTES", 1000)
     with pytest.raises(UserMistake, match="more than"):
         read_foreign(FILES / "inspect_log.eval")
 

@@ -5,10 +5,10 @@ import math
 import pytest
 from gate_samples import marks, outcome, report, simple, steps, subject
 
-from graftwork.evaluate.gate import Training, decide
-from graftwork.evaluate.gate.course import GoodRun, compare_plans, find_spikes, hints_of
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.records.figure import Figure
+from graftwork.evaluate.gate.advice import GoodRun, Training, compare_plans, find_spikes, hints_of
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 
 RULE = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from gate_samples import marks, report, subject
 
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.settings import EvaluateSettings
 
 DOCS = Path(__file__).parents[3] / "docs" / "gate.md"

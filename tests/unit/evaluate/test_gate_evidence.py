@@ -4,9 +4,12 @@ from gate_samples import marks, number, report, simple, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import Surroundings, decide
-from graftwork.evaluate.gate_settings import GateSettings, Primary, Rule, Win
-from graftwork.evaluate.statistics import clopper_pearson, mcnemar, non_inferior
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.settings import GateSettings, Primary, Rule, Win
+from graftwork.evaluate.statistics.bounded import non_inferior
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.significance import mcnemar
 
 METRICS = ("json_valid", "answer_match", "refusal_correct", "truncated")
 grades = st.lists(st.sampled_from([0, 1, 1, 1, None]), min_size=0, max_size=90)

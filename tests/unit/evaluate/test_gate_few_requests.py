@@ -7,10 +7,10 @@ from statistics import median
 import pytest
 from gate_samples import marks, number, report, subject
 
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.measure import measure
-from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.score import measure
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile, quantile_interval
 from graftwork.records.report import Answer, Generation, Metric
 
 QUALITY = {"json_valid": marks(100, 100)}

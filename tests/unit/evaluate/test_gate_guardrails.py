@@ -5,9 +5,10 @@ from gate_samples import marks, report, simple, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import Surroundings, decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.statistics import non_inferior
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.statistics.bounded import non_inferior
 
 
 def guard(margin=0.02, against="base", metric="json_valid"):

@@ -5,9 +5,9 @@ import random
 import pytest
 from gate_samples import marks, report, simple, subject
 
-from graftwork.evaluate.gate import Judged, decide, decide_all
-from graftwork.evaluate.gate.changes import describe_outcomes
-from graftwork.evaluate.gate_settings import GateSettings, Rule, Win
+from graftwork.evaluate.gate.decide import Judged, decide, decide_all
+from graftwork.evaluate.gate.settings import GateSettings, Rule, Win
+from graftwork.evaluate.gate.wording import describe_outcomes
 from graftwork.records.report import Metric
 
 BETTER = GateSettings(rules=(Rule(metric="json_valid", over=0.1),), primary="json_valid")

@@ -7,12 +7,12 @@ from gate_samples import marks, report, simple, subject
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import decide
+from graftwork.evaluate.gate.decide import decide
 from graftwork.evaluate.gate.figures import percentile, times_for_percentile
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.judge.verdicts import add_judgement
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.judge.tally import add_judgement
+from graftwork.evaluate.power import wear_of
 from graftwork.evaluate.score import make_rate
-from graftwork.evaluate.wear import wear_of
 from graftwork.records.report import JudgeTally
 
 

@@ -8,11 +8,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading import Check, GradeContext, grade
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report
 

@@ -4,8 +4,8 @@ from gate_samples import marks, report, simple, subject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate.gate import next_start
-from graftwork.evaluate.gate_settings import GateSettings, Rule
+from graftwork.evaluate.gate.decide import next_start
+from graftwork.evaluate.gate.settings import GateSettings, Rule
 
 RULES = GateSettings(rules=(Rule(metric="json_valid", against="base", margin=0.03),))
 

@@ -6,10 +6,10 @@ import pytest
 from gate_samples import marks, report, simple, subject
 from pydantic import ValidationError
 
-from graftwork.evaluate.compare import compare
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.grading.own import hash_own
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings, Rule
+from graftwork.grading.custom import hash_own
 from graftwork.records.report import JudgeTally, Metric, Report
 
 OVER = GateSettings(rules=(Rule(metric="json_valid", over=0.9),))

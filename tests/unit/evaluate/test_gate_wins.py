@@ -3,8 +3,8 @@
 import pytest
 from gate_samples import marks, report, subject
 
-from graftwork.evaluate.gate import Judged, decide, decide_all
-from graftwork.evaluate.gate_settings import GateSettings, Primary, Rule, Win
+from graftwork.evaluate.gate.decide import Judged, decide, decide_all
+from graftwork.evaluate.gate.settings import GateSettings, Primary, Rule, Win
 
 GUARD = Rule(metric="json_valid", against="base", margin=0.02)
 SLOW = [2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.0, 2.1]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.evaluate.judge.panel import open_judge
-from graftwork.evaluate.judge.settings import JudgeSettings
-from graftwork.evaluate.judge.verdicts import add_judgement, judge_subjects
+from graftwork.evaluate.judge.judge import judge_subjects, open_judge
+from graftwork.evaluate.judge.tally import add_judgement
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport
 

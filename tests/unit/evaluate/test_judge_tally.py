@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from graftwork.evaluate.judge.settings import JudgeSettings
+from graftwork.evaluate.judge.judge import UnclearReply, ask_mark, ask_pair, read_mark, read_pair
 from graftwork.evaluate.judge.tally import PairVerdict, compare_by_judge, count_pairs
-from graftwork.evaluate.judge.wording import UnclearReply, ask_mark, ask_pair, read_mark, read_pair
+from graftwork.evaluate.settings import JudgeSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case, JudgeTally
 

@@ -4,14 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from graftwork.evaluate.compare import compare
-from graftwork.evaluate.gate import decide
-from graftwork.evaluate.gate_settings import GateSettings
-from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.gate.decide import decide
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.report import make_report, slice_report
+from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.slices import slice_report
-from graftwork.evaluate.subjects.log import answers_of_log, generation_of_log
-from graftwork.grading import AGAINST_REFERENCE, GRADERS, Check, GradeContext, grade
+from graftwork.evaluate.subjects import answers_of_log, generation_of_log
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import AGAINST_REFERENCE, GRADERS
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

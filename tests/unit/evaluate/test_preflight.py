@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from graftwork.evaluate.gate_settings import GateSettings
+from graftwork.evaluate.gate.settings import GateSettings
 from graftwork.evaluate.preflight import spoil, try_out
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading import GradeContext
+from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 
@@ -144,7 +144,7 @@ def test_an_own_metric_that_raises_is_an_error_with_its_line(tmp_path):
 
 def test_a_slow_own_metric_is_not_waited_for(tmp_path):
     from graftwork.evaluate.preflight import try_metric
-    from graftwork.grading import Check
+    from graftwork.grading.checks import Check
 
     (tmp_path / "own.py").write_text("def mine(case, text):\n    return True\n")
     check = Check(name="mine", metric="own.py:mine")

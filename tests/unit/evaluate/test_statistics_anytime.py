@@ -34,7 +34,7 @@ def test_false_alarms_stay_under_alpha_however_often_one_looks():
 
 def test_a_fixed_test_looked_at_as_often_would_cry_wolf():
     """Why this exists: McNemar after every pair alarms in a good part of the runs."""
-    from graftwork.evaluate.statistics import mcnemar
+    from graftwork.evaluate.statistics.significance import mcnemar
 
     draw = random.Random(22)
     alarms = 0

@@ -8,18 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftwork.evaluate.statistics import (
+from graftwork.evaluate.statistics.bounded import (
     bounded_difference,
     bounded_mean,
-    clopper_pearson,
+    chance_not_positive,
     make_units,
-    mcnemar,
     mean_above,
     mean_differs,
     paired_difference,
-    units_for_power,
 )
-from graftwork.evaluate.statistics.bounded import chance_not_positive
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.significance import mcnemar, units_for_power
 
 grades = st.sampled_from([0.0, 1.0])
 sides = st.sampled_from(["two", "lower", "upper"])

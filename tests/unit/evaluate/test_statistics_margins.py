@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.statistics import holm, non_inferior, paired_difference
+from graftwork.evaluate.statistics.bounded import non_inferior, paired_difference
+from graftwork.evaluate.statistics.significance import holm
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from graftwork.evaluate.statistics import mcnemar, paired_permutation
-from graftwork.evaluate.statistics import permutation as flips
+from graftwork.evaluate.statistics import significance as flips
+from graftwork.evaluate.statistics.significance import mcnemar, paired_permutation
 
 grades = st.sampled_from([0.0, 1.0])
 fractions = st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0])

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from graftwork.evaluate.power import what_cases_show
-from graftwork.evaluate.statistics import (
+from graftwork.evaluate.statistics import significance as power_module
+from graftwork.evaluate.statistics.significance import (
     cases_for_difference,
     detectable_difference,
     mcnemar,
     mcnemar_power,
 )
-from graftwork.evaluate.statistics import power as power_module
 from graftwork.records.report import Comparison
 
 

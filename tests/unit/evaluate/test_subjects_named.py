@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.evaluate.subjects.case_file import read_case_file
-from graftwork.evaluate.subjects.named import parse_subject, parse_subjects
-from graftwork.grading import Check
+from graftwork.evaluate.cases import read_case_file
+from graftwork.evaluate.subjects import parse_subject, parse_subjects
+from graftwork.grading.checks import Check
 from graftwork.records.errors import UserMistake
 
 

@@ -2,9 +2,11 @@
 
 import pytest
 
-from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.report import make_report
+from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings, require_evaluated
-from graftwork.grading import METRICS, GradeContext
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import METRICS
 from graftwork.project.settings import ProjectSettings
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation

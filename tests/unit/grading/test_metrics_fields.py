@@ -6,7 +6,9 @@ import pytest
 from pydantic import ValidationError
 
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.grading import Check, GradeContext, grade
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import grade
+from graftwork.grading.interface import GradeContext
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.grading import GRADERS, METRICS, SCORED
-from graftwork.grading.fields import AnswerFields, read_answer, source_texts
-from graftwork.grading.words import split_claims, support
+from graftwork.grading.answers import AnswerFields, read_answer, source_texts, split_claims, support
+from graftwork.grading.metrics import GRADERS, METRICS, SCORED
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

@@ -4,7 +4,9 @@ import os
 
 import pytest
 
-from graftwork.grading import Check, GradeContext, grade, require_gradable
+from graftwork.grading.checks import Check
+from graftwork.grading.grade import grade, require_gradable
+from graftwork.grading.interface import GradeContext
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case

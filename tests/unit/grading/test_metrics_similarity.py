@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.grading.similarity import chrf, edit_distance, edit_similarity
-from graftwork.grading.words import shared_words, words_of
+from graftwork.grading.answers import shared_words, words_of
+from graftwork.grading.metrics import chrf, edit_distance, edit_similarity
 
 texts = st.text(alphabet="abcé 😀", max_size=12)
 

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.evaluate.statistics.anytime import TwoArms
-from graftwork.pipeline.ab_arms import ArmTally, check_voices
-from graftwork.pipeline.ab_evidence import (
+from graftwork.evaluate.ab import (
+    ArmTally,
     Exchange,
     LiveTest,
+    check_voices,
     judge_unit,
     run_replay,
     survives_silence,
     units_of,
 )
+from graftwork.evaluate.statistics.anytime import TwoArms
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

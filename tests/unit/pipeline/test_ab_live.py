@@ -14,22 +14,20 @@ from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "registry"))
 
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
-from graftwork.cli.release_ab import ab
-from graftwork.pipeline.ab_evidence import Exchange, LiveTest
-from graftwork.pipeline.ab_live import LiveLook, as_case, compare_live, watch_live
-from graftwork.pipeline.ab_result import find_pair
-from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
-from graftwork.records.capture import Capture, Feedback
+from graftwork.cli.release import ab
+from graftwork.evaluate.ab import Exchange, LiveTest
+from graftwork.pipeline.ab import LiveLook, as_case, compare_live, find_pair, watch_live
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.releases import open_store
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.project.load import open_project
 from graftwork.records.errors import UserMistake
-from graftwork.registry.publish import publish
+from graftwork.records.interaction import Capture, Feedback
+from graftwork.serve.routing import make_experiment
 from graftwork.serve.settings import SplitSettings
-from graftwork.serve.split import make_deal
-from graftwork.store.feedback import FeedbackStore
+from graftwork.store.captures import FeedbackStore
 
 app = typer.Typer()
 app.command("ab")(ab)
@@ -44,7 +42,7 @@ def work(tmp_path):
         "evaluate": {"metrics": ["json_valid", "token_f1"]},
     }
     (tmp_path / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(tmp_path), Silent()) as opened:
+    with use_project(open_project(tmp_path), NullReporter()) as opened:
         yield opened
 
 
@@ -52,7 +50,7 @@ def work(tmp_path):
 def pair(work, tmp_path):
     """The ids of two releases."""
     return [
-        publish(
+        publish_parts(
             folder=open_store(work),
             index=work.releases,
             **parts(write_adapter(tmp_path / name, weights=name.encode())),
@@ -68,7 +66,7 @@ class Traffic:
         self.work, self.count = work, 0
         self.feedback = FeedbackStore(work.database, project=work.settings.project)
         split = SplitSettings(share=share, experiment=experiment)
-        self.deal = make_deal(split, champion=pair[0], challenger=pair[1])
+        self.deal = make_experiment(split, champion=pair[0], challenger=pair[1])
 
     def serve(self, session, reply="{}", **more):
         arm = self.deal.draw(session)
@@ -209,7 +207,7 @@ def test_looking_again_goes_on_where_it_ended_and_finds_what_one_look_would(work
 def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_path):
     traffic, told, pauses = Traffic(work, pair), [], []
 
-    class Listener(Silent):
+    class Listener(NullReporter):
         def progress(self, phase, done, total, *, seconds_left, detail):
             told.append((done, seconds_left, detail["subject"]))
 
@@ -218,7 +216,7 @@ def test_watching_ends_when_it_is_decided_and_tells_how_it_goes(work, pair, tmp_
         for _ in range(5):
             traffic.serve(f"s{traffic.count}", only_challenger_is_right)
 
-    object.__setattr__(work, "narrator", Listener())
+    object.__setattr__(work, "reporter", Listener())
     found = watch_live(work, *pair, metric="json_valid", every_seconds=3.0, pause=pause)
     assert found.winner == "B"
     assert set(pauses) == {3.0}

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from graftwork.costmodel.time import rates_of
 from graftwork.model.shape import linear_names
 from graftwork.pipeline import plan_card as step
 from graftwork.pipeline import replan
@@ -12,11 +13,10 @@ from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.time import rates_of
 from graftwork.records.errors import AnswerIsNo
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 from graftwork.records.run import TrainJob
-from graftwork.train.files import REPLANNED
+from graftwork.train.run_folder import REPLANNED
 from graftwork.train.settings import TrainSettings
 
 SHAPE = find_model("deepseek-coder-6.7b").shape.model_copy(update={"layers": 4, "parameters": None})

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from graftwork.model import probe_places, probe_products
-from graftwork.model.probe_here import name_device
+from graftwork.model import probe_rates
+from graftwork.model.probe import name_device
 from graftwork.pipeline import probe as probing
 from graftwork.pipeline.probe import keep_probe, run_probe, shape_to_probe, stored_probe
 from graftwork.pipeline.probe_process import probe
-from graftwork.project.folder import open_project
+from graftwork.project.load import open_project
 from graftwork.records.errors import EnvironmentLacks, UserMistake
+from graftwork.records.fit import DeviceName, ProbeFacts, ProbeJob
 from graftwork.records.plan import ModelShape
-from graftwork.records.probe import DeviceName, ProbeFacts, ProbeJob
 
 TINY = ModelShape(
     name="tiny",
@@ -111,11 +111,11 @@ def small_goes(monkeypatch):
     import torch
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr(probe_products, "COPIED_BYTES", {"cpu": 2**20})
-    monkeypatch.setattr(probe_products, "PROCESSOR_GO_SECONDS", 0.0005)
-    monkeypatch.setattr(probe_products, "LAUNCHES", 20)
-    monkeypatch.setattr(probe_places, "DISK_BYTES", 2**20)
-    monkeypatch.setattr(probe_places, "DISK_PIECE", 2**18)
+    monkeypatch.setattr(probe_rates, "COPIED_BYTES", {"cpu": 2**20})
+    monkeypatch.setattr(probe_rates, "PROCESSOR_GO_SECONDS", 0.0005)
+    monkeypatch.setattr(probe_rates, "LAUNCHES", 20)
+    monkeypatch.setattr(probe_rates, "DISK_BYTES", 2**20)
+    monkeypatch.setattr(probe_rates, "DISK_PIECE", 2**18)
     yield
     torch.set_num_threads(threads)
 
@@ -145,7 +145,7 @@ def test_a_part_that_fails_does_not_cost_the_others(tmp_path, monkeypatch, small
     def fail(_folder: Path) -> None:
         raise OSError("no such disk")
 
-    monkeypatch.setattr(probe_places, "measure_disk", fail)
+    monkeypatch.setattr(probe_rates, "measure_disk", fail)
     facts = probe(ProbeJob(shape=TINY, folder=str(tmp_path), threads=1, seconds=1e-9))
     assert facts.disk_write_bytes_s is None
     assert "the disk: no such disk" in facts.left_out

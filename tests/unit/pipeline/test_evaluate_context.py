@@ -3,7 +3,7 @@
 import pytest
 
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.pipeline.evaluate_context import _open_runner
+from graftwork.pipeline.evaluation import _open_runner
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Case
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from graftwork.evaluate.subjects import engines
-from graftwork.evaluate.subjects.kept import KeptAnswers, key_of
-from graftwork.pipeline.evaluate_run import Lineup, forget_subjects, with_one_engine
-from graftwork.pipeline.evaluate_subjects import Subject
+from graftwork.evaluate.ask.answers import KeptAnswers, key_of
+from graftwork.evaluate.subjects import Lineup, Subject, with_one_engine
+from graftwork.inference import selection
+from graftwork.pipeline.evaluation import forget_subjects
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Endpoint, EvalJob
 
@@ -43,8 +43,8 @@ def with_adapter(root, name, **config):
 @pytest.fixture(autouse=True)
 def vllm_is_there(monkeypatch):
     monkeypatch.delenv("GRAFT_VLLM", raising=False)
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(engines, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(selection, "vllm_version", lambda: "0.32.0")
 
 
 def engines_of(lineup):

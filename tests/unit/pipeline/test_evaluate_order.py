@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from graftwork.pipeline import ab, evaluate_run
-from graftwork.pipeline.evaluate_log import remark_on_log
-from graftwork.pipeline.evaluate_run import Lineup, ask_everybody
-from graftwork.pipeline.evaluate_subjects import Subject
-from graftwork.pipeline.steps.prepare import Prepared
+from graftwork.evaluate.subjects import Lineup, Subject
+from graftwork.pipeline import ab, evaluation
+from graftwork.pipeline.evaluation import ask_everybody, remark_on_log
+from graftwork.pipeline.steps.data import PreparedData
 from graftwork.records.dataset import Dataset, Drop, InputFile
 from graftwork.records.interaction import Origin
 from graftwork.records.report import Endpoint, EvalJob, Generation, Metric, SubjectReport
@@ -31,10 +30,8 @@ def make_subject(root, name, **changes):
 
 def test_endpoints_are_asked_first_so_that_a_wrong_address_costs_no_waiting(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        evaluate_run, "ask_subject", lambda _work, subject, _cases: asked.append(subject.name)
-    )
-    monkeypatch.setattr(evaluate_run, "time_together", lambda *_: None)
+    monkeypatch.setattr(evaluation, "ask_subject", lambda _work, subject, _cases: asked.append(subject.name))
+    monkeypatch.setattr(evaluation, "time_together", lambda *_: None)
     away = make_subject(tmp_path, "away", endpoint=Endpoint(url="http://h/v1", model="m"))
     base, adapter = make_subject(tmp_path, "base"), make_subject(tmp_path, "adapter")
     log = Subject("log", tmp_path / "log")
@@ -76,7 +73,7 @@ def prepare(monkeypatch):
     def prepared(*drops, kept=91, read=302):
         steps = [step for step, _ in drops]
         listed = [Drop(origin=Origin(file="f", line=1), step=step, reason=reason) for step, reason in drops]
-        monkeypatch.setattr("graftwork.pipeline.evaluate_log.iterate_drops", lambda _folder: iter(listed))
+        monkeypatch.setattr("graftwork.pipeline.evaluation.iterate_drops", lambda _folder: iter(listed))
         dataset = Dataset(
             content_hash="c",
             base="b",
@@ -90,7 +87,7 @@ def prepare(monkeypatch):
             redactions={},
             settings={},
         )
-        return Prepared(folder="nowhere", dataset=dataset, folders={}, portions=())
+        return PreparedData(folder="nowhere", dataset=dataset, folders={}, portions=())
 
     return prepared
 
@@ -122,7 +119,7 @@ def test_what_is_not_applicable_to_the_log_is_named():
 
 def test_the_codes_of_the_preparation_are_all_known():
     from graftwork.data.audit.row_checks import CODES
-    from graftwork.pipeline.evaluate_log import FAULTS
+    from graftwork.pipeline.evaluation import FAULTS
 
     # Captures that were not asked for, or that were made to try a release out, say nothing of its answers.
     assert FAULTS.keys() == CODES - {"captures_filter", "tried_out"}

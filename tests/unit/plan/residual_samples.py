@@ -1,6 +1,6 @@
 """A plan and an outcome as small as they can be."""
 
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, Plan
 from graftwork.records.run import TrainOutcome
 

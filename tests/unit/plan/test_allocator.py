@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.plan.allocator import Allocator, OutOfMemory
+from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded
+from graftwork.records.units import MIB
 
-MIB = 2**20
 SIZES = st.one_of(st.integers(1, 4096), st.integers(4096, 4 * MIB), st.integers(4 * MIB, 200 * MIB))
 MOVES = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=80)
 
@@ -68,7 +68,7 @@ def test_peaks_only_grow_and_hold_what_was_there(moves, expandable):
 @settings(max_examples=100, deadline=None)
 def test_a_limit_is_never_passed_by_more_than_a_page(moves, expandable, limit):
     allocator = Allocator(expandable=expandable, limit=limit * MIB)
-    with suppress(OutOfMemory):
+    with suppress(AllocatorLimitExceeded):
         play(allocator, moves)
     # Pages are whole: the last of them may reach beyond.
     assert allocator.reserved_peak < limit * MIB + 20 * MIB

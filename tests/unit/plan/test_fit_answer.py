@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit import plain_steps
+from graftwork.plan.fit import plain_step
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.setups import WRITTEN_OUT
+from graftwork.plan.fit.question import card_room, make_question
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 from graftwork.records.hardware import Machine
 from graftwork.train.settings import TrainSettings
 
@@ -212,18 +210,17 @@ def test_numbers_that_no_run_can_have_are_refused_by_name(stated):
         question(**stated)
 
 
-def test_the_families_are_those_of_the_trainer():
-    from graftwork.train.gpu.families import FAMILIES, FIRST_CARD
+def test_the_first_card_of_the_own_step_is_the_trainers():
+    from graftwork.train.engine_choice import LEAST_CAPABILITY
 
-    assert WRITTEN_OUT == FAMILIES
-    assert find_gpu("A100 80GB").capability >= FIRST_CARD > find_gpu("T4").capability
+    assert find_gpu("A100 80GB").capability >= LEAST_CAPABILITY > find_gpu("T4").capability
 
 
 def test_an_answer_loads_neither_torch_nor_numpy():
     script = (
         "from graftwork.plan.catalog.hardware import find_gpu\n"
         "from graftwork.plan.catalog.models import find_model\n"
-        "from graftwork.plan.fit.ask import make_question\n"
+        "from graftwork.plan.fit.question import make_question\n"
         "from graftwork.plan.fit.answer import fit\n"
         "from graftwork.records.hardware import Machine\n"
         "m = Machine(gpu=find_gpu('T4'), gpus=2, ram_gib=64)\n"
@@ -289,10 +286,13 @@ def test_where_nothing_can_even_be_loaded_the_reasons_say_so():
 def test_a_no_counts_few_ways_to_the_tensor(monkeypatch):
     """Each takes a third of a second: what lies far from the edge is not worth it."""
     counted = []
-    real = plain_steps.exact_peak
-    monkeypatch.setattr(
-        plain_steps, "exact_peak", lambda *given, **named: counted.append(1) or real(*given, **named)
-    )
+    real = plain_step.peak_of_each
+
+    def count(*given, exact=False, **named):
+        counted.extend([1] if exact else [])
+        return real(*given, exact=exact, **named)
+
+    monkeypatch.setattr(plain_step, "peak_of_each", count)
     answer = fit(question("llama-3.1-8b", gpu="T4", method="lora", seq=2048))
     assert not answer.fits
     assert answer.remedies

@@ -8,8 +8,8 @@ import yaml
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.files import (
+from graftwork.plan.fit.question import make_question
+from graftwork.plan.fit.settings_files import (
     ACCELERATE,
     DEEPSPEED,
     GRAFT,

@@ -6,30 +6,41 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.distributed import (
+    Distribution,
+    adam_seconds,
+    exposed,
+    link_rate,
+    passing_setup,
+    share,
+    transfers,
+)
+from graftwork.costmodel.plain_memory import plain_peak, quick_peak
+from graftwork.costmodel.time import expected_longest, rates_of
 from graftwork.model.shape import linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.fit.ask import make_question
-from graftwork.plan.fit.late import (
-    expected_longest,
+from graftwork.plan.fit.candidate import most_tokens_per_second, require_possible
+from graftwork.plan.fit.plain_step import (
+    cache_bytes,
+    decode_seconds,
+    host_memory,
+    rows_at_once,
+    trained,
+)
+from graftwork.plan.fit.question import (
     late_chance,
     length_that_fits,
+    make_question,
     share_above,
     truths,
 )
-from graftwork.plan.fit.offload import adam_seconds, host_memory, transfers
-from graftwork.plan.fit.peaks import exact_peak, quick_peak
-from graftwork.plan.fit.plain_steps import exposed, link_rate, trained
 from graftwork.plan.fit.reasons import say_time
-from graftwork.plan.fit.rl import cache_bytes, decode_seconds, rows_at_once
-from graftwork.plan.fit.roofline import most_tokens_per_second, require_possible
-from graftwork.plan.fit.sharding import Shared, passing_setup, share
-from graftwork.plan.time import rates_of
 from graftwork.records.errors import UserMistake
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.hardware import Machine
+from graftwork.records.units import GIB
 
-GIB = 2**30
 MODEL = find_model("deepseek-coder-6.7b")
 SHAPE = MODEL.shape
 ALONE = MemoryPeak(
@@ -55,7 +66,7 @@ def setup(method="full", **more):
 def test_more_cards_hold_less_each(sharding):
     trainable = total_parameters(SHAPE)
     held = [
-        share(ALONE, SHAPE, setup(), Shared(sharding, "none", cards), trainable=trainable).allocated
+        share(ALONE, SHAPE, setup(), Distribution(sharding, "none", cards), trainable=trainable).allocated
         for cards in (2, 4, 8)
     ]
     assert held[0] > held[1] > held[2]
@@ -64,7 +75,7 @@ def test_more_cards_hold_less_each(sharding):
 def test_offloading_takes_states_and_then_weights_off_the_card():
     trainable = total_parameters(SHAPE)
     none, optimizer, weights = (
-        share(ALONE, SHAPE, setup(), Shared("zero3", offload, 2), trainable=trainable)
+        share(ALONE, SHAPE, setup(), Distribution("zero3", offload, 2), trainable=trainable)
         for offload in ("none", "optimizer", "weights")
     )
     assert none.parts["optimizer"] == pytest.approx(trainable * 12 / 2)
@@ -76,7 +87,7 @@ def test_offloading_takes_states_and_then_weights_off_the_card():
 
 
 def test_ddp_adds_a_copy_of_the_gradients():
-    shared = share(ALONE, SHAPE, setup("lora"), Shared("ddp", "none", 2), trainable=10**7)
+    shared = share(ALONE, SHAPE, setup("lora"), Distribution("ddp", "none", 2), trainable=10**7)
     assert shared.allocated - ALONE.allocated == pytest.approx(4e7)
 
 
@@ -84,7 +95,7 @@ def test_an_offloaded_7b_takes_sixteen_to_eighteen_bytes_a_parameter_of_the_host
     asked = question(method="full")
     parameters = trained(asked)
     host = host_memory(
-        asked, Shared("zero3", "weights", 2), trainable=parameters, base_bytes=2.0 * parameters
+        asked, Distribution("zero3", "weights", 2), trainable=parameters, base_bytes=2.0 * parameters
     )
     assert host.low * GIB > 16 * parameters
     assert 18 * parameters < host.high * GIB < 20 * parameters
@@ -94,10 +105,12 @@ def test_an_offloaded_7b_takes_sixteen_to_eighteen_bytes_a_parameter_of_the_host
 def test_transfers_and_adam_cost_what_their_bytes_do():
     asked = question(method="full")
     parameters = trained(asked)
-    none = transfers(asked.machine, Shared("zero3", "none", 2), setup(), trainable=parameters, base_bytes=1.0)
+    none = transfers(
+        asked.machine, Distribution("zero3", "none", 2), setup(), trainable=parameters, base_bytes=1.0
+    )
     assert none == (0.0, 0.0, 0.0)
     moved = transfers(
-        asked.machine, Shared("zero3", "weights", 2), setup(), trainable=parameters, base_bytes=1.0
+        asked.machine, Distribution("zero3", "weights", 2), setup(), trainable=parameters, base_bytes=1.0
     )
     assert moved.a_pass == pytest.approx(3 * parameters * 2 / 2 / (31.5e9 * 0.8), rel=0.01)
     assert moved.adam == adam_seconds(asked.machine, parameters)
@@ -197,7 +210,7 @@ def test_a_claim_above_the_roof_is_refused_with_the_arithmetic():
 @pytest.mark.parametrize("checkpointed", [0, 32])
 def test_the_quick_peak_is_near_the_exact_one(method, checkpointed):
     asked = setup(method, checkpointed=checkpointed, rows=2)
-    exact = exact_peak(SHAPE, asked, architecture="llama")
+    exact = plain_peak(SHAPE, asked, architecture="llama")
     quick = quick_peak(SHAPE, asked, architecture="llama", trainable=trained(question(method=method)))
     assert quick.allocated == pytest.approx(exact.allocated, rel=0.02)
     assert quick.reserved == pytest.approx(exact.reserved, rel=0.08)
@@ -227,14 +240,16 @@ def test_peaks_of_a_7b_are_those_that_were_traced(method, tokens, checkpointed, 
     asked = setup(
         method, checkpointed=checkpointed, adapter_dtype="bfloat16", autocast=False, kbit_upcast=False
     ).model_copy(update={"tokens": tokens})
-    peak = exact_peak(SHAPE, asked, architecture="llama").allocated / GIB
+    peak = plain_peak(SHAPE, asked, architecture="llama").allocated / GIB
     assert peak == pytest.approx(traced_gib, rel=0.05)
 
 
 def test_what_passes_through_a_card_does_not_hide_behind_gradients():
     asked = setup(checkpointed=SHAPE.layers)
-    passing = exact_peak(SHAPE, passing_setup(asked), architecture="llama")
-    shared = share(passing, SHAPE, asked, Shared("zero3", "weights", 2), trainable=total_parameters(SHAPE))
+    passing = plain_peak(SHAPE, passing_setup(asked), architecture="llama")
+    shared = share(
+        passing, SHAPE, asked, Distribution("zero3", "weights", 2), trainable=total_parameters(SHAPE)
+    )
     # The logits of 2,048 places and their gradient, and a block's activations.
     assert shared.parts["logits"] > 8 * SHAPE.vocab_size * 2048 * 0.9
     assert shared.parts["activations"] > 2 * SHAPE.hidden_size * 2048 * SHAPE.layers

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from graftwork.plan.memory_plain import plain_peak
+from graftwork.costmodel.plain_memory import plain_peak
 from graftwork.records.fit import MemoryPeak, PlainSetup
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
 MEASURED = Path(__file__).parents[2] / "data" / "plan_memory.jsonl"
-GIB = 2**30
 
 
 def measured_lines() -> list[dict[str, Any]]:

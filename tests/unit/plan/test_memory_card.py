@@ -4,16 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes, static_bytes
+from graftwork.costmodel.card_step import load, round_places, step_recipe
+from graftwork.costmodel.card_tensors import ByteTally
 from graftwork.model.shape import adapter_parameters, linear_names
-from graftwork.model.step_load import load
-from graftwork.model.step_memory import peak_bytes, static_bytes
-from graftwork.model.step_sizes import Tally
-from graftwork.model.step_walk import round_places, walk_of
-from graftwork.plan.memory_card import card_peak, count, load_peak
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.gpu.batch import round_places as round_places_of_batches
+from graftwork.records.units import GIB
+from graftwork.train.gpu.engine import round_places as round_places_of_batches
 
-GIB = 2**30
 SMALL = ModelShape(
     name="small",
     hidden_size=512,
@@ -69,7 +67,7 @@ def test_parts_make_the_whole_and_the_quick_sum_is_the_long_one(form, shape, kee
     assert sum(peak.parts.values()) == pytest.approx(peak.allocated, rel=1e-9)
     assert min(peak.parts.values()) >= 0
     assert peak.reserved >= peak.allocated
-    walk = walk_of(shape, tuning, **learned(shape))
+    walk = step_recipe(shape, tuning, **learned(shape))
     assert count(walk).bytes == peak.allocated
     # The quick sum has a margin on what comes and goes, and none on what stands.
     assert peak.allocated <= peak_bytes(shape, tuning, **learned(shape)) <= peak.allocated * 1.04
@@ -128,7 +126,7 @@ def test_places_are_filled_up_as_batches_fill_them(places, head_tokens):
 class Patient:
     """A tally that is told of every block."""
 
-    alloc, free = Tally.alloc, Tally.free
+    alloc, free = ByteTally.alloc, ByteTally.free
 
     def __init__(self):
         self.now = self.most = 0
@@ -138,8 +136,8 @@ class Patient:
 @pytest.mark.parametrize("host", [True, False])
 def test_a_tally_that_is_told_once_what_a_block_adds_comes_to_the_same(form, host):
     setting = tuned(form=(form, "eight" if form == "eight" else "whole"), host_embedding=host)
-    sizes = walk_of(SMALL, setting, trainable=0, adapted=0).sizes
-    quick, slow = Tally(), Patient()
+    sizes = step_recipe(SMALL, setting, trainable=0, adapted=0).sizes
+    quick, slow = ByteTally(), Patient()
     for one in (quick, slow):
         load(one, sizes, layers=SMALL.layers, tied=SMALL.tied_embeddings, on_host=host)
     assert (quick.now, quick.most) == (slow.now, slow.most)

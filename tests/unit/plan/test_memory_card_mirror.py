@@ -18,16 +18,16 @@ from transformers import (
     Qwen3Config,
 )
 
-from graftwork.model import step_pieces
-from graftwork.model.adapter import AdapterShape, attach
+from graftwork.costmodel import card_tensors
+from graftwork.costmodel.card_step import step_recipe, take_pass
+from graftwork.costmodel.card_tensors import ByteTally
+from graftwork.model.adapters.peft import AdapterShape, attach
 from graftwork.model.shape import adapter_parameters, linear_sizes
-from graftwork.model.step_sizes import Tally
-from graftwork.model.step_walk import take_pass, walk_of
 from graftwork.records.dataset import Row
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.train.gpu.engine import CardEngine
-from graftwork.train.gpu.furnish import furnish
+from graftwork.train.gpu.engine import GpuEngine
+from graftwork.train.gpu.load import load_quantized
 from graftwork.train.settings import ALL_LINEARS, TrainSettings
 
 LAYERS, TOKENS, RANK = 3, 256, 8
@@ -52,7 +52,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.tally, self.sizes = Tally(), {}
+        self.tally, self.sizes = ByteTally(), {}
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
         del types
@@ -111,11 +111,11 @@ def watched_peak(config, tuning):
     if config is MistralConfig:
         named.sliding_window = None
     model = AutoModelForCausalLM.from_config(named, dtype=torch.bfloat16).eval().requires_grad_(False)
-    furnished = furnish(model, tuning, device="cpu")
+    furnished = load_quantized(model, tuning, device="cpu")
     adapter = AdapterShape(rank=RANK, alpha=8, targets=ALL_LINEARS, layers=tuple(range(LAYERS)))
     learned = attach(model, adapter, seed=1)
     settings = TrainSettings(rank=RANK, alpha=8)
-    engine = CardEngine(model, learned, settings=settings, furnished=furnished, tuning=tuning, shape=SHAPE)
+    engine = GpuEngine(model, learned, settings=settings, furnished=furnished, tuning=tuning, shape=SHAPE)
     message = (Message(role="user", content="x"),)
     row = Row(
         id="1",
@@ -136,16 +136,16 @@ def watched_peak(config, tuning):
 @pytest.fixture(autouse=True)
 def _nothing_within_kernels(monkeypatch):
     """Looking levels up turns their places into longer numbers, within one operation: not seen from here."""
-    seen = step_pieces.FOUR_BITS.replace("long+8 ", "").replace("long- ", "")
-    monkeypatch.setattr(step_pieces, "FOUR_BITS", seen)
+    seen = card_tensors.FOUR_BITS.replace("long+8 ", "").replace("long- ", "")
+    monkeypatch.setattr(card_tensors, "FOUR_BITS", seen)
 
 
 def counted_peak(config, tuning):
     plain = sum(a * b for a, b in linear_sizes(SHAPE).values()) + 2 * SHAPE.hidden_size
     shape = SHAPE.model_copy(update={"block_parameters": plain + BESIDE.get(config, 0)})
     trainable = adapter_parameters(shape, rank=RANK, targets=ALL_LINEARS, layers=LAYERS)
-    tally = Tally()
-    walk = walk_of(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
+    tally = ByteTally()
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=LAYERS, places=TOKENS - 1)
     take_pass(tally, walk, keep_gradients=False)
     return tally.most
 

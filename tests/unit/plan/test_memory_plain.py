@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.plan.memory_plain import plain_peak, plain_trace, replayed
+from graftwork.costmodel.plain_memory import plain_peak, plain_trace, replayed
 from graftwork.records.fit import PlainSetup
 from graftwork.records.plan import ModelShape
 

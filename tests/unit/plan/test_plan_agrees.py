@@ -2,18 +2,16 @@
 
 import pytest
 
+from graftwork.costmodel.time import rates_of
 from graftwork.pipeline import fit_here
-from graftwork.pipeline.fit import Asked, answer_fit, question_of
+from graftwork.pipeline.fit import FitRequest, answer_fit, question_of
 from graftwork.pipeline.fit_here import named_machine
-from graftwork.plan.buying.ask import weigh_purchase
-from graftwork.plan.buying.choices import Use
-from graftwork.plan.buying.wish import read_wish
 from graftwork.plan.catalog.hardware import GUESSED, USUAL_RAM_GIB, find_cpu, find_gpu
 from graftwork.plan.catalog.models import find_model
-from graftwork.plan.cost.nouns import Terms
-from graftwork.plan.serving.answer import serve
-from graftwork.plan.serving.ask import make_question
-from graftwork.plan.timing.rates import rates_of
+from graftwork.plan.cost.types import Terms
+from graftwork.plan.purchase.decide import Use, weigh_purchase
+from graftwork.plan.purchase.types import read_purchase_option
+from graftwork.plan.serving.answer import make_question, serve
 from graftwork.records.errors import UserMistake
 
 CARD = "RTX 5060 Ti 16GB"
@@ -31,11 +29,11 @@ def this_memory(request, monkeypatch):
 def test_fit_and_buy_agree_on_two_cards_whatever_this_machine_has():
     from datetime import date
 
-    fitted = answer_fit(Asked(gpu=CARD, gpus=2, **RUN))
+    fitted = answer_fit(FitRequest(gpu=CARD, gpus=2, **RUN))
     bought = weigh_purchase(
-        question_of(Asked(gpu=CARD, gpus=1, **RUN)),
-        have=read_wish(CARD, option="--have"),
-        options=[read_wish(f"2x {CARD}=700", option="--option")],
+        question_of(FitRequest(gpu=CARD, gpus=1, **RUN)),
+        have=read_purchase_option(CARD, option="--have"),
+        options=[read_purchase_option(f"2x {CARD}=700", option="--option")],
         use=Use(7, 2, 0.3, 0.5, 120, 0),
         terms=Terms(
             today=date(2026, 11, 1), runs_a_month=30, waiting_usd_per_hour=0.0, electricity_usd_kwh=0.3
@@ -51,7 +49,7 @@ def test_host_memory_that_is_assumed_is_named():
     assert "64 GiB" in named.assumed[0]
     assert named_machine(gpu=CARD, ram_gib=128).assumed == ()
     assert named_machine().assumed == ()
-    answer = answer_fit(Asked(gpu=CARD, **RUN))
+    answer = answer_fit(FitRequest(gpu=CARD, **RUN))
     assert any("64 GiB" in reason for reason in answer.reasons)
 
 
@@ -88,5 +86,5 @@ def test_without_a_limit_serving_prefers_the_widest_weights_that_somebody_waits_
 def test_a_t4_is_as_fast_as_its_power_cap_lets_it_be():
     """Measured by others: 24 of the stated 65 TFLOPS over a long run of products."""
     assert rates_of(find_gpu("T4")).half < 24e12
-    answer = answer_fit(Asked(gpu="T4", ram=64, **RUN))
+    answer = answer_fit(FitRequest(gpu="T4", ram=64, **RUN))
     assert answer.tokens_per_second.value < 400

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graftwork.costmodel.processor import training_flops
 from graftwork.model.shape import adapter_parameters, read_shape, total_parameters
 from graftwork.plan.estimate import make_plan
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.speed import training_flops
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import DeviceFacts, ModelShape, Workload
 
 SMOL = ModelShape(
@@ -62,7 +62,7 @@ def test_parameters_are_counted_as_the_real_model_counts_them(embedded_base):
 
 
 def test_adapter_parameters_are_those_that_are_trained(tiny_base):
-    from graftwork.model.adapter import AdapterShape, attach
+    from graftwork.model.adapters.peft import AdapterShape, attach
     from graftwork.model.load import load_base
 
     shape = read_shape(tiny_base)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from graftwork.plan.lint.detect import detect, read_foreign
-from graftwork.plan.lint.written import read_written
+from graftwork.plan.lint.facts import read_written
+from graftwork.plan.lint.readers import detect, read_foreign
 from graftwork.records.errors import UserMistake
 
 AXOLOTL = """\

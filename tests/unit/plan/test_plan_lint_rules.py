@@ -5,10 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.lint.counts import count_steps, effective_batch
-from graftwork.plan.lint.facts import Around, Configuration, Peaks, Place
-from graftwork.plan.lint.lint import RULES, lint
-from graftwork.plan.lint.rules.purpose import same_model
+from graftwork.plan.lint.check import RULES, lint
+from graftwork.plan.lint.facts import (
+    Around,
+    ConfigLocation,
+    Configuration,
+    Peaks,
+    count_steps,
+    effective_batch,
+)
+from graftwork.plan.lint.rules_precision import same_model
 from graftwork.records.plan import ModelShape
 
 SEVEN = ModelShape(
@@ -114,13 +120,15 @@ def test_every_rule_has_its_own_name():
 
 
 def test_a_finding_points_at_the_key_and_not_only_at_the_file():
-    said = say(save_when="no", places={"save_when": Place(key="checkpointing.save_strategy", line=7)})
+    said = say(
+        save_when="no", places={"save_when": ConfigLocation(key="checkpointing.save_strategy", line=7)}
+    )
     (found,) = lint(said, Around())
     assert (found.where, found.key) == ("c.yaml:7", "checkpointing.save_strategy")
 
 
 def test_what_the_command_line_said_is_shown_as_its_option():
-    said = say(precision="bfloat16", places={"gpu": Place(key="--gpu")})
+    said = say(precision="bfloat16", places={"gpu": ConfigLocation(key="--gpu")})
     assert next(one for one in lint(said, on("T4")) if one.rule == "bf16-missing").where == "--gpu"
 
 
@@ -162,7 +170,7 @@ def test_a_warm_up_is_called_too_long_by_exactly_one_rule_or_none(steps, warmup)
 
 @given(cards=st.integers(1, 8), stage=st.sampled_from([None, 1, 2, 3]))
 def test_more_cards_or_a_higher_stage_never_need_more_of_a_card(cards, stage):
-    from graftwork.plan.lint.sizes import full_floor
+    from graftwork.plan.lint.estimates import full_floor
 
     def floor(cards, stage):
         said = say(method="full", precision="bfloat16", cards=cards, zero_stage=stage or 1)

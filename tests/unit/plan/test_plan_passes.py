@@ -4,13 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.shape import linear_names
-from graftwork.plan.catalog.hardware import find_gpu
+from graftwork.costmodel.distributed import PlainRun
+from graftwork.costmodel.processor import choose_host_micro_batches
+from graftwork.costmodel.time import rates_of
+from graftwork.model.shape import linear_names, trained_by
+from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.estimate import make_plan
-from graftwork.plan.passes import Crew, choose_host_passes, choose_passes, needs_more
+from graftwork.plan.micro_batches import TrainStrategy, choose_micro_batches, needs_more
 from graftwork.plan.settings import PlanSettings
-from graftwork.plan.time import rates_of
+from graftwork.records.hardware import Machine
 from graftwork.records.plan import DeviceFacts, PlainStep, Workload
 
 MODEL = find_model("deepseek-coder-6.7b")
@@ -34,10 +37,18 @@ def load(method="qlora", *, tokens=2048, rows=16, **more):
     return Workload(**{**values, **more})
 
 
-def choose(work=None, *, shape=SHAPE, limit=14.6, strategy="ddp", processes=2, **more):
-    crew = Crew(strategy, processes if strategy != "single" else 1)
-    facts = {"dtype": "bfloat16", "architecture": MODEL.architecture, "limit_gib": limit, **more}
-    return choose_passes(shape, work or load(), crew=crew, **facts)
+def choose(work=None, *, shape=SHAPE, limit=14.6, strategy="ddp", processes=2, rates=None, **more):
+    work = work or load()
+    shared = TrainStrategy(strategy, processes if strategy != "single" else 1)
+    run = PlainRun(
+        shape=shape,
+        architecture=MODEL.architecture,
+        trainable=trained_by(shape, work),
+        half="bfloat16",
+        rates=rates or default_rates(),
+        machine=Machine(gpu=None, gpus=shared.shared.cards, ram_gib=64.0),
+    )
+    return choose_micro_batches(run, work, shared, limit_gib=limit, **more)
 
 
 def test_two_cards_of_16_gb_train_a_7b_in_four_bits_because_blocks_compute_again():
@@ -82,12 +93,12 @@ def test_the_beginning_that_rows_share_is_held_once_where_nothing_is_computed_ag
 def test_a_processor_takes_as_many_rows_as_it_has_room_for():
     shape = find_model("smollm2-135m").shape
     work = load("lora", tokens=1024, targets=("q_proj", "v_proj"), adapted_layers=shape.layers)
-    assert choose_host_passes(shape, work, limit_gib=64.0, width=4) is None
-    few = choose_host_passes(shape, work, limit_gib=8.0, width=4)
+    assert choose_host_micro_batches(shape, work, limit_gib=64.0, width=4) is None
+    few = choose_host_micro_batches(shape, work, limit_gib=8.0, width=4)
     assert few is not None
     assert few.micro_rows < 16
     assert few.peak_gib * 1.2 <= 8.0
-    again = choose_host_passes(shape, work, limit_gib=8.0, width=4, checkpointed=True)
+    again = choose_host_micro_batches(shape, work, limit_gib=8.0, width=4, checkpointed=True)
     assert again is not None
     assert again.micro_rows > few.micro_rows
 

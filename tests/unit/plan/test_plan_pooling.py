@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_plan_estimate import plan
 
-from graftwork.plan.pooling import ENOUGH_RUNS, pool_runs
-from graftwork.records.figure import Figure
+from graftwork.plan.residuals import ENOUGH_RUNS, pool_runs
+from graftwork.records.base import Figure
 
 PRIOR = Figure.about(100.0, down=0.55, up=1.6, unit="tokens/s")
 speeds = st.lists(st.floats(1.0, 10_000.0), max_size=10)

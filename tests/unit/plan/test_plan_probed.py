@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.plan.time import card_step, cpu_of_probe, processor_step, rates_of_probe
-from graftwork.plan.timing.probed_figures import probe_figures, whole_model_speed
-from graftwork.plan.timing.rates import Rates
+from graftwork.costmodel.probed_rates import probe_figures, rates_of_probe, whole_model_speed
+from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step
+from graftwork.records.fit import DeviceName, ProbedStep, ProbeFacts, ProductRate
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import DeviceName, ProbedStep, ProbeFacts, ProductRate
 
 SHAPE = ModelShape(
     name="seven",
@@ -45,14 +44,12 @@ def make_tuning(layers, tokens, form="whole") -> Tuning:
     )
 
 
-def seconds_on(rates: Rates, layers, tokens, form="whole") -> float:
+def seconds_on(rates: StepRates, layers, tokens, form="whole") -> float:
     step = card_step(
         SHAPE.model_copy(update={"layers": layers}),
         make_tuning(layers, tokens, form),
-        adapted=layers,
-        trainable=TRAINABLE_A_LAYER * layers,
-        rates=rates,
-        mean_length=2048,
+        TrainedPart(adapted=layers, trainable=TRAINABLE_A_LAYER * layers, rates=rates),
+        RowStatistics(mean_length=2048),
     )
     return sum(step.parts.values()) + sum(step.once_a_step.values())
 
@@ -97,7 +94,7 @@ def probed_step(layers, tokens, seconds, form="whole") -> ProbedStep:
     )
 
 
-def real_card(slower, head, fixed, a_layer) -> Rates:
+def real_card(slower, head, fixed, a_layer) -> StepRates:
     """A card as it might be: some way off what is reckoned from its products alone."""
     return rates_of_probe(make_facts()).model_copy(
         update={
@@ -163,34 +160,8 @@ def test_a_step_that_is_absurd_does_not_make_the_rates_absurd():
 
 
 def test_a_processor_has_no_rates_of_a_card():
-    with pytest.raises(ValueError, match="cpu_of_probe"):
+    with pytest.raises(ValueError, match="processor"):
         rates_of_probe(make_facts(device=PROCESSOR))
-
-
-def test_a_processor_is_reckoned_so_that_its_real_step_comes_out():
-    step = ProbedStep(
-        layers=4,
-        tokens=64,
-        length=64,
-        trainable=1000,
-        trained_share=0.15,
-        seconds=6.0,
-        spread=0.1,
-        peak_bytes=1e9,
-    )
-    facts = make_facts(device=PROCESSOR, steps=(step,))
-    few = SHAPE.model_copy(update={"layers": 4})
-    reckoned = processor_step(
-        few,
-        tokens=64,
-        adapted=4,
-        cpu=cpu_of_probe(facts),
-        method="lora",
-        trained_share=0.15,
-        mean_length=64,
-    )
-    total = sum(reckoned.parts.values()) + sum(reckoned.once_a_step.values())
-    assert total == pytest.approx(6.0, rel=0.05)
 
 
 def test_figures_name_only_what_was_measured_and_hold_their_values():

@@ -15,9 +15,8 @@ from graftwork.plan.residuals import (
     learned_memory,
     split_memory,
 )
-from graftwork.records.figure import Figure
-from graftwork.records.plan import Residual
-from graftwork.records.residual import RunParts
+from graftwork.records.base import Figure
+from graftwork.records.plan import Residual, RunParts
 
 
 def about(value, unit="GiB"):

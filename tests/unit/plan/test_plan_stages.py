@@ -4,7 +4,7 @@ import pytest
 from test_plan_estimate import DEVICE, SMOL
 
 from graftwork.plan.stages import MEASURED, StageFacts, add_up, estimate_stage, pool_stage, residual_name
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.plan import Residual
 
 

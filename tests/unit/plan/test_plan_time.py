@@ -8,22 +8,25 @@ from statistics import median
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_rates import PUBLISHED, set_beside
+from roofline_oracle import is_possible, least_seconds
 
-from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
-from graftwork.plan.catalog.models import find_model
-from graftwork.plan.time import (
+from graftwork.costmodel.processor import seconds_a_token
+from graftwork.costmodel.time import (
+    RowStatistics,
+    TrainedPart,
     card_seconds_a_token,
     card_step,
     link_seconds,
     plain_step,
-    processor_step,
     rates_of,
 )
-from graftwork.plan.timing.published import PUBLISHED, set_beside
-from graftwork.plan.timing.roofline import is_possible, least_seconds
+from graftwork.model.shape import linear_names
+from graftwork.plan.catalog.hardware import find_cpu, find_gpu, list_gpus
+from graftwork.plan.catalog.models import find_model
 from graftwork.records.fit import PlainSetup
 from graftwork.records.hardware import Gpu
-from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.plan import ModelShape, Tuning, Workload
 
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "train_gpu.json"
 SEVEN = ModelShape(
@@ -90,7 +93,12 @@ def make_tuning(**changes) -> Tuning:
 
 
 def seconds_of(tuning, gpu=H200, length=2048.0):
-    step = card_step(SEVEN, tuning, adapted=28, trainable=TRAINABLE, rates=rates_of(gpu), mean_length=length)
+    step = card_step(
+        SEVEN,
+        tuning,
+        TrainedPart(adapted=28, trainable=TRAINABLE, rates=rates_of(gpu)),
+        RowStatistics(mean_length=length),
+    )
     return sum(step.parts.values()) + sum(step.once_a_step.values())
 
 
@@ -198,14 +206,19 @@ def test_longer_rows_and_more_computed_again_never_take_less(tokens, length, mor
 
 def test_a_token_costs_a_step_shared_by_its_tokens():
     tuning = make_tuning()
-    a_token = card_seconds_a_token(SEVEN, tuning, adapted=28, trainable=TRAINABLE, rates=rates_of(H200))
+    a_token = card_seconds_a_token(SEVEN, tuning, TrainedPart(28, TRAINABLE, rates_of(H200)))
     assert a_token * tuning.micro_tokens == pytest.approx(seconds_of(tuning))
 
 
 def test_what_is_not_compiled_waits_for_its_launches_where_the_model_is_small():
     small = SEVEN.model_copy(update={"hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000})
     tuning = make_tuning(micro_tokens=256, chunk_tokens=256, head_tokens=256, compiled=False)
-    step = card_step(small, tuning, adapted=28, trainable=1000, rates=rates_of(H200), mean_length=256)
+    step = card_step(
+        small,
+        tuning,
+        TrainedPart(adapted=28, trainable=1000, rates=rates_of(H200)),
+        RowStatistics(mean_length=256),
+    )
     assert step.parts["waiting for launches"] > sum(step.parts.values()) / 2
     plain = plain_step(small, setup_of(tokens=32, rows=1), rates=rates_of(H200))
     assert plain.parts["waiting for launches"] > sum(plain.parts.values()) / 2
@@ -250,8 +263,17 @@ def test_a_processor_is_slower_for_more_tokens_and_more_layers():
     cpu = find_cpu("Ryzen 9950X")
 
     def seconds(tokens, adapted, method="lora"):
-        step = processor_step(SEVEN, tokens=tokens, adapted=adapted, cpu=cpu, method=method)
-        return sum(step.parts.values()) + sum(step.once_a_step.values())
+        work = Workload(
+            lengths=(tokens,),
+            trained_tokens=tokens,
+            batch_rows=1,
+            epochs=1,
+            rank=16,
+            targets=linear_names(SEVEN),
+            adapted_layers=adapted,
+            method=method,
+        )
+        return tokens * sum(seconds_a_token(SEVEN, work, gflops=cpu.gflops).values())
 
     assert seconds(512, 28) < seconds(1024, 28)
     assert seconds(512, 8) < seconds(512, 28) < seconds(512, 28, "full")

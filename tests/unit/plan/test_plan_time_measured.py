@@ -7,11 +7,12 @@ from statistics import median
 
 import pytest
 
+from graftwork.costmodel.probed_rates import rates_of_probe
+from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_step, rates_of
 from graftwork.model.shape import adapter_parameters, linear_names, total_parameters
 from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.time import Rates, card_step, rates_of, rates_of_probe
+from graftwork.records.fit import ProbeFacts
 from graftwork.records.plan import ModelShape, Tuning
-from graftwork.records.probe import ProbeFacts
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RESULTS = BENCHMARKS / "results" / "plan_time.json"
@@ -24,7 +25,7 @@ def read_lines():
     return json.loads(RESULTS.read_text())["figures"]["lines"]
 
 
-def errors(rates: Rates) -> list[float]:
+def errors(rates: StepRates) -> list[float]:
     found = []
     for line in read_lines():
         if "measured" in line:
@@ -32,12 +33,14 @@ def errors(rates: Rates) -> list[float]:
             step = card_step(
                 shape,
                 Tuning.model_validate(line["tuning"]),
-                adapted=shape.layers,
-                trainable=adapter_parameters(
-                    shape, rank=16, targets=linear_names(shape), layers=shape.layers
+                TrainedPart(
+                    adapted=shape.layers,
+                    trainable=adapter_parameters(
+                        shape, rank=16, targets=linear_names(shape), layers=shape.layers
+                    ),
+                    rates=rates,
                 ),
-                rates=rates,
-                mean_length=setting["length"],
+                RowStatistics(mean_length=setting["length"]),
             )
             seconds = sum(step.parts.values()) + sum(step.once_a_step.values())
             found.append(abs(seconds / line["measured"] - 1))

@@ -4,14 +4,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import describe_tuning, keep_measured, peak_bytes
-from graftwork.plan.catalog.hardware import find_gpu
-from graftwork.plan.memory_card import load_peak
-from graftwork.plan.time import card_seconds_a_token, rates_of
-from graftwork.plan.tuning import choose_tuning
+from graftwork.costmodel.card_memory import describe_tuning, keep_measured, load_peak, peak_bytes
+from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning
+from graftwork.costmodel.time import TrainedPart, card_seconds_a_token, rates_of
+from graftwork.plan.catalog.hardware import default_rates, find_gpu
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 SEVEN = ModelShape(
     name="qwen2.5-7b",
     hidden_size=3584,
@@ -30,14 +29,11 @@ TRAINABLE = 40_370_176
 def choose(limit, *, method="lora", eight=True, longest=2048, step=8192, rates=None):
     return choose_tuning(
         SEVEN,
-        method=method,
-        adapted=28,
-        trainable=TRAINABLE,
+        TuningRequest(
+            method=method, adapted=28, trainable=TRAINABLE, step_tokens=step, longest=longest, eight=eight
+        ),
         limit_gib=limit,
-        step_tokens=step,
-        longest=longest,
-        eight=eight,
-        rates=rates,
+        rates=rates or default_rates(),
     )
 
 
@@ -104,13 +100,11 @@ def test_a_vocabulary_that_sixteen_does_not_divide_keeps_its_head_whole():
     odd = SEVEN.model_copy(update={"vocab_size": 152_067})
     tuning = choose_tuning(
         odd,
-        method="lora",
-        adapted=28,
-        trainable=TRAINABLE,
+        TuningRequest(
+            method="lora", adapted=28, trainable=TRAINABLE, step_tokens=4096, longest=2048, eight=True
+        ),
         limit_gib=24,
-        step_tokens=4096,
-        longest=2048,
-        eight=True,
+        rates=default_rates(),
     )
     assert (tuning.form, tuning.head) == ("eight", "whole")
 
@@ -120,7 +114,9 @@ def test_a_setting_is_ranked_by_the_rates_of_the_card_at_hand():
     assert usual == named
     slow = choose(40, rates=rates_of(find_gpu("L4")))
     assert slow.seconds_a_token > 4 * usual.seconds_a_token
-    again = card_seconds_a_token(SEVEN, slow, adapted=28, trainable=TRAINABLE, rates=rates_of(find_gpu("L4")))
+    again = card_seconds_a_token(
+        SEVEN, slow, TrainedPart(adapted=28, trainable=TRAINABLE, rates=rates_of(find_gpu("L4")))
+    )
     assert slow.seconds_a_token == pytest.approx(again)
 
 

@@ -7,14 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import Counted, count_by_levels
-from graftwork.plan.memory_card import reserved_within
-from graftwork.plan.tuning import _settings, choose_tuning
-from graftwork.plan.tuning_room import own_limits, with_room
+from graftwork.costmodel.card_memory import StepBytes, count_by_levels, reserved_within
+from graftwork.costmodel.card_tuning import TuningRequest, _settings, choose_tuning, own_limits, with_room
+from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape
-
-GIB = 2**30
-MIB = 2**20
+from graftwork.records.units import GIB, MIB
 
 
 def shape_of(hidden, layers, inner, vocabulary, *, tied):
@@ -39,19 +36,12 @@ TRAINABLE = 4_000_000
 
 
 def named(method, adapted, trainable, step, longest, *, eight):
-    return {
-        "method": method,
-        "adapted": adapted,
-        "trainable": trainable,
-        "step_tokens": step,
-        "longest": longest,
-        "eight": eight,
-    }
+    return TuningRequest(method, adapted, trainable, step, longest, eight)
 
 
 @cache
 def all_settings():
-    return tuple(_settings("four", "eight", step_tokens=1024, longest=2048, limit_gib=1.0))
+    return tuple(_settings("four", "eight", named("qlora", 4, 1, 1024, 2048, eight=True), limit_gib=1.0))
 
 
 def pinned():
@@ -112,7 +102,7 @@ def test_where_there_is_plenty_the_limit_stays_the_one_given():
 
 @given(st.integers(1, 200 * GIB), st.integers(MIB, 100 * GIB), st.booleans())
 def test_own_limits_rise_from_what_is_asked_for_in_hundredths_of_a_gib(standing, passing, scant):
-    own = list(own_limits(Counted(standing, passing), scant=scant))
+    own = list(own_limits(StepBytes(standing, passing), scant=scant))
     assert own == sorted(own)
     assert own[0] * GIB > standing + passing
     assert all(limit == round(limit, 2) for limit in own)
@@ -128,7 +118,7 @@ def test_own_limits_rise_from_what_is_asked_for_in_hundredths_of_a_gib(standing,
 )
 def test_thirteen_mib_more_made_these_slower_once_and_never_do(shape, how, less):
     limits = [less - 0.013, less, less + 0.0065, less + 0.013, less + 0.026]
-    found = [choose_tuning(shape, limit_gib=limit, **how) for limit in limits]
+    found = [choose_tuning(shape, how, limit_gib=limit, rates=default_rates()) for limit in limits]
     seconds = [float("inf") if one is None else one.seconds_a_token for one in found]
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(seconds))
     assert seconds[-1] < float("inf")

@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graftwork.model.step_memory import count_by_levels
-from graftwork.model.step_walk import walk_of
-from graftwork.plan import tuning_room
-from graftwork.plan.memory_card import card_peak, count, reserved_within
-from graftwork.plan.time import card_seconds_a_token
-from graftwork.plan.tuning import _settings, choose_tuning, default_rates
-from graftwork.plan.tuning_search import Trained, Way, fastest
+from graftwork.costmodel import card_tuning
+from graftwork.costmodel.card_memory import card_peak, count, count_by_levels, reserved_within
+from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_tuning import (
+    TuningOption,
+    TuningRequest,
+    _settings,
+    choose_tuning,
+    fastest,
+)
+from graftwork.costmodel.time import TrainedPart, card_seconds_a_token
+from graftwork.plan.catalog.hardware import default_rates
 from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
 
-GIB = 2**30
 BLOCKS = 6
 SMALL = ModelShape(
     name="small",
@@ -30,14 +35,16 @@ SMALL = ModelShape(
     max_positions=4096,
 )
 TRAINABLE = 4_000_000
-ADAPTED = {6: Trained(6, TRAINABLE, default_rates()), 3: Trained(3, TRAINABLE, default_rates())}
+ADAPTED = {6: TrainedPart(6, TRAINABLE, default_rates()), 3: TrainedPart(3, TRAINABLE, default_rates())}
 FORMS = st.sampled_from(["whole", "eight", "four"])
 LEVELS = st.tuples(st.integers(0, BLOCKS), st.integers(0, BLOCKS)).filter(lambda two: sum(two) <= BLOCKS)
 
 
 @cache
 def ways(form, limit=2.0):
-    return tuple(_settings(form, "whole", step_tokens=4096, longest=1024, limit_gib=limit))
+    return tuple(
+        _settings(form, "whole", TuningRequest("lora", 6, 1, 4096, 1024, eight=False), limit_gib=limit)
+    )
 
 
 @given(FORMS, st.data(), LEVELS)
@@ -48,11 +55,9 @@ def test_seconds_are_those_that_the_clock_model_states(form, data, levels):
     stated = card_seconds_a_token(
         SMALL,
         tuning.model_copy(update={"keep": keep, "lean": lean}),
-        adapted=BLOCKS,
-        trainable=TRAINABLE,
-        rates=default_rates(),
+        TrainedPart(adapted=BLOCKS, trainable=TRAINABLE, rates=default_rates()),
     )
-    assert Way(SMALL, tuning, ADAPTED[6]).seconds(keep, lean) == pytest.approx(stated, rel=1e-9)
+    assert TuningOption(SMALL, tuning, ADAPTED[6]).seconds(keep, lean) == pytest.approx(stated, rel=1e-9)
 
 
 @given(FORMS, st.data(), LEVELS, st.sampled_from([6, 5, 3]))
@@ -62,14 +67,14 @@ def test_the_quick_count_is_the_long_one(form, data, levels, adapted):
     keep, lean = min(levels[0], adapted), min(levels[1], adapted - min(levels[0], adapted))
     quick = count_by_levels(SMALL, tuning, trainable=TRAINABLE, adapted=adapted)(keep, lean)
     there = tuning.model_copy(update={"keep": keep, "lean": lean})
-    walk = walk_of(SMALL, there, trainable=TRAINABLE, adapted=adapted)
+    walk = step_recipe(SMALL, there, trainable=TRAINABLE, adapted=adapted)
     assert quick.asked == count(walk).bytes
 
 
 @given(FORMS, st.data())
 @settings(max_examples=20, deadline=None)
 def test_who_keeps_more_asks_for_no_less_and_takes_no_longer(form, data):
-    way = Way(SMALL, data.draw(st.sampled_from(ways(form))), ADAPTED[6])
+    way = TuningOption(SMALL, data.draw(st.sampled_from(ways(form))), ADAPTED[6])
     for keep in range(BLOCKS):
         for lean in range(BLOCKS - keep):
             here = way.count(keep, lean).asked
@@ -89,7 +94,7 @@ def test_hardly_anything_faster_would_have_fitted(limit, adapted):
     faster = [
         one
         for setting in some
-        for way in [Way(SMALL, setting, trained)]
+        for way in [TuningOption(SMALL, setting, trained)]
         for keep in range(adapted + 1)
         for lean in range(adapted - keep + 1)
         if way.seconds(keep, lean) < 0.99 * found.seconds_a_token and way._seems_to_fit(keep, lean)
@@ -119,13 +124,16 @@ def test_more_memory_never_makes_any_method_slower(limit, more, method, eight, h
     def choose(limit_gib):
         return choose_tuning(
             SMALL,
-            method=method,
-            adapted=3 if half else 6,
-            trainable=TRAINABLE,
+            TuningRequest(
+                method=method,
+                adapted=3 if half else 6,
+                trainable=TRAINABLE,
+                step_tokens=4096,
+                longest=512,
+                eight=eight,
+            ),
             limit_gib=limit_gib,
-            step_tokens=4096,
-            longest=512,
-            eight=eight,
+            rates=default_rates(),
         )
 
     small, large = choose(limit), choose(limit * more)
@@ -142,7 +150,7 @@ def test_few_settings_are_replayed_and_few_limits_of_each(limit, monkeypatch):
         replays.append(tuning.model_copy(update={"limit_gib": 0.0}))
         return reserved_within(shape, tuning, **named)
 
-    monkeypatch.setattr(tuning_room, "reserved_within", counted)
+    monkeypatch.setattr(card_tuning, "reserved_within", counted)
     fastest(SMALL, ways("eight", limit), ADAPTED[6])
     assert len({one.to_json() for one in replays}) <= 12
     assert len(replays) <= 24

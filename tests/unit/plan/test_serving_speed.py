@@ -23,8 +23,8 @@ from serving_samples import (
 )
 
 from graftwork.model.shape import layer_parameters
-from graftwork.plan.serving.speed import time_answers
-from graftwork.plan.serving.weights import weigh
+from graftwork.plan.serving.capacity import time_answers
+from graftwork.plan.serving.engines import weigh
 from graftwork.records.hardware import Gpu
 
 MEASURED = [

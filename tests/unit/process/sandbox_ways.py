@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from graftwork.process.sandbox import Limits, Sandbox, SandboxKind, why_not
-from graftwork.process.sandbox.available import WAYS
+from graftwork.process.sandbox.run import WAYS
+from graftwork.records.units import MIB
 
-MIB = 2**20
 PATIENT = Limits(wall_seconds=20, memory_bytes=256 * MIB, processes=8)
 """For code that ends by itself: a busy machine must not look like a limit."""
 

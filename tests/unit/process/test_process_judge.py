@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.process.judge import Patience, judge
-from graftwork.records.job import Beat
-from graftwork.records.vitals import DeviceVitals, Vitals
+from graftwork.process.health import Patience, judge
+from graftwork.records.job import Beat, DeviceVitals, Vitals
 
 NOW = 1000.0
 EAGER = Patience(slow_seconds=0.0, stuck_seconds=0.0, silent_seconds=30.0)

@@ -11,12 +11,12 @@ from pydantic import BaseModel
 
 from graftwork.project.load import load_settings
 from graftwork.project.settings import ProjectSettings
+from graftwork.records.base import HIDDEN, hide_login, hide_path, marks_of
 from graftwork.records.errors import EnvironmentLacks, UserMistake
 from graftwork.records.plan import Plan
 from graftwork.records.run import TrainJob
-from graftwork.records.secret import HIDDEN, hide_login, hide_path, marks_of
 from graftwork.text.redact import publishable, secrets_in
-from graftwork.train.safety import find_mirror, pass_mirrors
+from graftwork.train.run_setup import find_mirror, pass_mirrors
 from graftwork.train.settings import TrainSettings
 
 SOURCE = Path(__file__).parents[3] / "src" / "graftwork"
@@ -76,7 +76,7 @@ def holds_text(annotation: Any) -> bool:
 def test_a_setting_whose_name_suggests_a_secret_is_marked(kind, name, annotation):
     if holds_text(annotation):
         assert name in marks_of(kind), (
-            f"{kind.__name__}.{name} may hold a secret: give it a type of records/secret.py, or NotSecret"
+            f"{kind.__name__}.{name} may hold a secret: give it a type of records/base.py, or NotSecret"
         )
 
 

@@ -5,26 +5,30 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from registry_samples import PROJECT, parts, write_adapter
+from registry_samples import PROJECT, parts, publish_parts, write_adapter
 
 from graftwork.cli import main as cli
-from graftwork.cli import narrate
-from graftwork.pipeline import exchange_pace
-from graftwork.pipeline.exchange import export_release, import_release
-from graftwork.pipeline.exchange_pace import tell_bytes
-from graftwork.pipeline.exchange_push import pull_from_url, push_to_machine, push_to_url
-from graftwork.pipeline.narrator import Silent
-from graftwork.pipeline.release_store import open_store
-from graftwork.pipeline.workplace import open_workplace
-from graftwork.project.folder import open_project
-from graftwork.registry.exchange import ssh
-from graftwork.registry.publish import publish
+from graftwork.cli import progress
+from graftwork.pipeline import release_transfer
+from graftwork.pipeline.open_project import use_project
+from graftwork.pipeline.release_transfer import (
+    export_release,
+    import_release,
+    pull_from_url,
+    push_to_machine,
+    push_to_url,
+    report_bytes,
+)
+from graftwork.pipeline.releases import open_store
+from graftwork.pipeline.reporter import NullReporter
+from graftwork.project.load import open_project
+from graftwork.records.units import MIB
+from graftwork.registry.transfer import ssh
 
-MIB = 2**20
 WEIGHTS = 3 * MIB
 
 
-class Recorder(Silent):
+class Recorder(NullReporter):
     def __init__(self) -> None:
         self.heard: list[tuple[str, float, float, float | None]] = []
 
@@ -41,19 +45,19 @@ class Recorder(Silent):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    monkeypatch.setattr(exchange_pace, "BETWEEN_SECONDS", 0.0)
+    monkeypatch.setattr(release_transfer, "BETWEEN_SECONDS", 0.0)
     root = tmp_path / "project"
     root.mkdir()
     settings = {"project": PROJECT, "data": {"logs": ["l"]}}
     (root / "graft.yaml").write_text(yaml.safe_dump(settings))
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 
 @pytest.fixture
 def release(work, tmp_path) -> str:
     adapter = write_adapter(tmp_path / "adapter", weights=bytes(WEIGHTS))
-    return publish(folder=open_store(work), index=work.releases, **parts(adapter)).id
+    return publish_parts(folder=open_store(work), index=work.releases, **parts(adapter)).id
 
 
 @pytest.fixture
@@ -62,33 +66,33 @@ def other(work, tmp_path):
     root = tmp_path / "other"
     root.mkdir()
     (root / "graft.yaml").write_text((work.project.root / "graft.yaml").read_text())
-    with open_workplace(open_project(root), Recorder()) as opened:
+    with use_project(open_project(root), Recorder()) as opened:
         yield opened
 
 
-def require_told(narrator, *phases, times=1):
+def require_told(reporter, *phases, times=1):
     for phase in phases:
-        done = narrator.of(phase)
-        assert done[-1] == narrator.total(phase) >= times * WEIGHTS / MIB, phase
+        done = reporter.of(phase)
+        assert done[-1] == reporter.total(phase) >= times * WEIGHTS / MIB, phase
         assert len(set(done)) > 3, phase
 
 
 def test_an_archive_tells_how_far_it_is_on_its_way_out_and_in(work, other, release, tmp_path):
     export_release(work, release, target=tmp_path / "a.tar")
-    require_told(work.narrator, "check", "write", "read back")
+    require_told(work.reporter, "check", "write", "read back")
     import_release(other, tmp_path / "a.tar")
-    require_told(other.narrator, "unpack", "store", "check")
+    require_told(other.reporter, "unpack", "store", "check")
 
 
 def test_a_store_at_a_url_tells_how_far_it_is_on_the_way_there_and_back(work, other, release, tmp_path):
     url = f"file://{tmp_path}/far"
     push_to_url(work, release, url=url)
-    require_told(work.narrator, "send and read back", times=2)
+    require_told(work.reporter, "send and read back", times=2)
     pull_from_url(other, release, url=url)
-    require_told(other.narrator, "store", "check")
-    assert other.narrator.of("fetch")[-1] == other.narrator.total("fetch")
+    require_told(other.reporter, "store", "check")
+    assert other.reporter.of("fetch")[-1] == other.reporter.total("fetch")
     again = Recorder()
-    push_to_url(replace(work, narrator=again), release, url=url)
+    push_to_url(replace(work, reporter=again), release, url=url)
     require_told(again, "send and read back", times=2)
 
 
@@ -100,13 +104,13 @@ def test_a_push_over_ssh_tells_how_far_it_is(work, release, tmp_path, monkeypatc
     monkeypatch.setenv("GRAFT_SSH", str(program))
     monkeypatch.setattr(ssh, "LOOK_SECONDS", 0.001)
     assert push_to_machine(work, release, target=f"host:{tmp_path}/far", alias=None).sent
-    assert work.narrator.of("send")[-1] == work.narrator.total("send") >= WEIGHTS / MIB
+    assert work.reporter.of("send")[-1] == work.reporter.total("send") >= WEIGHTS / MIB
     assert (tmp_path / "far" / release / "manifest.json").is_file()
 
 
 def test_the_time_left_is_what_remains_at_the_rate_so_far():
     now, heard = [0.0], Recorder()
-    tell = tell_bytes(heard, clock=lambda: now[0])
+    tell = report_bytes(heard, clock=lambda: now[0])
     tell("send", 0, 100 * MIB)
     now[0] = 0.05
     tell("send", 1 * MIB, 100 * MIB)
@@ -127,7 +131,7 @@ def test_the_time_left_is_what_remains_at_the_rate_so_far():
 def test_progress_goes_to_standard_error_and_json_stays_alone_on_standard_output(
     work, other, release, tmp_path, monkeypatch, capsys, way
 ):
-    monkeypatch.setattr(narrate, "PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_SECONDS", 0.0)
     url = f"file://{tmp_path}/far"
     export_release(work, release, target=tmp_path / "a.tar")
     push_to_url(work, release, url=url)

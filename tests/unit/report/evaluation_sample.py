@@ -1,10 +1,9 @@
 """An invented evaluation: cases, what three subjects said, and the report of it."""
 
-from graftwork.evaluate.power import what_cases_show
-from graftwork.evaluate.score import make_report, score
+from graftwork.evaluate.power import wear_of, what_cases_show
+from graftwork.evaluate.report import make_report, slice_report
+from graftwork.evaluate.score import score
 from graftwork.evaluate.settings import EvaluateSettings
-from graftwork.evaluate.slices import slice_report
-from graftwork.evaluate.wear import wear_of
 from graftwork.records.interaction import Message, Origin
 from graftwork.records.report import Answer, Case, Generation
 from graftwork.report.evaluation_page import EvaluationPage

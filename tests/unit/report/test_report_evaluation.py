@@ -13,8 +13,14 @@ from page_reader import read
 from report_sample import make_page
 
 from graftwork.records.report import JudgeTally
-from graftwork.report.case_browser import MOST_CHARACTERS, embed, list_cases, read_part, shorten
-from graftwork.report.evaluation_page import render_evaluation
+from graftwork.report.evaluation_page import (
+    MOST_CHARACTERS,
+    embed,
+    list_cases,
+    read_part,
+    render_evaluation,
+    shorten,
+)
 from graftwork.report.page import render_report
 
 DATA = re.compile(r'<script type="application/json" id="case-data">(.*?)</script>', re.S)

@@ -5,8 +5,7 @@ from page_reader import read
 from report_sample import make_answers, make_audit, make_page, make_verdict, rate
 
 from graftwork.records.audit import Finding
-from graftwork.report.inputs import SideBySide
-from graftwork.report.page import render_report
+from graftwork.report.page import SideBySide, render_report
 from graftwork.report.training import find_restarts
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7*7 }}"

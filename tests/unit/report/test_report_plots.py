@@ -8,11 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.report.differences import make_pretty, mark_differences, show_answer
+from graftwork.report.page import make_pretty, mark_differences, show_answer
 from graftwork.report.plots import Restart, draw_lengths, draw_loss
-from graftwork.report.row_plots import Against, BeforeAfter, Span, draw_before_after, draw_plan
-from graftwork.report.svg import round_ticks, smooth, tick_text
-from graftwork.report.wording import (
+from graftwork.report.svg import (
+    BeforeAfter,
+    PlannedActual,
+    PlotInterval,
+    draw_before_after,
+    draw_plan,
+    round_ticks,
+    smooth,
+    tick_text,
+)
+from graftwork.report.templates import (
     change,
     duration,
     name_of,
@@ -27,7 +35,7 @@ from graftwork.report.wording import (
 widths = st.sampled_from([340.0, 760.0])
 names = st.text(st.characters(codec="utf-8", categories=["L", "P", "S"]), max_size=20)
 shares = st.floats(0, 1)
-spans = st.tuples(shares, shares, shares).map(lambda t: Span(sorted(t)[1], min(t), max(t)))
+spans = st.tuples(shares, shares, shares).map(lambda t: PlotInterval(sorted(t)[1], min(t), max(t)))
 
 
 def check(svg):
@@ -88,7 +96,7 @@ ratios = st.floats(0, 1e5)
 @given(
     st.lists(
         st.builds(
-            lambda name, pair, actual: Against(name, min(pair), max(pair), actual, "0 %"),
+            lambda name, pair, actual: PlannedActual(name, min(pair), max(pair), actual, "0 %"),
             names,
             st.tuples(ratios, ratios),
             ratios,
@@ -109,7 +117,7 @@ def test_a_long_run_is_thinned_not_cut():
 
 
 def test_names_in_plots_are_escaped():
-    row = BeforeAfter("<b>&", Span(0.5, 0.4, 0.6), Span(0.9, 0.8, 1.0), 0.8, '"')
+    row = BeforeAfter("<b>&", PlotInterval(0.5, 0.4, 0.6), PlotInterval(0.9, 0.8, 1.0), 0.8, '"')
     assert "<b>" not in str(draw_before_after([row]))
 
 

@@ -7,19 +7,21 @@ from report_sample import make_page
 from test_report_page import EVIL, words
 from test_report_plots import check, widths
 
-from graftwork.records.plan import Residual
-from graftwork.records.residual import Drift
+from graftwork.records.job import DeviceVitals, Vitals
+from graftwork.records.plan import Drift, Residual
 from graftwork.records.run import Look
-from graftwork.records.vitals import DeviceVitals, Vitals
 from graftwork.report.page import render_report
-from graftwork.report.plots import draw_loss
+from graftwork.report.plots import EvaluationPoint, draw_course, draw_looks, draw_loss
 from graftwork.report.training import make_training_page
-from graftwork.report.training_plots import Spot, draw_course, draw_looks
 
 values = st.floats(allow_nan=True, allow_infinity=True, width=32) | st.floats(-1, 1)
 spots = st.lists(
     st.builds(
-        Spot, step=st.integers(1, 60), value=st.floats(0, 5), best=st.booleans(), compared=st.booleans()
+        EvaluationPoint,
+        step=st.integers(1, 60),
+        value=st.floats(0, 5),
+        best=st.booleans(),
+        compared=st.booleans(),
     ),
     max_size=12,
 )

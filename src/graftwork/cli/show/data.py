@@ -1,23 +1,362 @@
-"""Audits as one screen."""
+"""Audits, prepared datasets, rows, traces and differences of datasets as tables."""
 
+import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
+from rich.text import Text
 
-from graftwork.cli.show.prepared import show_prepared
-from graftwork.cli.show.tables import PlainTable, print_line, quote
+from graftwork.cli.show.tables import PlainTable, print_line, quote, safe, table
+from graftwork.data.export.sink import ExportRecord
+from graftwork.data.inspect.diff import DatasetDiff, RowChanges
+from graftwork.data.inspect.rows import ShownRow, TextPiece
+from graftwork.data.inspect.trace import RowPlace, Trace, TracedDrop, TracedRow, TracedToken
 from graftwork.records.audit import Audit, Finding, LabelNoise, SuspiciousLabel
+
+if TYPE_CHECKING:
+    from graftwork.data.split.model_subsets import SubsetSummary, UnmatchedValue
+
+if TYPE_CHECKING:
+    from graftwork.records.dataset import Dataset, Drop
+
+LOG_COLOURS = {"same": "green", "changed": "red", "gone": "yellow", "not_checked": "dim"}
+TRAINED, CONTROL, BOUNDARY = "bold green", "dim", "bright_black"
+
+
+def show_trace(console: Console, trace: Trace) -> None:
+    for row in trace.rows:
+        _show_traced_row(console, row)
+    for drop in trace.drops:
+        _show_traced_drop(console, drop)
+
+
+def show_rows(
+    console: Console, rows: tuple[ShownRow, ...], *, by_token: bool = False, plain: bool = False
+) -> None:
+    for row in rows:
+        group = f" · {row.group}" if row.group else ""
+        head = (
+            f"{row.split}:{row.number}  {row.id}  {row.origin}{group} · "
+            f"{row.tokens} tokens, {row.trained_tokens} trained"
+        )
+        _print(console, Text(safe(head), style="" if plain else "bold reverse"))
+        _print(console, _mark(row.pieces, by_token) if plain else _colour(row.pieces, by_token))
+        _print(console, Text(""))
+
+
+def show_diff(console: Console, diff: DatasetDiff) -> None:
+    print_line(console, f"{diff.before[:12]} → [bold]{diff.after[:12]}[/]")
+    if diff.same:
+        print_line(console, "the same dataset")
+        return
+    if diff.made_for or diff.settings:
+        settings = table("setting", "before", "after")
+        for change in (*diff.made_for, *diff.settings):
+            settings.add_row(quote(change.key), _value(change.before), _value(change.after))
+        console.print(settings)
+    for kind, files in (
+        ("added", diff.inputs.added),
+        ("removed", diff.inputs.removed),
+        ("changed", diff.inputs.changed),
+    ):
+        if files:
+            named = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+            print_line(console, f"logs {kind}: {quote(named)}")
+    _show_row_changes(console, diff.rows)
+    _show_totals(console, diff)
+
+
+def show_export(console: Console, export: ExportRecord, *, folder: Path) -> None:
+    files = table("file", "rows", "sha256", right=("rows",))
+    for file in export.files:
+        files.add_row(quote(file.file), "" if file.rows is None else f"{file.rows:,}", file.sha256[:12])
+    console.print(files)
+    for left_out in export.left_out:
+        first = ", ".join(str(origin) for origin in left_out.first[:3])
+        text = f"{left_out.rows} rows left out: {left_out.why} ({first})"
+        print_line(console, f"[yellow]! {quote(text)}[/]")
+    for note in export.notes:
+        print_line(console, f"[dim]{quote(note)}[/]")
+    pairs = f", {export.preference_rows} of them preference pairs" if export.preference_rows else ""
+    print_line(
+        console,
+        f"{export.rows:,} rows{pairs} of dataset [bold]{export.dataset[:12]}[/] written to {quote(folder)}",
+    )
+
+
+def _show_traced_row(console: Console, row: TracedRow) -> None:
+    rows = table("row", quote(row.place.id))
+    rows.add_row("from", _origin(row.place))
+    rows.add_row(
+        "log line", f"{row.input_hash or '?'}  [{LOG_COLOURS[row.log.state]}]{quote(row.log.words)}[/]"
+    )
+    rows.add_row("is in", f"[bold]{row.place.split}[/], row {row.place.number} counted from 0")
+    for label, value in (("group", row.group), ("domain", row.domain), ("stage", row.stage)):
+        if value is not None:
+            rows.add_row(label, quote(value))
+    if row.capture is not None:
+        feedback = "no feedback" if row.capture.feedback is None else f"feedback {row.capture.feedback:g}"
+        corrected = ", corrected by a person" if row.capture.corrected else ""
+        served = f"{row.capture.id} by {row.capture.release[:12]} at {row.capture.at[:19]}"
+        rows.add_row("captured", quote(f"{served}, {feedback}{corrected}"))
+    if row.weight != 1:
+        rows.add_row("weight", f"{row.weight:g}")
+    trained = row.tokens - row.trained_from
+    rows.add_row(
+        "tokens", f"{row.tokens}, of which {trained} trained: {row.trained_from} to {row.tokens - 1}"
+    )
+    if row.token is not None:
+        rows.add_row(f"token {row.token.place}", _token(row.token))
+    console.print(rows)
+
+
+def _token(token: TracedToken) -> str:
+    text = "not decoded here" if token.text is None else quote(repr(token.text))
+    trained = "[bold green]trained[/]" if token.trained else "[dim]not trained[/]"
+    return f"{token.token}  {text}  {trained}"
+
+
+def _show_traced_drop(console: Console, traced: TracedDrop) -> None:
+    drop = traced.drop
+    rows = table("left out", quote(drop.origin))
+    rows.add_row(
+        "log line",
+        f"{drop.input_hash or '?'}  [{LOG_COLOURS[traced.log.state]}]{quote(traced.log.words)}[/]",
+    )
+    rows.add_row("by step", f"[bold]{quote(drop.step)}[/]")
+    rows.add_row("because", quote(drop.reason))
+    for place in traced.kept:
+        rows.add_row("kept instead", f"{_origin(place)} in [bold]{place.split}[/], row {place.number}")
+    console.print(rows)
+
+
+def _origin(place: RowPlace) -> str:
+    return quote(place.origin)
+
+
+def _show_row_changes(console: Console, changes: RowChanges) -> None:
+    print_line(
+        console,
+        f"rows: {changes.same:,} the same, {changes.added:,} added, {changes.removed:,} removed, "
+        f"{changes.moved:,} moved to another split, {changes.changed:,} rendered differently",
+    )
+    for kind in ("moved", "changed", "added", "removed"):
+        named = changes.named.get(kind, ())
+        if not named:
+            continue
+        rows = table(kind, "from", "before", "after")
+        for row in named:
+            rows.add_row(quote(row.id), quote(row.origin), row.before or "", row.after or "")
+        console.print(rows)
+
+
+def _show_totals(console: Console, diff: DatasetDiff) -> None:
+    totals = table("split", "rows", "tokens", "trained tokens", right=("rows", "tokens", "trained tokens"))
+    for split, change in diff.splits.items():
+        pairs = (
+            (getattr(change.before, key), getattr(change.after, key))
+            for key in ("rows", "tokens", "trained_tokens")
+        )
+        totals.add_row(split, *(_arrow(before, after) for before, after in pairs))
+    console.print(totals)
+    if diff.drops:
+        drops = table("left out by", "rows", "new", "no longer", right=("rows", "new", "no longer"))
+        for step, change_of_drops in diff.drops.items():
+            counts = change_of_drops
+            drops.add_row(
+                quote(step), _arrow(counts.before, counts.after), str(counts.appeared), str(counts.vanished)
+            )
+        console.print(drops)
+
+
+def _arrow(before: int, after: int) -> str:
+    return f"{after:,}" if before == after else f"{before:,} → {after:,}"
+
+
+def _value(value: Any) -> str:
+    text = "" if value is None else str(value)
+    return quote(text if len(text) <= 60 else f"{text[:57]}…")
+
+
+def _colour(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
+    text = Text()
+    for piece in pieces:
+        style = TRAINED if piece.trained else CONTROL if piece.control else ""
+        text.append(safe(piece.text), style=style)
+        if by_token:
+            text.append("│", style=BOUNDARY)
+    return text
+
+
+def _mark(pieces: tuple[TextPiece, ...], by_token: bool) -> Text:
+    """Trained text in brackets, without colours."""
+    parts, trained = [], False
+    for piece in pieces:
+        if piece.trained != trained:
+            parts.append("⟦" if piece.trained else "⟧")
+            trained = piece.trained
+        parts.append(safe(piece.text) + ("│" if by_token else ""))
+    return Text("".join(parts) + ("⟧" if trained else ""))
+
+
+def _print(console: Console, text: Text) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+FIGURES = ("own", "replay", "epoch", "RL", "valid", "test")
+
+
+def show_portions(
+    console: Console, portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
+) -> None:
+    stages = sorted({stage for portion in portions for stage in portion.stages})
+    named = tuple(f"s{stage}" for stage in stages)
+    rows = table("model", *FIGURES, *named, right=(*FIGURES, *named))
+    rows.columns[0].no_wrap = True
+    for portion in portions:
+        rows.add_row(
+            quote(portion.model),
+            f"{portion.own:,}",
+            f"{portion.replayed:,}",
+            f"{portion.rows_an_epoch:,.0f}",
+            f"{portion.rl:,}",
+            f"{portion.validation:,}",
+            f"{portion.test:,}",
+            *(f"{portion.stages.get(stage, 0):,}" for stage in stages),
+        )
+    console.print(rows)
+    print_line(
+        console,
+        "[dim]own and replay: distinct training rows; epoch: rows per epoch, by their weights; "
+        "RL: prompts reserved for reinforcement learning; s1 …: training rows of a stage[/]",
+    )
+    for key, value in unmatched:
+        print_line(console, f"[yellow]![/] {quote(key)}: no kept row has {quote(repr(value))}")
+
+
+def portions_as_json(
+    portions: "Sequence[SubsetSummary]", *, unmatched: "Sequence[UnmatchedValue]" = ()
+) -> dict[str, Any]:
+    return {
+        "portions": [portion.model_dump(mode="json") for portion in portions],
+        "unmatched": [{"key": key, "value": value} for key, value in unmatched],
+    }
+
+
+MOST_DROP_REASONS = 5
+# The first rows are enough to find the most frequent reasons.
+MOST_DROPS = 200_000
+
+_KINDS = (
+    (re.compile(r"^the same as "), "the same as another row"),
+    (re.compile(r"^nearly the same as "), "nearly the same as another row"),
+    (re.compile(r"^other reply to the same prompt in "), "other reply to the same prompt in another row"),
+    (re.compile(r"^set aside: it asks what "), "set aside: asks what rows in different splits ask"),
+    (re.compile(r"^overlong: |^\d+ tokens, more than max_tokens"), "longer than data.max_tokens"),
+)
+_FIGURE = re.compile(r"\d[\d,.]*")
+
+
+class Reasons(NamedTuple):
+    """The most frequent reasons, and how many rows were counted."""
+
+    counts: list[tuple[str, int]]
+    rows: int
+
+
+def show_prepared(console: Console, prepared: Any) -> None:
+    dataset: Dataset = prepared.dataset
+    _show_splits(console, dataset)
+    way = " → ".join(f"{step} {count}" for step, count in dataset.kept_after.items())
+    print_line(console, f"rows kept: {way}")
+    _show_reasons(console, Path(prepared.folder), dataset)
+    if dataset.redactions:
+        made = ", ".join(f"{kind} {count}" for kind, count in dataset.redactions.items())
+        print_line(console, f"redacted: {quote(made)}")
+    packing = dataset.packing
+    if packing is not None and packing.sequences:
+        print_line(
+            console,
+            f"packed: {packing.sequences:,} sequences of {packing.length:,} tokens, {packing.fill:.1%} full",
+        )
+    if len(prepared.portions) > 1:
+        show_portions(console, prepared.portions)
+        for name, folder in prepared.folders.items():
+            _show_folder(console, folder, Path(folder).name, f" for {quote(name)}")
+    else:
+        _show_folder(console, prepared.folder, dataset.content_hash)
+    print_line(
+        console,
+        "[dim]`graft data show` shows the rows, `graft data trace FILE:LINE` what became of a log line[/]",
+    )
+
+
+def count_reasons(drops: "Iterable[Drop]", *, most: int = MOST_DROP_REASONS) -> Reasons:
+    """Counts reasons that differ only in row names and numbers as one."""
+    counts = Counter(_name_kind(drop.reason) for drop in islice(drops, MOST_DROPS))
+    return Reasons(counts.most_common(most), sum(counts.values()))
+
+
+def _name_kind(reason: str) -> str:
+    for pattern, kind in _KINDS:
+        if pattern.search(reason):
+            return kind
+    return _FIGURE.sub("…", reason.partition("; expected ")[0])
+
+
+def _show_splits(console: Console, dataset: "Dataset") -> None:
+    from graftwork.data.audit.corpus_findings import say_together
+
+    split_by = str(dataset.settings.get("split_by", "question"))
+    groups = "question groups" if split_by == "question" else "groups"
+    figures = ("rows", groups, "tokens", "trained tokens", "longest row")
+    rows = table("split", *figures, right=figures)
+    for split, summary in dataset.splits.items():
+        rows.add_row(
+            split,
+            str(summary.rows),
+            str(summary.groups),
+            f"{summary.tokens:,}",
+            f"{summary.trained_tokens:,}",
+            str(summary.longest),
+        )
+    console.print(rows)
+    if split_by != "question":
+        print_line(console, f"[dim]group: rows that {quote(say_together(split_by))} (data.split_by)[/]")
+
+
+def _show_reasons(console: Console, folder: Path, dataset: "Dataset") -> None:
+    from graftwork.files.dataset import DROPS, iterate_drops
+
+    # The dataset of an earlier result may have been removed.
+    if dataset.drops is None or not dataset.drops.rows or not (folder / DROPS).is_file():
+        return
+    reasons = count_reasons(iterate_drops(folder))
+    among = f", among the first {reasons.rows:,}" if reasons.rows < dataset.drops.rows else ""
+    print_line(console, f"left out: {dataset.drops.rows:,} rows; most often{among}")
+    for reason, count in reasons.counts:
+        print_line(console, f"  {count:,} × {quote(reason)}")
+
+
+def _show_folder(console: Console, folder: str, content_hash: str, whose: str = "") -> None:
+    # A wrapped path cannot be copied.
+    print_line(console, f"dataset [bold]{content_hash[:12]}[/]{whose} in {quote(folder)}", soft_wrap=True)
+
 
 MARKS = {"blocker": "✗", "warning": "!", "info": "·"}
 COLOURS = {"blocker": "red", "warning": "yellow", "info": "dim"}
-# Why a row could not be read is the finding; of the others the title says enough.
+# These findings show the reasons; for the others the title is enough.
 WITH_REASONS = ("parse_error", "schema")
 MOST_REASONS = 3
 MOST_SUSPICIOUS = 5
 
 
 def show_audit(console: Console, audit: Audit) -> None:
-    """One screen: what was found and what mends it. All the rest is in the page and in --json."""
+    """One screen: findings and fixes. Everything else is in the HTML page and in --json."""
     print_line(
         console,
         f"[bold]{audit.rows:,}[/] rows in {quote(_name_files(audit.files))}: {audit.readable:,} readable, "
@@ -33,18 +372,18 @@ def show_audit(console: Console, audit: Audit) -> None:
         )
     console.print(findings)
     for why, codes in _group_reasons(audit).items():
-        print_line(console, f"[dim]? {quote(codes)} not looked for: {quote(why)}[/]")
+        print_line(console, f"[dim]? {quote(codes)} not checked: {quote(why)}[/]")
     _show_noise(console, audit.label_noise)
     answer = (
         "[green]fit to train on as it is[/]"
         if audit.fit_to_train
-        else "[red]must not be trained on as it is[/]: `graft data prepare` drops and mends what it can"
+        else "[red]must not be trained on as it is[/]: `graft data prepare` drops or repairs what it can"
     )
     print_line(console, f"\n{answer}")
 
 
 def _show_noise(console: Console, noise: LabelNoise) -> None:
-    """The estimate of each field, and the first rows to review. The page and --json list all of them."""
+    """The estimate for each field, and the first rows to review. The HTML page and --json list all."""
     if noise.why_not:
         print_line(console, f"[dim]? label noise not estimated: {quote(noise.why_not)}[/]")
         return
@@ -58,7 +397,7 @@ def _show_noise(console: Console, noise: LabelNoise) -> None:
         )
     for name, why in noise.not_estimated.items():
         print_line(console, f"[dim]? label noise in {quote(name)} not estimated: {quote(why)}[/]")
-    # A log without wrong labels has most suspicious rows too; nobody needs to see them here.
+    # A log without wrong labels also has a most suspicious row, which is not worth showing.
     if any(field.rate.low > 0 for field in noise.fields):
         for row in noise.suspicious[:MOST_SUSPICIOUS]:
             print_line(console, f"[dim]  review {quote(_say_suspicious(row))}[/]")
@@ -80,16 +419,16 @@ def _say_too_long(audit: Audit) -> str:
 
 
 def _say(finding: Finding, audit: Audit) -> str:
-    """The title and where; of what matters also what mends it, and of a blocker what it does."""
+    """Title and place; the fix unless it is only information; the effect of a blocker."""
     effect = f": {quote(finding.effect)}" if finding.severity == "blocker" else ""
-    said = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, audit.files))}[/]"
+    text = f"[bold]{quote(finding.title)}[/]{effect} [dim]· {quote(_where(finding, audit.files))}[/]"
     if finding.code in WITH_REASONS:
-        said += "".join(f"\n{quote(line)}" for line in _name_reasons(finding))
-    return said if finding.severity == "info" else f"{said}\n[dim]{quote(finding.fix)}[/]"
+        text += "".join(f"\n{quote(line)}" for line in _name_reasons(finding))
+    return text if finding.severity == "info" else f"{text}\n[dim]{quote(finding.fix)}[/]"
 
 
 def _name_reasons(finding: Finding) -> list[str]:
-    """The most frequent, each with its count. What would have been read instead the page and --json say."""
+    """The most frequent reasons with their counts; the page and --json list all."""
     reasons: Counter[str] = Counter()
     for reason, count in finding.reasons.items():
         reasons[reason.partition("; expected ")[0]] += count
@@ -100,11 +439,11 @@ def _name_reasons(finding: Finding) -> list[str]:
 
 
 def _where(finding: Finding, files: tuple[str, ...]) -> str:
-    """The first rows; the file only where there are several."""
+    """The first rows; with the file name if there are several files."""
     if not finding.rows:
         return ""
     if len(files) == 1:
-        # The records of an array may all stand on one line.
+        # All records of a JSON array may be on one line.
         numbers = list(dict.fromkeys(row.line for row in finding.rows))
         lines = ", ".join(str(number) for number in numbers[:4])
         several = f" ({len(finding.rows):,} rows there)" if len(numbers) < min(len(finding.rows), 4) else ""
@@ -117,7 +456,7 @@ def _name_files(files: tuple[str, ...]) -> str:
 
 
 def _group_reasons(audit: Audit) -> dict[str, str]:
-    """Rules that could not look for the same reason share a line."""
+    """Rules that were skipped for the same reason share a line."""
     codes: dict[str, list[str]] = {}
     for lacking in audit.not_looked_for:
         codes.setdefault(lacking.why, []).append(lacking.code)

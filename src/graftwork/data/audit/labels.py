@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graftwork.data.audit.findings import DUPLICATE, AuditFacts, shorten
 from graftwork.records.audit import Example, FieldNoise, Finding, LabelNoise, SuspiciousLabel
-from graftwork.records.figure import Figure
+from graftwork.records.base import Figure
 from graftwork.records.interaction import Interaction
 from graftwork.text.similarity import words
 

@@ -15,8 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from graftwork.data.settings import CaptureSettings, DataSettings
-from graftwork.records.capture import TRY_OUT_SESSION
-from graftwork.records.interaction import CaptureOrigin, Interaction, Message
+from graftwork.records.interaction import TRY_OUT_SESSION, CaptureOrigin, Interaction, Message
 from graftwork.text.patterns import is_password_under, is_secret_name
 from graftwork.text.redact import SECRET_KINDS, Redactor, hold_private, redact
 from graftwork.text.shape import (

@@ -24,9 +24,7 @@ from graftwork.data.corpus.row_features import (
 )
 from graftwork.data.corpus.store import Corpus, Segment, read_head, read_table
 from graftwork.data.ingest.files import cut_blocks, find_sources
-from graftwork.files.digest import file_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest, make_folder, write_atomic
 from graftwork.process.pool import work_in_order
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import UserMistake
@@ -178,7 +176,7 @@ def build_corpus(
         for found in reading.found
     ]
     seen = order_rows(blocks, _read_order(folder / ROW_ORDER_FILE))
-    write_whole(folder / ROW_ORDER_FILE, seen.keys.tobytes())
+    write_atomic(folder / ROW_ORDER_FILE, seen.keys.tobytes())
     _remove_stale(folder, keep={block.features for block in blocks})
     inputs = [
         InputFile(file=file, sha256=sha256, rows=records[file]) for file, sha256 in reading.hashes.items()

@@ -26,8 +26,7 @@ from graftwork.data.dedup.fingerprints import Fingerprints, compute_fingerprints
 from graftwork.data.ingest.files import LogBlock
 from graftwork.data.ingest.read import ReadFault, ReadRow, read_block
 from graftwork.data.settings import DataSettings
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import file_digest, write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.records.interaction import Interaction
 from graftwork.text.shape import main_script
@@ -111,8 +110,8 @@ def extract_features(task: FeatureTask) -> int:
     # A line may contain several rows, and an array has all of its records on one line.
     records = len({(row.read.line, row.read.input_hash) for row in rows}) + len(faults)
     encoded = _encode(table, faults, records=records)
-    write_whole(task.out, encoded)
-    write_whole(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
+    write_atomic(task.out, encoded)
+    write_atomic(digest_file(task.out), hashlib.sha256(encoded).hexdigest(), durable=False)
     return len(task.block.data)
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from graftwork.data.audit.row_checks import Note
 from graftwork.data.ingest.read import ReadFault
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.dataset import InputFile
 from graftwork.records.errors import Damaged
 from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin

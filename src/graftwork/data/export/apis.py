@@ -17,7 +17,7 @@ from graftwork.data.export.sink import (
     split_tools,
     write_json,
 )
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
@@ -196,7 +196,7 @@ class SageMaker:
             }
             for name in sink.rows
         ]
-        write_whole(
+        write_atomic(
             sink.folder / "channels.json",
             orjson.dumps({"InputDataConfig": channels}, option=orjson.OPT_INDENT_2) + b"\n",
         )

@@ -9,7 +9,7 @@ import yaml
 
 from graftwork.data.audit.corpus_findings import say_together
 from graftwork.data.export.sink import ExportOptions, Sink, TableSize, prompt_and_completion, prompt_and_pair
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 
@@ -61,7 +61,7 @@ class HuggingFace:
             head["pretty_name"] = options.title or options.name
         head |= {"task_categories": ["text-generation"], "dataset_info": infos, "configs": configs}
         block = yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
-        write_whole(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
+        write_atomic(sink.folder / "README.md", f"---\n{block}---\n\n{_card(dataset, sizes, options)}")
         return ()
 
 
@@ -189,7 +189,7 @@ class Kaggle:
                 {"path": name, "description": f"{count} rows"} for name, count in sink.rows.items()
             ],
         }
-        write_whole(
+        write_atomic(
             sink.folder / "dataset-metadata.json", orjson.dumps(metadata, option=orjson.OPT_INDENT_2) + b"\n"
         )
         return ("kaggle datasets create -p FOLDER uploads it as a private dataset",)

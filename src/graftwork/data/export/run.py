@@ -18,9 +18,8 @@ from graftwork.data.export.apis import OpenAI, SageMaker
 from graftwork.data.export.hubs import HuggingFace, Kaggle
 from graftwork.data.export.sink import EXPORT_FILE, ExportedFile, ExportOptions, ExportRecord, Sink
 from graftwork.data.export.trainers import Axolotl, LlamaFactory
-from graftwork.files.dataset_folder import iterate_rows, read_manifest
-from graftwork.files.digest import file_digest
-from graftwork.files.whole import explain_os_error, folder_made_whole, sync_folder, write_whole
+from graftwork.files.dataset import iterate_rows, read_manifest
+from graftwork.files.disk import atomic_folder, explain_os_error, file_digest, sync_folder, write_atomic
 from graftwork.process.extensions import extension_names, load_extension
 from graftwork.records.dataset import SPLITS, Dataset, Row, Split
 from graftwork.records.errors import UserMistake
@@ -49,7 +48,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
     """Yield a folder to fill; it replaces `out` when the block succeeds."""
     staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.new")
     try:
-        with folder_made_whole(staged) as folder:
+        with atomic_folder(staged) as folder:
             yield folder
         if not out.exists() or not any(out.iterdir()):
             staged.replace(out)
@@ -178,7 +177,7 @@ def export_dataset(
             left_out=sink.left_out(),
             notes=notes,
         )
-        write_whole(folder / EXPORT_FILE, export.to_json() + "\n")
+        write_atomic(folder / EXPORT_FILE, export.to_json() + "\n")
     return export
 
 

@@ -16,7 +16,7 @@ from graftwork.data.export.sink import (
     split_tools,
     write_json,
 )
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import UserMistake
 from graftwork.records.interaction import Message
@@ -104,7 +104,7 @@ def _write_part(sink: Sink, dataset: Dataset, *, file: str, ending: str, reads: 
         if split in here:
             part[key] = [reads(f"./{here[split]}")]
     head = f"# Made of the dataset {dataset.content_hash[:12]}, which was rendered for {dataset.base}.\n"
-    write_whole(sink.folder / file, head + _dump(part))
+    write_atomic(sink.folder / file, head + _dump(part))
 
 
 def _dump(value: dict[str, Any]) -> str:
@@ -166,7 +166,7 @@ class LlamaFactory:
         name = options.name or f"graftwork_{dataset.content_hash[:8]}"
         known = {f"{name}_{file.removesuffix('.json')}": file for file in sink.rows}
         described = {dataset_name: _describe(file) for dataset_name, file in known.items()}
-        write_whole(
+        write_atomic(
             sink.folder / "dataset_info.json", orjson.dumps(described, option=orjson.OPT_INDENT_2) + b"\n"
         )
         for file, stage, ending in (("sft.yaml", "sft", ""), ("dpo.yaml", "dpo", "_preference")):
@@ -176,7 +176,7 @@ class LlamaFactory:
                     settings[key] = f"{name}_{split}{ending}"
             if len(settings) > 2:
                 settings |= {"mask_history": True, "train_on_prompt": False}
-                write_whole(sink.folder / file, yaml.safe_dump(settings, sort_keys=False))
+                write_atomic(sink.folder / file, yaml.safe_dump(settings, sort_keys=False))
         return ()
 
 

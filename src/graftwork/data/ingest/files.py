@@ -22,7 +22,7 @@ from graftwork.data.ingest.containers import (
     split_parquet,
     split_table,
 )
-from graftwork.files.whole import explain_os_error
+from graftwork.files.disk import explain_os_error
 from graftwork.records.errors import UserMistake
 
 log = logging.getLogger(__name__)

@@ -49,8 +49,7 @@ from graftwork.data.ingest.turns import (
     write_reply,
     write_result,
 )
-from graftwork.records.capture import Capture
-from graftwork.records.interaction import CaptureOrigin, Interaction, Message, Origin
+from graftwork.records.interaction import Capture, CaptureOrigin, Interaction, Message, Origin
 
 _FINISHED = {"max_output_tokens": "length", "max_tokens": "length", "end_turn": "stop"}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
 
-from graftwork.process.parent import stop_with_parent
+from graftwork.process.worker import stop_with_parent
 from graftwork.text.shape import has_too_many_values
 
 if TYPE_CHECKING:

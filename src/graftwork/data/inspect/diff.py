@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from graftwork.files.dataset_folder import read_manifest
-from graftwork.files.dataset_scan import fetch_rows, scan_columns, scan_drops
+from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns, scan_drops
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Split
 from graftwork.records.interaction import Origin

@@ -9,9 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from graftwork.files.dataset_folder import read_manifest
-from graftwork.files.dataset_scan import fetch_rows, scan_columns
-from graftwork.files.whole import explain_os_error
+from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns
+from graftwork.files.disk import explain_os_error
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Row, Split
 from graftwork.records.errors import EnvironmentLacks, UserMistake, pip_install

@@ -13,8 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from graftwork.data.ingest.read import hash_line
 from graftwork.data.inspect.rows import TokenDecoder, cut_pieces, find_row_id
-from graftwork.files.dataset_folder import read_manifest
-from graftwork.files.dataset_scan import fetch_rows, scan_columns, scan_drops
+from graftwork.files.dataset import fetch_rows, read_manifest, scan_columns, scan_drops
 from graftwork.records.base import Record
 from graftwork.records.dataset import Dataset, Drop, Row, Split
 from graftwork.records.errors import UserMistake

@@ -33,7 +33,7 @@ from graftwork.data.render.rows import (
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import SplitAssignment
 from graftwork.data.split.model_subsets import ModelSubset
-from graftwork.files.dataset_folder import (
+from graftwork.files.dataset import (
     DROPS,
     MANIFEST,
     drops_table,
@@ -42,9 +42,14 @@ from graftwork.files.dataset_folder import (
     read_manifest,
     write_table,
 )
-from graftwork.files.digest import file_digest, require_digest
-from graftwork.files.private import make_folder
-from graftwork.files.whole import explain_os_error, folder_made_whole, write_whole
+from graftwork.files.disk import (
+    atomic_folder,
+    explain_os_error,
+    file_digest,
+    make_folder,
+    require_digest,
+    write_atomic,
+)
 from graftwork.process.pool import work_in_order
 from graftwork.records.base import fingerprint
 from graftwork.records.dataset import SPLITS, Dataset, Drop, Packing, Shard, Split, SplitSummary
@@ -167,10 +172,10 @@ def assemble(
     dataset = unnamed.model_copy(update={"content_hash": hash_manifest(unnamed)})
     folder = out / dataset.content_hash
     _put_away_if_damaged(folder, dataset)
-    with folder_made_whole(folder) as whole:
+    with atomic_folder(folder) as whole:
         for source, name in {**names, drops: DROPS, packed: PACKS}.items():
             _link(source, whole / name)
-        write_whole(whole / MANIFEST, dataset.to_json())
+        write_atomic(whole / MANIFEST, dataset.to_json())
     return dataset, folder
 
 

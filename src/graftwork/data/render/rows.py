@@ -17,9 +17,8 @@ import pyarrow as pa
 
 from graftwork.data.corpus.store import read_interactions, read_table
 from graftwork.data.settings import DataSettings
-from graftwork.files.dataset_folder import encode_captures, row_schema, write_table
-from graftwork.files.digest import file_digest, require_digest
-from graftwork.files.whole import write_whole
+from graftwork.files.dataset import encode_captures, row_schema, write_table
+from graftwork.files.disk import file_digest, require_digest, write_atomic
 from graftwork.records.dataset import Split
 from graftwork.records.errors import Damaged, UserMistake
 from graftwork.records.interaction import Interaction, Message
@@ -293,7 +292,7 @@ def render_block(task: RenderTask) -> RenderedBlock:
         refused=dict(named for place, named in reasons.items() if place not in placed),
         shortened=dict(named for place, named in reasons.items() if place in placed),
     )
-    write_whole(task.out / SUMMARY, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
+    write_atomic(task.out / SUMMARY, orjson.dumps(made, default=_to_json, option=_OPTIONS), durable=False)
     return made
 
 

@@ -20,7 +20,7 @@ from graftwork.data.corpus.build import Keys, find_places
 from graftwork.data.corpus.store import Corpus
 from graftwork.data.settings import DataSettings
 from graftwork.data.split.assignment import UNASSIGNED, KnownAssignment, SplitAssignment
-from graftwork.files.whole import write_whole
+from graftwork.files.disk import write_atomic
 from graftwork.records.base import fingerprint
 from graftwork.text.similarity import Array
 
@@ -50,7 +50,7 @@ def write_previous_splits(path: Path, *, keys: Keys, split: Array, settings: Dat
         keys=np.concatenate((keys, old.keys[away])).astype(np.uint64),
         split=np.concatenate((now, old.split[away])).astype(np.uint8),
     )
-    write_whole(path, buffer.getvalue())
+    write_atomic(path, buffer.getvalue())
 
 
 def read_previous_splits(
@@ -109,7 +109,7 @@ def write_assignment(
         kept=np.packbits(decided.kept.astype(bool)),
     )
     # Not durable: after a power cut it is computed again.
-    write_whole(path, buffer.getvalue(), durable=False)
+    write_atomic(path, buffer.getvalue(), durable=False)
 
 
 def read_assignment(

@@ -4,20 +4,3 @@ In: a report and the rules of graft.yaml. Out: a verdict. `decide` puts it toget
 in a file of its own: `judge` (limits, invariants), `guardrails` (margins), `wins` (the primary metric, a
 declared saving), `losses` (what aborts). `sessions` decides between training sessions of one model.
 """
-
-from graftwork.evaluate.gate.course import Training
-from graftwork.evaluate.gate.decide import STATISTICS, Judged, decide, decide_all
-from graftwork.evaluate.gate.judge import judge_rule
-from graftwork.evaluate.gate.pairs import Surroundings
-from graftwork.evaluate.gate.sessions import next_start
-
-__all__ = [
-    "STATISTICS",
-    "Judged",
-    "Surroundings",
-    "Training",
-    "decide",
-    "decide_all",
-    "judge_rule",
-    "next_start",
-]

@@ -4,26 +4,161 @@ In: a report, the rules, and what else is known: how training went, whether anyt
 verdict with one plain sentence for each rule. Pure. Nothing is deployed that is not proven.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from graftwork.evaluate.gate.advice import advise
-from graftwork.evaluate.gate.course import Training
-from graftwork.evaluate.gate.evidence import count_cases_needed
-from graftwork.evaluate.gate.figures import at_confidence
-from graftwork.evaluate.gate.guardrails import judge_guardrail
-from graftwork.evaluate.gate.judge import judge_limit
-from graftwork.evaluate.gate.losses import find_stops
-from graftwork.evaluate.gate.pairs import Surroundings, confidence_of
-from graftwork.evaluate.gate.ungraded import never_vacuous
-from graftwork.evaluate.gate.wins import judge_gains, p_of_primary
-from graftwork.evaluate.gate.wording import say_reason, say_worn
-from graftwork.evaluate.gate_settings import GateSettings, Rule
-from graftwork.evaluate.statistics import holm
-from graftwork.evaluate.wear import confidence_at, look_of
-from graftwork.evaluate.wording import name_of
+from graftwork.evaluate.gate.advice import Training, advise
+from graftwork.evaluate.gate.figures import at_confidence, count_cases_needed, finite, never_vacuous
+from graftwork.evaluate.gate.pairs import (
+    Pair,
+    Surroundings,
+    confidence_of,
+    find_subject,
+    lower_is_better,
+    pair_up,
+)
+from graftwork.evaluate.gate.rules import (
+    explain_broken,
+    judge_gains,
+    judge_guardrail,
+    judge_limit,
+    judge_margin,
+    not_compared,
+    p_of_primary,
+)
+from graftwork.evaluate.gate.settings import FIGURES, Abort, Against, GateSettings, Rule
+from graftwork.evaluate.gate.wording import (
+    SUBJECTS,
+    say_counts,
+    say_like_these,
+    say_reason,
+    say_worn,
+    show_difference,
+    show_size,
+)
+from graftwork.evaluate.power import confidence_at, look_of
+from graftwork.evaluate.statistics.significance import holm
+from graftwork.grading.metrics import name_of, plural, show_p
 from graftwork.records.report import Report
-from graftwork.records.verdict import Decision, RuleResult, Verdict
+from graftwork.records.verdict import Decision, NextStart, RuleResult, Verdict
+
+
+class Stop(NamedTuple):
+    """Why the attempt ends. `rule` is None where the rule that is broken stands in the verdict already."""
+
+    reason: str
+    rule: RuleResult | None = None
+
+
+def find_stops(
+    report: Report, settings: GateSettings, *, judged: Sequence[RuleResult], around: Surroundings
+) -> list[Stop]:
+    """A broken invariant first; then what was declared under `abort_when`, or else any proven loss."""
+    invariants = [rule for rule in settings.rules if rule.severity == "invariant"]
+    watched = {} if settings.abort_when is not None else _watch(report, settings, around=around)
+    # Each rule more is one more chance of a false alarm: together they may raise one as often as one alone.
+    family = len(invariants) + len(watched)
+    sure = at_confidence(report, 1 - (1 - confidence_of(report)) / max(family, 1))
+    broken = (explain_broken(rule, report=sure) for rule in invariants)
+    stops = [Stop(reason) for reason in broken if reason is not None]
+    if settings.abort_when is not None:
+        return stops + _worse_on_all(report, settings.abort_when, around=around)
+    return stops + list(_proven_losses(watched, judged=judged, others=len(invariants)))
+
+
+def _watch(
+    report: Report, settings: GateSettings, *, around: Surroundings
+) -> dict[tuple[str, Against], Pair]:
+    """Qualities only: a slower or larger answer is what its own rule limits, not a loss of quality."""
+    named: list[tuple[str, Against]] = [(rule.metric, rule.reference) for rule in settings.rules]
+    if (primary := settings.primary_rule) is not None:
+        named.append((primary.metric, primary.against))
+    watched: dict[tuple[str, Against], Pair] = {}
+    for name, against in dict.fromkeys(named):
+        other = find_subject(report, against, around)
+        pair = pair_up(report, name, with_subject=other) if other is not None else None
+        if pair is not None and pair.kind != "number":
+            watched[name, against] = pair
+    return watched
+
+
+def _proven_losses(
+    watched: Mapping[tuple[str, Against], Pair], *, judged: Sequence[RuleResult], others: int
+) -> Iterator[Stop]:
+    """Losses after Holm's correction over all that is watched and the `others` that may abort as well."""
+    p_values = {f"{name} {against}": pair.seen.p_value for (name, against), pair in watched.items()}
+    adjusted = holm({**p_values, **{f"other {place}": 1.0 for place in range(others)}})
+    for (name, against), pair in watched.items():
+        if not pair.proven_loss or adjusted[f"{name} {against}"] >= 1 - pair.confidence:
+            continue
+        kept = any(
+            rule.kind == "guardrail"
+            and rule.metric == name
+            and rule.outcome == "pass"
+            and rule.against == pair.seen.baseline
+            for rule in judged
+        )
+        if not kept:
+            # A loss within the margin was allowed beforehand, however sure it is.
+            yield _stop_for(name, pair, against)
+
+
+def _worse_on_all(report: Report, declared: Abort, *, around: Surroundings) -> list[Stop]:
+    other = find_subject(report, declared.against, around)
+    if other is None:
+        return []
+    pairs = {name: pair_up(report, name, with_subject=other) for name in declared.worse_on}
+    found = {name: pair for name, pair in pairs.items() if pair is not None and _lost(pair, declared)}
+    if len(found) < len(declared.worse_on):
+        return []
+    said = ", ".join(
+        f"{name_of(name)} {show_difference(name, pair.seen.difference)}" for name, pair in found.items()
+    )
+    worse = "worse" if declared.by == "interval" else "no better"
+    reason = f"{worse} than {SUBJECTS[declared.against]} on all of: {said}"
+    first = next(iter(found))
+    return [
+        Stop(reason, _broken(first, found[first], rule=f"not {worse} on all of {_list(found)}", said=reason))
+    ]
+
+
+def _lost(pair: Pair, declared: Abort) -> bool:
+    if declared.by == "value":
+        return pair.gain <= 0
+    return pair.proven_loss or (pair.high < 0 and not pair.too_few)
+
+
+def _stop_for(name: str, pair: Pair, against: Against) -> Stop:
+    seen, who = pair.seen, SUBJECTS[against]
+    lost = f"{plural(seen.losses, 'case')} lost, {seen.wins} won ({show_p(seen.p_value)})"
+    possessive = f"{who}'s" if against != "log" else f"that of {who}"
+    reason = f"{name_of(name)} is worse than {possessive}: {lost}"
+    said = f"{name_of(name)}: {say_counts(seen)} against {who}, worse on average over {say_like_these(seen)}"
+    return Stop(reason, _broken(name, pair, rule=f"{name_of(name)} not worse than {who} for sure", said=said))
+
+
+def _broken(name: str, pair: Pair, *, rule: str, said: str) -> RuleResult:
+    sign = -1 if lower_is_better(name) else 1
+    return RuleResult(
+        metric=name,
+        rule=rule,
+        outcome="fail",
+        value=pair.seen.difference,
+        low=finite(min(sign * pair.low, sign * pair.high)),
+        high=finite(max(sign * pair.low, sign * pair.high)),
+        limit=0.0,
+        sentence=f"{said[0].upper()}{said[1:]}.",
+        kind="loss",
+        against=pair.seen.baseline,
+        n=pair.seen.n,
+        p_value=pair.seen.p_value,
+        test=pair.seen.test,
+    )
+
+
+def _list(found: dict[str, Pair]) -> str:
+    return ", ".join(name_of(name) for name in found)
+
 
 NOTHING_ELSE = Surroundings()
 STATISTICS = 2
@@ -166,3 +301,130 @@ def _note(report: Report, settings: GateSettings, around: Surroundings) -> list[
     if report.wear is not None and report.wear.worn:
         notes.append(report.wear.sentence)
     return notes
+
+
+BEFORE = "the checkpoint before"
+DECIDES_GRADES = ("max_new_tokens", "fields", "sampling", "repeats", "checks", "judge")
+"""Settings of an evaluation that must agree, or grades cannot be compared case by case."""
+DECIDES_ANSWERS = {"engine": "the engine that answered", "base_as": "the precision of the base"}
+"""What else must: with the same weights, two engines or precisions answer a little otherwise."""
+ROSE = 1.01
+"""The validation loss of the same rows does not rise by this much through rounding."""
+
+
+def next_start(
+    report_before: Report,
+    report_after: Report,
+    settings: GateSettings | None = None,
+    *,
+    loss_before: float | None = None,
+    loss_after: float | None = None,
+) -> NextStart:
+    """Which checkpoint the next session starts from. The losses are those of the validation rows."""
+    margins = _margins(settings or GateSettings(), report_after)
+    if report_before.cases_hash != report_after.cases_hash:
+        return _by_loss(
+            "the two sessions were evaluated on different cases", (), loss_before, loss_after, needed=None
+        )
+    if changed := asked_otherwise(report_before, report_after):
+        why = f"the two sessions were not asked in the same way ({changed} is another)"
+        return _by_loss(why, (), loss_before, loss_after, needed=None)
+    pairs = {
+        name: pair
+        for name in margins
+        if (pair := pair_up(report_after, name, with_subject=report_before.candidate, one_sided=True))
+    }
+    rules = tuple(_judge_metric(name, pairs.get(name), margin) for name, margin in margins.items())
+    kept = {rule.metric for rule in rules if rule.outcome == "pass"}
+    lost = [name for name in _find_proven_losses(pairs) if name not in kept]
+    if lost:
+        return NextStart(
+            start="before",
+            certain=True,
+            reason=f"The session made it worse for sure: {_list_names(lost)}. "
+            f"The next one starts from {BEFORE}.",
+            rules=rules,
+        )
+    if rules and all(rule.outcome == "pass" for rule in rules):
+        return NextStart(
+            start="this",
+            certain=True,
+            reason=f"Not worse than {BEFORE} by more than the margins: the next session goes on from this.",
+            rules=rules,
+        )
+    needed = count_cases_needed(report_after, rules)
+    unclear = (
+        _list_names([rule.metric for rule in rules if rule.outcome != "pass"]) or "no metric was compared"
+    )
+    return _by_loss(f"too few cases to tell: {unclear}", rules, loss_before, loss_after, needed=needed)
+
+
+def asked_otherwise(one: Report, other: Report) -> str:
+    """What decides how answers come out or are graded, and differs; empty where nothing does."""
+    for name in DECIDES_GRADES:
+        if one.settings.get(name) != other.settings.get(name):
+            return f"evaluate.{name}"
+    made, made_too = (report.candidate.generation.settings for report in (one, other))
+    return next((said for name, said in DECIDES_ANSWERS.items() if made.get(name) != made_too.get(name)), "")
+
+
+def _margins(settings: GateSettings, report: Report) -> dict[str, float]:
+    """The qualities that the rules name, each with its own margin where a guardrail gives one."""
+    named: dict[str, float] = {}
+    for rule in settings.rules:
+        if rule.metric not in FIGURES:
+            named[rule.metric] = rule.margin or named.get(rule.metric, settings.session_margin)
+    if (primary := settings.primary_rule) is not None:
+        named.setdefault(primary.metric, settings.session_margin)
+    return {name: margin for name, margin in named.items() if name in report.candidate.metrics}
+
+
+def _judge_metric(name: str, pair: Pair | None, margin: float) -> RuleResult:
+    text = f"{name_of(name)} worse than {BEFORE} by less than {show_size(name, margin)}"
+    if pair is None:
+        why = "it was not measured for both"
+        return not_compared(name, rule=text, kind="guardrail", limit=-margin, why=why, against=BEFORE)
+    return judge_margin(name, pair=pair, margin=margin, rule=text, named=BEFORE)
+
+
+def _find_proven_losses(pairs: Mapping[str, Pair]) -> list[str]:
+    """Several metrics are looked at, so each p is corrected for the others."""
+    adjusted = holm({name: pair.seen.p_value for name, pair in pairs.items()})
+    return [name for name, pair in pairs.items() if pair.gain < 0 and adjusted[name] < 1 - pair.confidence]
+
+
+def _by_loss(
+    why: str,
+    rules: tuple[RuleResult, ...],
+    before: float | None,
+    after: float | None,
+    *,
+    needed: int | None,
+) -> NextStart:
+    settles = f" About {plural(needed, 'case')} would settle it." if needed else ""
+    begin = f"{why[0].upper()}{why[1:]}"
+    if before is not None and after is not None and after > before * ROSE:
+        return NextStart(
+            start="before",
+            certain=False,
+            reason=f"{begin}; but the validation loss rose from {before:.3f} to {after:.3f}, so the next "
+            f"session starts from {BEFORE}.{settles}",
+            rules=rules,
+            cases_needed=needed,
+        )
+    seen = (
+        f"and the validation loss did not rise ({before:.3f} → {after:.3f})"
+        if before is not None and after is not None
+        else "and nothing speaks against it"
+    )
+    return NextStart(
+        start="this",
+        certain=False,
+        reason=f"{begin}; {seen}, so the next session goes on from this one.{settles}",
+        rules=rules,
+        cases_needed=needed,
+    )
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(name_of(name) for name in names))

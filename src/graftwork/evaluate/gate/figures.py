@@ -6,16 +6,27 @@ that so few measurements cannot give at the report's confidence is infinite: not
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Mapping, Sequence, Set
+from statistics import NormalDist, fmean, median
+from typing import NamedTuple
 
-from graftwork.evaluate.gate_settings import TIMED, Rule, Statistic
-from graftwork.evaluate.measure import make_perplexity
-from graftwork.evaluate.quantiles import fewest_for_quantile, quantile_interval
-from graftwork.evaluate.score import make_metric
-from graftwork.evaluate.statistics import Interval, bounded_mean
-from graftwork.grading import FIRST_TOKEN, LATENCY, PERPLEXITY, TOKENS_PER_SECOND
+from graftwork.evaluate.comparison import cluster_cases
+from graftwork.evaluate.gate.settings import FIGURES, TIMED, Rule, Statistic
+from graftwork.evaluate.power import share_of_look
+from graftwork.evaluate.score import make_metric, make_perplexity
+from graftwork.evaluate.statistics.bounded import Units, bounded_mean, make_units
+from graftwork.evaluate.statistics.intervals import Interval, fewest_for_quantile, quantile_interval
+from graftwork.evaluate.statistics.significance import USUAL_POWER, units_for_power
+from graftwork.grading.metrics import (
+    FIRST_TOKEN,
+    JUDGE_PREFERENCE,
+    LATENCY,
+    PERPLEXITY,
+    TOKENS_PER_SECOND,
+    name_of,
+)
 from graftwork.records.report import Metric, Report, SubjectReport
+from graftwork.records.verdict import RuleResult
 
 PERCENTILE = 0.95
 MIDDLE = 0.5
@@ -143,3 +154,192 @@ def measured(subject: SubjectReport, name: str) -> Metric | None:
     if name in subject.metrics or name != TOKENS_PER_SECOND or not speed > 0:
         return subject.metrics.get(name)
     return Metric(name=name, kind="number", value=speed, low=speed, high=speed, n=1, unit="tokens/s")
+
+
+class Ungraded(NamedTuple):
+    """`nameless` cases failed in a report that does not say which ones."""
+
+    cases: frozenset[str] = frozenset()
+    nameless: int = 0
+
+    @property
+    def total(self) -> int:
+        return len(self.cases) + self.nameless
+
+
+def find_ungraded(report: Report, name: str) -> Ungraded:
+    """Cases that the candidate has no grade for and ought to have one."""
+    own = report.candidate.metrics.get(name)
+    if own is None:
+        return Ungraded()
+    elsewhere: set[str] = set()
+    for other in (report.baseline, *report.others):
+        if (metric := other.metrics.get(name)) is not None:
+            elsewhere |= _graded(metric)
+    without = own.scores.keys() - _graded(own)
+    return _gather(without & elsewhere, of=without, metrics=(own,))
+
+
+def find_ungraded_pairs(report: Report, name: str, *, other: SubjectReport) -> Ungraded:
+    """Cases on which one of the two has no grade and ought to; or that the judge of the pairs left open."""
+    found = [metric for one in (report.candidate, other) if (metric := one.metrics.get(name)) is not None]
+    left_out: set[str] = set()
+    if len(found) == 2:
+        left_out = _graded(found[0]) ^ _graded(found[1])
+    if name == JUDGE_PREFERENCE:
+        sides = (other.subject, report.candidate.subject)
+        for tally in report.judged:
+            left_out |= set(tally.unjudged) if (tally.baseline, tally.candidate) == sides else set()
+    asked = {case for metric in found for case in metric.scores}
+    both = set.intersection(*map(_graded, found)) if found else set()
+    return _gather(left_out, of=asked - both, metrics=found)
+
+
+def never_vacuous(rule: RuleResult, *, report: Report) -> RuleResult:
+    """The rule as judged; unknown, with the reason, where no case is of the kind that it is about.
+
+    "Refuses just where the reference does" holds for every model on a log without a refusal: that passes
+    nothing. What fails all the same has failed.
+    """
+    metric = report.candidate.metrics.get(rule.metric)
+    why = metric.vacuous if metric is not None else ""
+    if not why or rule.outcome == "fail":
+        return rule
+    seen = f"{metric.successes} of {metric.n}, but " if metric and metric.n and metric.kind == "rate" else ""
+    sentence = f"{name_of(rule.metric)}: {seen}{why}, so nothing is shown by it."
+    told = {"outcome": "unknown", "vacuous": why, "sentence": sentence, "cases_to_decide": None}
+    return rule.model_copy(update=told)
+
+
+def all_wrong(metric: Metric, cases: Set[str], *, wrong: float, sessions: Mapping[str, str]) -> Metric:
+    """The metric if every one of these cases had this grade."""
+    return make_metric(
+        metric.name,
+        scores={**metric.scores, **dict.fromkeys(cases, wrong)},
+        confidence=metric.confidence,
+        sessions=sessions,
+        scored=metric.kind == "score",
+    )
+
+
+def _gather(left_out: Set[str], *, of: Set[str], metrics: Sequence[Metric]) -> Ungraded:
+    """Those left out and those that failed, each case once. Older reports do not say which ones failed."""
+    named = frozenset(left_out) | {case for metric in metrics for case in metric.failed_cases}
+    nameless = sum(metric.failed for metric in metrics if not metric.failed_cases)
+    # Without names a case may be counted twice, but never are there more than have no grade.
+    return Ungraded(named, min(nameless, max(len(of) - len(named), 0)) if of else nameless)
+
+
+def _graded(metric: Metric) -> set[str]:
+    return {case for case, value in metric.scores.items() if value is not None}
+
+
+class Needed(NamedTuple):
+    """Fresh cases like these; `sessions` is 0 where every case stands alone.
+
+    `certain`: it takes no luck if all goes on like this, for nothing varied. `with_these` is the size of a
+    set that holds these cases too; 0 where that is not known.
+    """
+
+    cases: int
+    sessions: int = 0
+    with_these: int = 0
+    certain: bool = False
+
+    @property
+    def fields(self) -> dict[str, int | None]:
+        """As a RuleResult holds them."""
+        return {
+            "cases_to_decide": self.cases,
+            "sessions_to_decide": self.sessions or None,
+            "cases_with_these": self.with_these or None,
+        }
+
+
+def needed_for_limit(rule: Rule, metric: Metric, *, sessions: Mapping[str, str], look: int) -> Needed | None:
+    """What lets the bound clear the limit if the figure stays as it is; None if nothing does."""
+    if metric.kind in ("rate", "score"):
+        sign = 1 if rule.wants_more else -1
+        return needed_for_mean(
+            _units_of(metric, sessions, sign=sign),
+            limit=sign * rule.limit,
+            lowest=0.0 if rule.wants_more else -1.0,
+            tail=(1 - metric.confidence) / 2,
+            look=look,
+        )
+    if rule.at == "p95":
+        return Needed(max(times_for_percentile(metric.confidence), metric.n + 1))
+    if rule.metric in (*TIMED, PERPLEXITY) and (fewest := _fewest_cases(metric, rule)) > metric.n:
+        return Needed(fewest)
+    sign = 1 if rule.wants_more else -1
+    value, bound = sign * metric.value, sign * _bound(rule, metric)
+    tail = (1 - metric.confidence) / 2
+    return measurements_for(value, low=bound, beyond=sign * rule.limit, n=metric.n, tail=tail)
+
+
+def needed_for_mean(
+    units: Units | None, *, limit: float, lowest: float = -1.0, tail: float, look: int = 1
+) -> Needed | None:
+    """What shows that the mean of units like these lies above `limit`; `tail` is that of this look."""
+    if units is None or not units.totals:
+        return None
+    n, count = sum(units.sizes), len(units.sizes)
+    fresh_tail = tail / share_of_look(look)
+    fresh = units_for_power(units, limit=limit, lowest=lowest, tail=fresh_tail)
+    grown_tail = fresh_tail * share_of_look(look + 1)
+    grown = units_for_power(units, limit=limit, lowest=lowest, tail=grown_tail, start=2 * (fresh or 0))
+    if fresh is None or grown is None:
+        return None
+    if look == 1:
+        # They were too few, whatever a simulation makes of a figure just short of the limit.
+        fresh = max(fresh, count + 1)
+    grown = max(grown, count + 1)
+    return Needed(
+        cases=math.ceil(fresh * n / count),
+        sessions=fresh if n > count else 0,
+        with_these=math.ceil(grown * n / count),
+        certain=len(set(zip(units.totals, units.sizes, strict=True))) == 1,
+    )
+
+
+def measurements_for(gain: float, *, low: float, beyond: float, n: int, tail: float) -> Needed | None:
+    """Measurements that lift the lower bound of a gain beyond what is asked, with a power of 80 %.
+
+    An interval shrinks with the root of what was measured.
+    """
+    if n < 2 or gain <= beyond or not math.isfinite(low):
+        return None
+    reach = NormalDist().inv_cdf(1 - tail)
+    widening = (reach + NormalDist().inv_cdf(USUAL_POWER)) / reach if reach > 0 else 1.0
+    return Needed(max(n + 1, math.ceil(n * (widening * (gain - low) / (gain - beyond)) ** 2)))
+
+
+def count_cases_needed(report: Report, rules: Sequence[RuleResult]) -> int | None:
+    """How many cases would settle every open rule; a metric that applies to half needs twice as many."""
+    factors = []
+    for rule in rules:
+        if rule.outcome != "unknown" or not rule.cases_to_decide or not rule.must:
+            continue
+        counted = rule.metric not in FIGURES or rule.metric == PERPLEXITY
+        if not counted or rule.n is None or rule.n < 1:
+            # Requests that are timed one by one are another count than the cases.
+            continue
+        factors.append(rule.cases_to_decide / rule.n)
+    return math.ceil(max(factors) * report.cases) if factors else None
+
+
+def _units_of(metric: Metric, sessions: Mapping[str, str], *, sign: int) -> Units:
+    graded = {case: sign * value for case, value in metric.scores.items() if value is not None}
+    if not graded and metric.successes is not None:
+        return make_units([float(sign)] * metric.successes + [0.0] * (metric.n - metric.successes))
+    return make_units(list(graded.values()), cluster_cases(list(graded), sessions=sessions))
+
+
+def _fewest_cases(metric: Metric, rule: Rule) -> int:
+    """Where sessions are what counts, as many more cases as it takes to have enough of them."""
+    fewest, units = fewest_units(metric, at=rule.at), metric.clusters or metric.n
+    return math.ceil(fewest * metric.n / units) if units else fewest
+
+
+def _bound(rule: Rule, metric: Metric) -> float:
+    return {"lower": metric.low, "upper": metric.high, "value": metric.value}[rule.held_bound]

@@ -7,14 +7,20 @@ In: a report, whom to compare with, a metric. Out: a Pair, or why there is none.
 import math
 from typing import NamedTuple
 
-from graftwork.evaluate.compare import cluster_cases, compare, differences_of
-from graftwork.evaluate.gate.figures import MIDDLE, measured, times_of
-from graftwork.evaluate.gate.ungraded import Ungraded, all_wrong, find_ungraded_pairs
-from graftwork.evaluate.gate_settings import TIMED, Against
+from graftwork.evaluate.comparison import cluster_cases, compare, differences_of
+from graftwork.evaluate.gate.figures import (
+    MIDDLE,
+    Ungraded,
+    all_wrong,
+    find_ungraded_pairs,
+    measured,
+    times_of,
+)
+from graftwork.evaluate.gate.settings import TIMED, Against
 from graftwork.evaluate.judge.tally import compare_by_judge
-from graftwork.evaluate.quantiles import fewest_for_quantile
-from graftwork.evaluate.statistics import Units, make_units
-from graftwork.grading import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
+from graftwork.evaluate.statistics.bounded import Units, make_units
+from graftwork.evaluate.statistics.intervals import fewest_for_quantile
+from graftwork.grading.metrics import JUDGE_PREFERENCE, LOWER_IS_BETTER, PERPLEXITY
 from graftwork.records.report import Comparison, Metric, Report, SubjectReport
 
 SIDE_BY_SIDE = "figures side by side"

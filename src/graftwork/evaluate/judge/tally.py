@@ -5,12 +5,14 @@ that changes its mind with the order has not decided: that pair is a tie, and co
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from graftwork.evaluate.compare import compare_choices
-from graftwork.evaluate.judge.wording import Choice
-from graftwork.evaluate.statistics import clopper_pearson, mcnemar
-from graftwork.records.report import Comparison, JudgeTally
+from graftwork.evaluate.comparison import compare_choices
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.evaluate.statistics.significance import mcnemar
+from graftwork.records.report import Comparison, JudgeTally, Report
+
+Choice = Literal["first", "second", "tie"]
 
 
 class PairVerdict(NamedTuple):
@@ -86,3 +88,12 @@ def compare_by_judge(
     """
     found = compare_choices(tally.grades, confidence=confidence or tally.confidence, sessions=sessions)
     return found.model_copy(update={"baseline": tally.baseline, "candidate": tally.candidate})
+
+
+def add_judgement(report: Report, tally: JudgeTally) -> Report:
+    return report.model_copy(
+        update={
+            "judged": (*report.judged, tally),
+            "comparisons": (*report.comparisons, compare_by_judge(tally, sessions=report.sessions)),
+        }
+    )

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from graftwork.evaluate.statistics.beta import log_beta
-from graftwork.evaluate.statistics.intervals import Interval
-from graftwork.evaluate.statistics.paired import likeliest_loss_rate
-from graftwork.evaluate.statistics.search import bisect
+from graftwork.evaluate.statistics.intervals import Interval, bisect, log_beta
+from graftwork.evaluate.statistics.significance import likeliest_loss_rate
 
 Side = Literal["candidate", "baseline"]
 LARGEST_LOG = 700.0

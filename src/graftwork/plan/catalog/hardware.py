@@ -5,13 +5,14 @@ not look at this machine.
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
-from graftwork.plan.catalog.names import find_named
-from graftwork.plan.catalog.table import Columns, Row, read_table
+from graftwork.costmodel.time import StepRates, rates_of
+from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.hardware import Cpu, Gpu
 
-GPU_COLUMNS = Columns(
+GPU_COLUMNS = ColumnParsers(
     needed=(
         "name",
         "memory_gib",
@@ -26,7 +27,7 @@ GPU_COLUMNS = Columns(
     optional=("aliases", "eight_tflops", "nvlink_gb_s", "launch_usd"),
     key=("name",),
 )
-CPU_COLUMNS = Columns(
+CPU_COLUMNS = ColumnParsers(
     needed=("name", "cores", "gflops", "bandwidth_gb_s", "watts", "source", "dated"),
     optional=("aliases", "half_gflops", "launch_usd"),
     key=("name",),
@@ -90,7 +91,7 @@ def _also(name: str, aliases: tuple[str, ...]) -> tuple[str, ...]:
     return (*aliases, *(one.upper().replace("RTX", "").replace("GTX", "") for one in written))
 
 
-def _gpu(row: Row) -> Gpu:
+def _gpu(row: CatalogRow) -> Gpu:
     return Gpu(
         name=row.text("name"),
         aliases=row.names("aliases"),
@@ -108,7 +109,7 @@ def _gpu(row: Row) -> Gpu:
     )
 
 
-def _cpu(row: Row) -> Cpu:
+def _cpu(row: CatalogRow) -> Cpu:
     return Cpu(
         name=row.text("name"),
         aliases=row.names("aliases"),
@@ -121,3 +122,9 @@ def _cpu(row: Row) -> Cpu:
         source=row.text("source"),
         dated=row.text("dated"),
     )
+
+
+@cache
+def default_rates() -> StepRates:
+    """The rates that settings are ranked by where the card is unknown: an H200's."""
+    return rates_of(find_gpu("H200"))

@@ -7,13 +7,12 @@ name is given; needs no torch.
 from pathlib import Path
 
 from graftwork.model.shape import layer_parameters, linear_sizes, read_config_shape, shape_of
-from graftwork.plan.catalog.names import find_named
-from graftwork.plan.catalog.table import Columns, Row, read_table
+from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, find_named, read_table
 from graftwork.records.base import Record
 from graftwork.records.errors import UserMistake
 from graftwork.records.plan import ModelShape
 
-COLUMNS = Columns(
+COLUMNS = ColumnParsers(
     needed=(
         "name",
         "hf_id",
@@ -94,7 +93,7 @@ def list_models(*, overlay: Path | None = None) -> tuple[CatalogModel, ...]:
     return tuple(_model(row) for row in read_table("models", COLUMNS, overlay=overlay))
 
 
-def _model(row: Row) -> CatalogModel:
+def _model(row: CatalogRow) -> CatalogModel:
     shape = row.build(_shape)
     return CatalogModel(
         name=row.text("name"),
@@ -108,7 +107,7 @@ def _model(row: Row) -> CatalogModel:
     )
 
 
-def _shape(row: Row) -> ModelShape:
+def _shape(row: CatalogRow) -> ModelShape:
     config = {
         "model_type": row.text("architecture"),
         "hidden_size": row.whole("hidden_size"),

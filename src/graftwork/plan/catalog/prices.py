@@ -7,10 +7,10 @@ prices; says how old they are. What others claimed of a price is kept apart from
 from datetime import date
 from pathlib import Path
 
-from graftwork.plan.catalog.table import Columns, Row, read_table
-from graftwork.records.offer import Offer, Place
+from graftwork.plan.catalog.table import CatalogRow, ColumnParsers, read_table
+from graftwork.records.hardware import Offer, PlaceTerms
 
-OFFER_COLUMNS = Columns(
+OFFER_COLUMNS = ColumnParsers(
     needed=("place", "gpu", "gpus", "source", "dated"),
     optional=(
         "usd_per_hour",
@@ -24,7 +24,7 @@ OFFER_COLUMNS = Columns(
     ),
     key=("place", "gpu", "gpus"),
 )
-PLACE_COLUMNS = Columns(
+PLACE_COLUMNS = ColumnParsers(
     needed=("name", "title", "kind", "source", "dated"),
     optional=(
         "session_hours",
@@ -42,7 +42,7 @@ PLACE_COLUMNS = Columns(
     ),
     key=("name",),
 )
-STALE_AFTER_DAYS = 90
+STALE_AFTER_DAYS = 60
 """A quarter of a year, an assumption: what is older must be looked up before money is spent on it."""
 
 
@@ -56,7 +56,7 @@ def list_quoted_offers(*, overlay: Path | None = None) -> tuple[Offer, ...]:
     return _offers("quoted_prices", overlay)
 
 
-def list_places(*, overlay: Path | None = None) -> tuple[Place, ...]:
+def list_places(*, overlay: Path | None = None) -> tuple[PlaceTerms, ...]:
     return tuple(row.build(_place) for row in read_table("places", PLACE_COLUMNS, overlay=overlay))
 
 
@@ -80,7 +80,7 @@ def _offers(table: str, overlay: Path | None) -> tuple[Offer, ...]:
     return tuple(row.build(_offer) for row in read_table(table, OFFER_COLUMNS, overlay=overlay))
 
 
-def _offer(row: Row) -> Offer:
+def _offer(row: CatalogRow) -> Offer:
     usual, spot = row.number_or_none("usd_per_hour"), row.number_or_none("spot_usd_per_hour")
     offer = Offer(
         place=row.text("place"),
@@ -102,12 +102,12 @@ def _offer(row: Row) -> Offer:
     return offer
 
 
-def _place(row: Row) -> Place:
+def _place(row: CatalogRow) -> PlaceTerms:
     known = {column: row.number_or_none(column) for column in PLACE_COLUMNS.optional[:3]}
     amounts = ("storage_usd_gib_month", "egress_usd_gib", "setup_minutes", "smallest_billed_minutes")
     given = {column: row.number(column) for column in amounts if row.text(column)}
     texts = {column: row.text(column) for column in ("driven_by", "notes") if row.text(column)}
-    return Place.model_validate(
+    return PlaceTerms.model_validate(
         {
             "name": row.text("name"),
             "title": row.text("title"),

@@ -5,9 +5,10 @@ knowing the file and line that it stands in. Does not know what the columns mean
 """
 
 import csv
+import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,7 +25,7 @@ _FILLERS = re.compile(r"\b(nvidia|geforce|tesla|quadro|graphics|card|gpu|amd|int
 Built = TypeVar("Built")
 
 
-class Columns(NamedTuple):
+class ColumnParsers(NamedTuple):
     """What a table's file may hold, and what tells its rows apart."""
 
     needed: tuple[str, ...]
@@ -32,7 +33,7 @@ class Columns(NamedTuple):
     key: tuple[str, ...]
 
 
-class Row(NamedTuple):
+class CatalogRow(NamedTuple):
     """One line of a file, as text by column."""
 
     file: Path
@@ -85,7 +86,7 @@ class Row(NamedTuple):
             where=f"{self.file}:{self.line}",
         )
 
-    def build(self, make: Callable[["Row"], Built]) -> Built:
+    def build(self, make: Callable[["CatalogRow"], Built]) -> Built:
         """What `make` makes of this row; a value that its record refuses is named with its place."""
         try:
             return make(self)
@@ -95,7 +96,7 @@ class Row(NamedTuple):
             raise self.mistake(column, rule=f"is refused ({first['msg'].lower()})") from refused
 
 
-def read_table(name: str, columns: Columns, *, overlay: Path | None = None) -> tuple[Row, ...]:
+def read_table(name: str, columns: ColumnParsers, *, overlay: Path | None = None) -> tuple[CatalogRow, ...]:
     """The rows that came with the package, less those that the team's own replace, then these."""
     rows = _read(SHIPPED / f"{name}.csv", columns)
     folder = overlay or _default_overlay()
@@ -116,7 +117,7 @@ def read_table(name: str, columns: Columns, *, overlay: Path | None = None) -> t
     return (*(row for row in rows if row_key(row, columns) not in replaced), *theirs)
 
 
-def row_key(row: Row, columns: Columns) -> tuple[str, ...]:
+def row_key(row: CatalogRow, columns: ColumnParsers) -> tuple[str, ...]:
     """What tells a row from others, however it is written."""
     return tuple(normalise(row.text(column)) for column in columns.key)
 
@@ -133,13 +134,13 @@ def _default_overlay() -> Path | None:
     return Path(stated).expanduser() if stated else None
 
 
-def _read(file: Path, columns: Columns) -> tuple[Row, ...]:
+def _read(file: Path, columns: ColumnParsers) -> tuple[CatalogRow, ...]:
     with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines, restkey="")
         _check_header(file, reader.fieldnames or [], columns)
         rows = []
         for cells in reader:
-            row = Row(file, reader.line_num, {k: (v or "").strip() for k, v in cells.items() if k})
+            row = CatalogRow(file, reader.line_num, {k: (v or "").strip() for k, v in cells.items() if k})
             if "" in cells:
                 raise row.mistake("", rule="has more cells than the header names")
             if any(row.cells.values()):
@@ -147,7 +148,7 @@ def _read(file: Path, columns: Columns) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _check_header(file: Path, header: object, columns: Columns) -> None:
+def _check_header(file: Path, header: object, columns: ColumnParsers) -> None:
     named = list(header) if isinstance(header, list | tuple) else []
     missing = [column for column in columns.needed if column not in named]
     unknown = [column for column in named if column not in columns.needed + columns.optional]
@@ -164,7 +165,7 @@ def _check_header(file: Path, header: object, columns: Columns) -> None:
     )
 
 
-def _checked(row: Row, columns: Columns) -> Row:
+def _checked(row: CatalogRow, columns: ColumnParsers) -> CatalogRow:
     for column in columns.needed:
         if not row.text(column):
             raise row.mistake(column, rule="must be given")
@@ -173,3 +174,26 @@ def _checked(row: Row, columns: Columns) -> Row:
     except ValueError as wrong:
         raise row.mistake("dated", rule="must be a day such as 2026-08-22") from wrong
     return row
+
+
+Thing = TypeVar("Thing")
+
+
+def find_named(name: str, things: Mapping[str, tuple[Thing, Iterable[str]]], *, kind: str, fix: str) -> Thing:
+    """The one called so, or by one of its other names; a mistake that offers the nearest ones otherwise."""
+    known: dict[str, str] = {}
+    for title, (_, aliases) in things.items():
+        known[normalise(title)] = title
+        for alias in aliases:
+            known.setdefault(normalise(alias), title)
+    found = known.get(normalise(name))
+    if found is not None and normalise(name):
+        return things[found][0]
+    near = difflib.get_close_matches(normalise(name), known, n=4, cutoff=0.5)
+    names = list(dict.fromkeys(known[key] for key in near)) or sorted(things)[:6]
+    raise UserMistake(
+        f"the catalog has no {kind} {name!r}",
+        why="its figures are needed",
+        fix=f"near it: {', '.join(names)}; {fix}",
+        where=name,
+    )

@@ -7,11 +7,204 @@ machine and clock. One number at a time: ranges are made by whoever asks thrice.
 import math
 from typing import NamedTuple
 
-from graftwork.plan.cost.disk import GIB, DiskNeed
-from graftwork.plan.cost.interruption import Hazard, expect
-from graftwork.plan.cost.intervals import Rhythm, choose_rhythm
-from graftwork.plan.cost.nouns import Candidate, Terms
-from graftwork.plan.cost.sessions import HOURS_A_MONTH, cut
+from graftwork.plan.cost.types import CardRun, DiskNeed, Intervals, OfferCandidate, Terms
+from graftwork.records.base import Figure, Record
+from graftwork.records.hardware import PlaceTerms
+from graftwork.records.units import GIB
+
+HOURS_A_WEEK = 168.0
+HOURS_A_DAY = 24.0
+HOURS_A_MONTH = 730.0
+
+
+class Stay(NamedTuple):
+    """A run cut into sessions."""
+
+    sessions: int
+    machine: float
+    """Hours, with setting up at the start of each session."""
+    clock: float
+    possible: bool = True
+
+
+def cut(
+    place: PlaceTerms, *, work: float, setup: float, save: float = 0.0, hours_a_month: float | None = None
+) -> Stay:
+    """`work` hours in sessions of the place, each of which begins with `setup` and ends with `save`."""
+    longest = min(
+        (limit for limit in (place.session_hours, place.free_hours_a_day, place.free_hours_a_week) if limit),
+        default=math.inf,
+    )
+    useful = longest - setup - save
+    if useful <= 0:
+        return Stay(sessions=0, machine=math.inf, clock=math.inf, possible=False)
+    sessions = max(1, math.ceil(work / useful - 1e-9)) if math.isfinite(useful) else 1
+    # The last save of the run is part of its work.
+    machine = work + sessions * setup + (sessions - 1) * save
+    return Stay(sessions=sessions, machine=machine, clock=_clock(place, machine, hours_a_month))
+
+
+def _clock(place: PlaceTerms, machine: float, hours_a_month: float | None) -> float:
+    """Hours until the last is done when each quota is used from its first hour on."""
+    quotas = (
+        (place.free_hours_a_day, HOURS_A_DAY),
+        (place.free_hours_a_week, HOURS_A_WEEK),
+        (hours_a_month, HOURS_A_MONTH),
+    )
+    return max([machine, *(_under_quota(machine, quota, every) for quota, every in quotas if quota)])
+
+
+def _under_quota(machine: float, quota: float, every: float) -> float:
+    """Full periods that are used up, then what is left of the work in the next."""
+    full = math.ceil(machine / quota - 1e-9) - 1
+    return full * every + machine - full * quota
+
+
+NEVER = 1e-12
+"""Interruptions of a whole run below which rounding is all that would be seen of them."""
+
+
+class Hazard(Record):
+    """How a machine is taken away, and what that costs. Hours, and interruptions an hour."""
+
+    rate: float
+    save: float
+    """Writing one checkpoint, the training waiting for it."""
+    restart: float
+    """From the new machine to the first step: paid for, and can be interrupted itself."""
+    wait: float = 0.0
+    """Until there is another machine: not paid for."""
+
+
+class Expected(NamedTuple):
+    """Mean hours of a run under interruptions."""
+
+    machine: float
+    """Paid for: start, work, saves, lost work and restarts."""
+    clock: float
+    interruptions: float
+    lost: float
+    """Of the machine's hours, work that was done twice and restarts."""
+
+
+def best_interval(hazard: Hazard) -> float:
+    """Hours of work between two saves that cost the least; infinite where nothing interrupts."""
+    if hazard.rate <= 0:
+        return math.inf
+    if hazard.save <= 0:
+        return 0.0
+    # With x = rate × interval: f(x) = ln(1 - x) + x + rate × save falls and bends down, so that Newton's way
+    # from a point right of the crossing (Young's, or one that is nearer for dear saves) never passes it.
+    dear = hazard.rate * hazard.save
+    x = min(math.sqrt(2 * dear), 1 - math.exp(-1 - dear))
+    for _ in range(40):
+        step = (math.log1p(-x) + x + dear) * (1 - x) / x
+        x += step
+        if abs(step) <= 1e-12 * x:
+            break
+    return x / hazard.rate
+
+
+def young_interval(hazard: Hazard) -> float:
+    """The first-order rule, for comparison: √(2 × save / rate)."""
+    return math.sqrt(2 * hazard.save / hazard.rate) if hazard.rate > 0 else math.inf
+
+
+def choose_saves(hazard: Hazard, *, work: float) -> int:
+    """Whole number of evenly spaced saves, the last at the end, with the least expected hours."""
+    interval = best_interval(hazard)
+    if interval <= 0:
+        raise ValueError("a save that costs nothing has no best interval: state what it costs")
+    fewest = max(1, math.floor(work / interval))
+    return min((fewest, fewest + 1), key=lambda count: expect(hazard, work=work, saves=count).machine)
+
+
+def expect(hazard: Hazard, *, work: float, saves: int) -> Expected:
+    """Mean hours for `work` hours in `saves` even stretches, each followed by a save."""
+    if saves < 1 or work < 0:
+        raise ValueError(f"{saves} saves over {work} hours: at least one save, and no negative work")
+    rate = hazard.rate
+    bare = hazard.restart + work + saves * hazard.save
+    if rate * bare <= NEVER:
+        return Expected(machine=bare, clock=bare, interruptions=0.0, lost=0.0)
+    start = _grown(rate, hazard.restart)
+    stretch = math.exp(_held(rate * hazard.restart)) * _grown(rate, work / saves + hazard.save)
+    # Below the bare hours only by rounding.
+    machine = max(start + saves * stretch, bare)
+    interruptions = rate * machine
+    return Expected(
+        machine=machine,
+        clock=machine + interruptions * hazard.wait,
+        interruptions=interruptions,
+        lost=machine - bare,
+    )
+
+
+def _grown(rate: float, hours: float) -> float:
+    """(exp(rate × hours) - 1) / rate: mean time to get `hours` in one piece."""
+    return math.expm1(_held(rate * hours)) / rate
+
+
+def _held(exponent: float) -> float:
+    """A stretch of hundreds of mean lives never ends; keep that a number."""
+    return min(exponent, 300.0)
+
+
+MOST_EVALUATIONS = 20
+"""A curve of more points tells no more."""
+EVALUATION_SHARE = 0.05
+"""Of the training's time, the most that evaluations may take."""
+FORWARD_SHARE = 0.4
+"""Of a training row's time, what a row that is only read takes: one pass of about two and a half."""
+MOST_ROWS_READ = 200
+
+
+class Rhythm(NamedTuple):
+    """What is done beside the training."""
+
+    saves: int
+    evaluations: int
+    evaluation_hours: float
+    """Of one."""
+
+
+def choose_rhythm(
+    *, hours: float, steps: float, rows: float, hazard: Hazard, evaluation_rows: int | None
+) -> Rhythm:
+    """Saves and evaluations of a run of `hours` over `rows` rows (of all epochs)."""
+    read = evaluation_rows if evaluation_rows is not None else min(MOST_ROWS_READ, max(1.0, rows / 10))
+    one = FORWARD_SHARE * hours * read / max(rows, 1.0)
+    affordable = int(EVALUATION_SHARE * hours / one) if one > 0 else MOST_EVALUATIONS
+    evaluations = max(1, min(MOST_EVALUATIONS, affordable, int(steps)))
+    work = hours + evaluations * one
+    saves = max(1, min(choose_saves(hazard, work=work), int(steps) or 1))
+    return Rhythm(saves=saves, evaluations=evaluations, evaluation_hours=one)
+
+
+def describe(rhythm: Rhythm, *, run: CardRun, hazard: Hazard) -> Intervals:
+    """The rhythm in minutes and steps of this run."""
+
+    def every(count: int) -> tuple[Figure, Figure]:
+        minutes = Figure(
+            value=60 * run.hours.value / count,
+            low=60 * run.hours.low / count,
+            high=60 * run.hours.high / count,
+            unit="min",
+        )
+        return minutes, Figure.exact(max(1, round(run.steps / count)), "steps")
+
+    save_minutes, save_steps = every(rhythm.saves)
+    look_minutes, look_steps = every(rhythm.evaluations)
+    return Intervals(
+        checkpoints=rhythm.saves,
+        checkpoint_minutes=save_minutes,
+        checkpoint_steps=save_steps,
+        young_minutes=Figure.exact(60 * young_interval(hazard), "min"),
+        evaluations=rhythm.evaluations,
+        evaluation_minutes=look_minutes,
+        evaluation_steps=look_steps,
+    )
+
 
 WRITE_BYTES_A_SECOND = 200e6
 """Network disks of clouds; a local NVMe is ten times faster."""
@@ -53,7 +246,7 @@ class Bill(NamedTuple):
     hazard: Hazard
 
 
-def hazard_of(candidate: Candidate, *, terms: Terms, disk: DiskNeed, rate_factor: float = 1.0) -> Hazard:
+def hazard_of(candidate: OfferCandidate, *, terms: Terms, disk: DiskNeed, rate_factor: float = 1.0) -> Hazard:
     """How this machine is taken away."""
     spot = candidate.billing == "spot"
     return Hazard(
@@ -64,7 +257,7 @@ def hazard_of(candidate: Candidate, *, terms: Terms, disk: DiskNeed, rate_factor
     )
 
 
-def spot_rate(candidate: Candidate, terms: Terms) -> float:
+def spot_rate(candidate: OfferCandidate, terms: Terms) -> float:
     """The user's figure before the catalog's before our assumption."""
     for stated in (terms.preemptions_per_hour, candidate.place.preemptions_per_hour):
         if stated is not None:
@@ -72,8 +265,8 @@ def spot_rate(candidate: Candidate, terms: Terms) -> float:
     return ASSUMED_SPOT_RATE
 
 
-def reckon_bill(
-    candidate: Candidate,
+def compute_bill(
+    candidate: OfferCandidate,
     *,
     terms: Terms,
     disk: DiskNeed,
@@ -132,7 +325,7 @@ def reckon_bill(
 
 
 def _machine_dollars(
-    candidate: Candidate, *, terms: Terms, machine: float, price_factor: float
+    candidate: OfferCandidate, *, terms: Terms, machine: float, price_factor: float
 ) -> tuple[float, float]:
     """Dollars that a run bears of the machine, and dollars that go out before it is done."""
     if not math.isfinite(machine):

@@ -5,15 +5,94 @@ the catalog knows, takes the place of our own level: other cards keep their rati
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
+from graftwork.costmodel.time import START_SECONDS, rates_of
 from graftwork.model.shape import total_parameters
-from graftwork.plan.cost.brief import Brief
-from graftwork.plan.cost.nouns import CardRun
-from graftwork.plan.fit.plain_steps import trained
-from graftwork.records.figure import Figure
+from graftwork.plan.cost.types import CardRun
+from graftwork.plan.fit.answer import as_done, choose, level_of
+from graftwork.plan.fit.candidate import (
+    TIME_SPREAD,
+    card_excess,
+    fits,
+    host_excess,
+    reserved_figure,
+    strategy_of,
+)
+from graftwork.plan.fit.plain_step import trained
+from graftwork.plan.fit.question import card_room, host_room
+from graftwork.plan.fit.search import search
+from graftwork.records.base import Figure
+from graftwork.records.errors import UserMistake
 from graftwork.records.fit import FitQuestion, Strategy
 from graftwork.records.hardware import Gpu, Machine
+
+
+class Brief(NamedTuple):
+    """What a machine makes of a run."""
+
+    question: FitQuestion
+    fits: bool
+    why_not: str
+    hours: Figure
+    steps: float
+    strategy: Strategy
+
+
+def fit_in_brief(question: FitQuestion) -> Brief:
+    """The best way of the engine asked for, as `fit` finds it; of transformers, where our own has none."""
+    question = as_done(question)
+    found = _known(question)
+    if question.engine == "hf" or found.fits:
+        return found
+    other = _known(question.model_copy(update={"engine": "hf"}))
+    return other if other.fits else found
+
+
+def _known(question: FitQuestion) -> Brief:
+    return _by_text(question.model_dump_json())
+
+
+@lru_cache(maxsize=1024)
+def _by_text(question: str) -> Brief:
+    return _by(FitQuestion.model_validate_json(question))
+
+
+def _by(question: FitQuestion) -> Brief:
+    gpu = question.machine.gpu
+    if gpu is None:
+        raise UserMistake("a machine without a card is not compared", fix="name a card", where="--gpu")
+    rates = rates_of(gpu)
+    level = level_of(question, rates)
+    searched = search(question, rates=rates, level=level)
+    chosen = choose(searched, question, level=level, rates=rates, correction=1.0)
+    good = fits(chosen, question, level)
+    answers = question.generations if question.algorithm == "grpo" else 1
+    steps = max(-(-round(question.rows * answers * question.epochs) // question.batch_rows), 1)
+    spread = TIME_SPREAD[level]
+    seconds = chosen.seconds_a_step * steps
+    hours = Figure(
+        value=(seconds + START_SECONDS["cuda"]) / 3600,
+        low=(seconds / spread + START_SECONDS["cuda"]) / 3600,
+        high=(seconds * spread + START_SECONDS["cuda"]) / 3600,
+        unit="h",
+    )
+    reason = ""
+    if card_excess(chosen, question, level) > 0:
+        room = card_room(question, cards=chosen.way.shared.cards).value
+        reason = f"takes up to {reserved_figure(chosen, question, level).high:.1f} of {room:.1f} GiB"
+    elif host_excess(chosen, question) > 0:
+        reason = f"takes {chosen.host.value:.0f} of {host_room(question):.0f} GiB of host memory"
+    return Brief(
+        question=question,
+        fits=good,
+        why_not=reason,
+        hours=hours,
+        steps=float(steps),
+        strategy=strategy_of(chosen, question),
+    )
+
 
 USUAL_RAM_GIB = 64.0
 """Of a machine whose memory no price list states, for each card."""
@@ -21,7 +100,7 @@ SCALED_RANGE = (0.8, 1.25)
 """Of hours on another card than the measured one: the ratio of two estimates."""
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """Hours that the user's run took on a card."""
 
     gpu: str
@@ -81,7 +160,7 @@ def in_words(strategy: Strategy) -> str:
     return ", ".join(told)
 
 
-class Reckoner:
+class RunEstimator:
     """Asks the fit once for each machine, and remembers."""
 
     def __init__(
@@ -89,7 +168,7 @@ class Reckoner:
         fit: Fit,
         *,
         find: Callable[[str], Gpu],
-        measured: Measured | None = None,
+        measured: MeasuredRun | None = None,
         all_ram_matters: bool = False,
     ) -> None:
         """`all_ram_matters`: where states of all parameters may wait on the host."""

@@ -8,11 +8,10 @@ change that makes another place win. Everything is reckoned again under the chan
 from collections.abc import Callable
 from typing import NamedTuple
 
-from graftwork.plan.cost.bill import PLAIN, Bill, Tweak, reckon_bill
-from graftwork.plan.cost.disk import DiskNeed
-from graftwork.plan.cost.nouns import Candidate, Change, Terms, house_of, is_recommended
-from graftwork.plan.cost.rank import dollars, duration, score_of
-from graftwork.records.figure import Figure
+from graftwork.plan.cost.assess import dollars, duration, score_of
+from graftwork.plan.cost.bill import PLAIN, Bill, Tweak, compute_bill
+from graftwork.plan.cost.types import DiskNeed, OfferCandidate, Terms, WinnerChange, house_of, is_recommended
+from graftwork.records.base import Figure
 
 FARTHEST = 20.0
 """Factors beyond this are not tried: the answer would be about another run."""
@@ -20,21 +19,24 @@ LINES = 33
 """Steps of the search outwards; then it is halved."""
 
 
-class Held(NamedTuple):
+class ComparisonInputs(NamedTuple):
     """What stays the same while one thing is changed."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[OfferCandidate, ...]
     terms: Terms
     disk: DiskNeed
     rows: float
 
-    def bill(self, candidate: Candidate, *, tweak: Tweak = PLAIN) -> Bill:
-        return reckon_bill(candidate, terms=self.terms, disk=self.disk, rows=self.rows, tweak=tweak)
+    def bill(self, candidate: OfferCandidate, *, tweak: Tweak = PLAIN) -> Bill:
+        return compute_bill(candidate, terms=self.terms, disk=self.disk, rows=self.rows, tweak=tweak)
 
 
 def winner(
-    held: Held, *, tweak_of: Callable[[Candidate], Tweak] = lambda _: PLAIN, terms: Terms | None = None
-) -> Candidate | None:
+    held: ComparisonInputs,
+    *,
+    tweak_of: Callable[[OfferCandidate], Tweak] = lambda _: PLAIN,
+    terms: Terms | None = None,
+) -> OfferCandidate | None:
     """The best candidate when each is reckoned under its tweak."""
     terms = terms or held.terms
     found: tuple[float, float, str] | None = None
@@ -54,7 +56,7 @@ def winner(
     return best
 
 
-def find_changes(held: Held) -> tuple[Change, ...]:
+def find_changes(held: ComparisonInputs) -> tuple[WinnerChange, ...]:
     """The smallest changes, one thing at a time; empty where nothing wins in the first place."""
     best = winner(held)
     if best is None:
@@ -73,8 +75,8 @@ def find_changes(held: Held) -> tuple[Change, ...]:
 
 
 def _search(
-    wins: Callable[[float], Candidate | None], best: Candidate, *, up: bool
-) -> tuple[float, Candidate | None] | None:
+    wins: Callable[[float], OfferCandidate | None], best: OfferCandidate, *, up: bool
+) -> tuple[float, OfferCandidate | None] | None:
     """The factor nearest to 1 at which `best` no longer wins, and who does then."""
     step = FARTHEST ** (1 / LINES)
     inner = 1.0
@@ -89,12 +91,12 @@ def _search(
     return None
 
 
-def _same(one: Candidate | None, other: Candidate) -> bool:
+def _same(one: OfferCandidate | None, other: OfferCandidate) -> bool:
     """Another card, or another door of the same house, is no other place."""
     return one is not None and house_of(one.place.name) == house_of(other.place.name)
 
 
-def _own_price(held: Held, best: Candidate) -> Change | None:
+def _own_price(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
     """The winner's place asks more for all that it offers."""
     if best.billing == "free":
         return None
@@ -108,12 +110,12 @@ def _own_price(held: Held, best: Candidate) -> Change | None:
     )
     now = Figure.exact(1.0, "× the listed price")
     if found is None:
-        return Change(
+        return WinnerChange(
             what="price of the winner", now=now, then=None, winner=best.label,
             words=f"{best.place.title} stays the best at {FARTHEST:g} times its prices",
         )  # fmt: skip
     factor, who = found
-    return Change(
+    return WinnerChange(
         what="price of the winner",
         now=now,
         then=Figure.exact(factor, now.unit),
@@ -122,9 +124,9 @@ def _own_price(held: Held, best: Candidate) -> Change | None:
     )
 
 
-def _rival_price(held: Held, best: Candidate) -> list[Change]:
+def _rival_price(held: ComparisonInputs, best: OfferCandidate) -> list[WinnerChange]:
     """The rival that needs the smallest cut of its own price."""
-    nearest: tuple[float, Candidate] | None = None
+    nearest: tuple[float, OfferCandidate] | None = None
     if held.terms.goal == "time":
         return []
     to_beat = _score(held, best, PLAIN)
@@ -144,7 +146,7 @@ def _rival_price(held: Held, best: Candidate) -> list[Change]:
         return []
     factor, rival = nearest
     return [
-        Change(
+        WinnerChange(
             what="price of a rival",
             now=Figure.exact(1.0, "× its listed price"),
             then=Figure.exact(factor, "× its listed price"),
@@ -154,12 +156,12 @@ def _rival_price(held: Held, best: Candidate) -> list[Change]:
     ]
 
 
-def _score(held: Held, candidate: Candidate, tweak: Tweak) -> float:
+def _score(held: ComparisonInputs, candidate: OfferCandidate, tweak: Tweak) -> float:
     bill = held.bill(candidate, tweak=tweak)
     return score_of(bill.cost, bill.clock, held.terms)
 
 
-def _breaks(held: Held, candidate: Candidate) -> bool:
+def _breaks(held: ComparisonInputs, candidate: OfferCandidate) -> bool:
     if not is_recommended(candidate.place):
         return True
     bill = held.bill(candidate)
@@ -168,14 +170,14 @@ def _breaks(held: Held, candidate: Candidate) -> bool:
     return late or dear or not bill.possible
 
 
-def _hours(held: Held, best: Candidate, *, up: bool) -> Change | None:
+def _hours(held: ComparisonInputs, best: OfferCandidate, *, up: bool) -> WinnerChange | None:
     """The run takes longer, or less long, everywhere alike: more rows, an estimate that was off."""
     found = _search(lambda factor: winner(held, tweak_of=lambda _: Tweak(hours=factor)), best, up=up)
     if found is None:
         return None
     factor, who = found
     longer = f"{factor:.1f} times as long" if up else f"{100 * factor:.0f} % of the time"
-    return Change(
+    return WinnerChange(
         what="hours of the run",
         now=Figure.exact(1.0, "× the hours"),
         then=Figure.exact(factor, "× the hours"),
@@ -184,7 +186,7 @@ def _hours(held: Held, best: Candidate, *, up: bool) -> Change | None:
     )
 
 
-def _rate(held: Held, best: Candidate) -> Change | None:
+def _rate(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
     """More interruptions where a spot machine wins, fewer where one might."""
     spot_wins = best.billing == "spot"
     if not spot_wins and not any(one.billing == "spot" and one.run.fits for one in held.candidates):
@@ -198,14 +200,14 @@ def _rate(held: Held, best: Candidate) -> Change | None:
             if spot_wins
             else "no spot machine would win if it were interrupted less"
         )
-        return Change(
+        return WinnerChange(
             what="interruptions of spot machines", now=Figure.exact(1.0, "× the rate"), then=None,
             winner=best.label, words=words,
         )  # fmt: skip
     factor, who = found
     stated = f" ({rate * factor:.2f} an hour)" if rate else ""
     many = "as many interruptions" if spot_wins else "of the interruptions"
-    return Change(
+    return WinnerChange(
         what="interruptions of spot machines",
         now=Figure.exact(1.0, "× the rate"),
         then=Figure.exact(factor, "× the rate"),
@@ -214,8 +216,10 @@ def _rate(held: Held, best: Candidate) -> Change | None:
     )
 
 
-def _search_rate(held: Held, best: Candidate, *, up: bool) -> tuple[float, Candidate | None] | None:
-    def wins(factor: float) -> Candidate | None:
+def _search_rate(
+    held: ComparisonInputs, best: OfferCandidate, *, up: bool
+) -> tuple[float, OfferCandidate | None] | None:
+    def wins(factor: float) -> OfferCandidate | None:
         who = winner(held, tweak_of=lambda _: Tweak(rate=factor))
         # Another spot machine is no other answer.
         return best if who is not None and (who.billing == "spot") == (best.billing == "spot") else who
@@ -223,12 +227,12 @@ def _search_rate(held: Held, best: Candidate, *, up: bool) -> tuple[float, Candi
     return _search(wins, best, up=up)
 
 
-def _deadline(held: Held, best: Candidate) -> Change | None:
+def _deadline(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
     """The winner is late from here on."""
     clock = held.bill(best).clock
     who = winner(held, terms=held.terms.model_copy(update={"deadline_hours": clock * (1 - 1e-9)}))
     now = held.terms.deadline_hours
-    return Change(
+    return WinnerChange(
         what="deadline",
         now=Figure.exact(now if now is not None else clock, "h" if now is not None else "h (no deadline)"),
         then=Figure.exact(clock, "h"),
@@ -237,14 +241,14 @@ def _deadline(held: Held, best: Candidate) -> Change | None:
     )
 
 
-def _budget(held: Held, best: Candidate) -> Change | None:
+def _budget(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
     """The winner cannot be paid below this; where it costs nothing no budget changes it."""
     first = held.bill(best).paid_first
     if first <= 0:
         return None
     who = winner(held, terms=held.terms.model_copy(update={"budget_usd": first * (1 - 1e-9)}))
     now = held.terms.budget_usd
-    return Change(
+    return WinnerChange(
         what="budget",
         now=Figure.exact(now if now is not None else first, "USD" if now is not None else "USD (no budget)"),
         then=Figure.exact(first, "USD"),
@@ -253,13 +257,13 @@ def _budget(held: Held, best: Candidate) -> Change | None:
     )
 
 
-def _waiting(held: Held, best: Candidate) -> Change | None:
+def _waiting(held: ComparisonInputs, best: OfferCandidate) -> WinnerChange | None:
     """What an hour of waiting must be worth for a quicker place to win."""
     if held.terms.goal == "time":
         return None
     now = held.terms.waiting_usd_per_hour
     mine = held.bill(best)
-    least: tuple[float, Candidate] | None = None
+    least: tuple[float, OfferCandidate] | None = None
     for rival in held.candidates:
         if _same(rival, best) or not rival.run.fits or _breaks(held, rival):
             continue
@@ -272,7 +276,7 @@ def _waiting(held: Held, best: Candidate) -> Change | None:
     if least is None:
         return None
     worth, rival = least
-    return Change(
+    return WinnerChange(
         what="worth of an hour of waiting",
         now=Figure.exact(now, "USD/h"),
         then=Figure.exact(worth, "USD/h"),
@@ -281,9 +285,9 @@ def _waiting(held: Held, best: Candidate) -> Change | None:
     )
 
 
-def _would(candidate: Candidate | None) -> str:
+def _would(candidate: OfferCandidate | None) -> str:
     return "no place will do" if candidate is None else f"{candidate.label} would win"
 
 
-def _named(candidate: Candidate | None) -> str:
+def _named(candidate: OfferCandidate | None) -> str:
     return "no place" if candidate is None else candidate.label

@@ -6,40 +6,40 @@ FitAnswer. Pure: reads only the shipped catalogs, for models that would fit inst
 
 from typing import NamedTuple
 
+from graftwork.costmodel.time import START_SECONDS, StepRates, rates_of
 from graftwork.model.shape import total_parameters
-from graftwork.plan.fit.advice import find_remedies
 from graftwork.plan.fit.candidate import (
-    GIB,
     RESERVED_SPREAD,
     TIME_SPREAD,
-    Candidate,
+    FitCandidate,
     allocated_figure,
     card_excess,
+    consider,
     fits,
     host_excess,
+    memory_level,
+    name_of,
     preference,
     reserved_figure,
+    speed_figure,
+    strategy_of,
 )
-from graftwork.plan.fit.describe import name_of, strategy_of
-from graftwork.plan.fit.figures import consider, speed_figure
-from graftwork.plan.fit.late import late_chance, length_that_fits, truths
-from graftwork.plan.fit.plain_steps import plain_candidate, trained
+from graftwork.plan.fit.plain_step import plain_candidate, trained
+from graftwork.plan.fit.question import card_room, kind_of, late_chance, length_that_fits, truths
 from graftwork.plan.fit.reasons import give_reasons, give_verdict
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.strategies import Searched, search
-from graftwork.plan.time import Rates, rates_of
-from graftwork.records.figure import Figure
+from graftwork.plan.fit.remedies import find_remedies
+from graftwork.plan.fit.search import Searched, search
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitAnswer, FitQuestion, Level
+from graftwork.records.units import GIB
 
-LOAD_SECONDS = 20.0
-"""From the start to the first step: reading weights, building kernels (measured on small bases)."""
 SHOWN = 6
 
 
 def fit(
     question: FitQuestion,
     *,
-    rates: Rates | None = None,
+    rates: StepRates | None = None,
     correction: float = 1.0,
     level: Level | None = None,
     advise: bool = True,
@@ -50,9 +50,7 @@ def fit(
     """
     gpu = question.machine.gpu
     known = rates or (rates_of(gpu) if gpu is not None else None)
-    certainty: Level = level or (
-        "probed" if known is not None and known.certainty == "probed" else "computed"
-    )
+    certainty = level or level_of(question, known)
     question = as_done(question)
     searched = search(question, rates=known, level=certainty, correction=correction)
     chosen, exact = weigh(searched, question, level=certainty, rates=known, correction=correction)
@@ -64,6 +62,13 @@ def fit(
     )
 
 
+def level_of(question: FitQuestion, rates: StepRates | None) -> Level:
+    """How sure the figures are without a trace."""
+    if question.machine.gpu is not None and memory_level(question.architecture) == "guessed":
+        return "guessed"
+    return "probed" if rates is not None and rates.certainty == "probed" else "computed"
+
+
 def as_done(question: FitQuestion) -> FitQuestion:
     """`graft train` does not do GRPO: TRL does, with transformers and PEFT."""
     return question.model_copy(update={"engine": "hf"}) if question.algorithm == "grpo" else question
@@ -72,32 +77,32 @@ def as_done(question: FitQuestion) -> FitQuestion:
 class Weighed(NamedTuple):
     """The way that is taken, and all that were reckoned to the tensor on the way to it."""
 
-    best: Candidate
-    exact: tuple[Candidate, ...]
+    best: FitCandidate
+    exact: tuple[FitCandidate, ...]
 
 
 def choose(
-    searched: Searched, question: FitQuestion, *, level: Level, rates: Rates | None, correction: float
-) -> Candidate:
+    searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
+) -> FitCandidate:
     """The fastest that fits, reckoned to the tensor; else the one that lacks the least."""
     return weigh(searched, question, level=level, rates=rates, correction=correction).best
 
 
 def weigh(
-    searched: Searched, question: FitQuestion, *, level: Level, rates: Rates | None, correction: float
+    searched: Searched, question: FitQuestion, *, level: Level, rates: StepRates | None, correction: float
 ) -> Weighed:
     """As `choose`, with what did not fit once it was reckoned to the tensor."""
 
-    def exactly(one: Candidate) -> Candidate:
+    def exactly(one: FitCandidate) -> FitCandidate:
         if one.setup is None or rates is None:
             return one
         return plain_candidate(question, one.way, rates=rates, correction=correction, exact=True)
 
-    def lacking(one: Candidate) -> float:
+    def lacking(one: FitCandidate) -> float:
         return max(card_excess(one, question, level), 0.0) + max(host_excess(one, question), 0.0)
 
-    exact: list[Candidate] = []
-    best: Candidate | None = None
+    exact: list[FitCandidate] = []
+    best: FitCandidate | None = None
     for one in sorted(searched.fitting, key=preference):
         # With GRPO, less room than it seemed means more rounds of answers: exactly, it may be slower.
         if best is not None and preference(best)[:-1] <= preference(one)[:-1]:
@@ -113,12 +118,12 @@ def weigh(
 
 def _answer(
     question: FitQuestion,
-    chosen: Candidate,
+    chosen: FitCandidate,
     searched: Searched,
     *,
     good: bool,
     level: Level,
-    rates: Rates | None,
+    rates: StepRates | None,
     remedies: tuple[Considered, ...],
     advise: bool,
 ) -> FitAnswer:
@@ -126,7 +131,7 @@ def _answer(
     steps = max(-(-_rows_of_run(question) // question.batch_rows), 1)
     spread = TIME_SPREAD[level]
     step = Figure.about(chosen.seconds_a_step, down=1 / spread, up=spread, unit="s")
-    run = _minutes(step, steps, fixed=LOAD_SECONDS)
+    run = _minutes(step, steps, fixed=START_SECONDS[kind_of(question)])
     beside = _beside(question, level, rates) if advise else ()
     considered = (*_others(searched, question, chosen, level), *beside)
     return FitAnswer(
@@ -170,7 +175,7 @@ def _minutes(step: Figure, steps: float, *, fixed: float) -> Figure:
     return Figure(value=value, low=low, high=high, unit="min")
 
 
-def _parts(chosen: Candidate, level: Level) -> dict[str, Figure]:
+def _parts(chosen: FitCandidate, level: Level) -> dict[str, Figure]:
     """The allocated bytes by what they are for, then what the allocator takes beyond them."""
     spread = RESERVED_SPREAD[level]
     exact = ("weights", "adapters", "optimizer", "gradients")
@@ -184,7 +189,7 @@ def _parts(chosen: Candidate, level: Level) -> dict[str, Figure]:
     return parts
 
 
-def _late(question: FitQuestion, chosen: Candidate, level: Level) -> Figure:
+def _late(question: FitQuestion, chosen: FitCandidate, level: Level) -> Figure:
     """How likely a batch of long rows runs out after a good start, over what the peak may truly be."""
     room = card_room(question, cards=chosen.way.shared.cards).value * GIB
     lasting = sum(chosen.peak.parts.get(name, 0.0) for name in ("weights", "adapters", "optimizer"))
@@ -209,7 +214,7 @@ def _late(question: FitQuestion, chosen: Candidate, level: Level) -> Figure:
 
 
 def _as_weighed(
-    searched: Searched, exact: tuple[Candidate, ...], question: FitQuestion, *, level: Level
+    searched: Searched, exact: tuple[FitCandidate, ...], question: FitQuestion, *, level: Level
 ) -> Searched:
     """What was searched quickly, with the exact figures where there are some."""
     known = {one.way: one for one in exact}
@@ -219,7 +224,7 @@ def _as_weighed(
 
 
 def _others(
-    searched: Searched, question: FitQuestion, chosen: Candidate, level: Level
+    searched: Searched, question: FitQuestion, chosen: FitCandidate, level: Level
 ) -> tuple[Considered, ...]:
     """The best of each kind that was not taken: those that fit by speed, then those that do not by need."""
     found: dict[str, Considered] = {}
@@ -235,7 +240,7 @@ def _others(
     return tuple(found.values())[:SHOWN]
 
 
-def _beside(question: FitQuestion, level: Level, rates: Rates | None) -> tuple[Considered, ...]:
+def _beside(question: FitQuestion, level: Level, rates: StepRates | None) -> tuple[Considered, ...]:
     """What transformers and PEFT would make of a run that was asked of `graft train`."""
     if question.engine != "graft" or question.algorithm != "sft" or question.machine.gpu is None:
         return ()

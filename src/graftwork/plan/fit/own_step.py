@@ -7,30 +7,29 @@ where that was too much; so what decides is whether the leanest tuning fits.
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from graftwork.costmodel.card_memory import card_peak, count, load_peak, peak_bytes
+from graftwork.costmodel.card_step import step_recipe
+from graftwork.costmodel.card_tuning import TuningRequest, choose_tuning, heads
+from graftwork.costmodel.distributed import Distribution
+from graftwork.costmodel.time import RowStatistics, StepRates, TrainedPart, card_passes, card_step_parts
 from graftwork.model.shape import total_parameters
-from graftwork.model.step_memory import peak_bytes
-from graftwork.model.step_walk import walk_of
-from graftwork.plan.fit.candidate import GIB, RESERVED_SPREAD, Candidate, Way
-from graftwork.plan.fit.offload import host_memory
-from graftwork.plan.fit.plain_steps import trained
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.sharding import Shared
-from graftwork.plan.memory_card import card_peak, count, load_peak
-from graftwork.plan.time import Rates, card_step
-from graftwork.plan.tuning import choose_tuning, heads
+from graftwork.plan.fit.candidate import RESERVED_SPREAD, FitCandidate, StrategyOption
+from graftwork.plan.fit.plain_step import host_memory, trained
+from graftwork.plan.fit.question import card_room
 from graftwork.records.fit import FitQuestion, Level, MemoryPeak
 from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB
 
-ALONE = Shared("none", "none", 1)
+ALONE = Distribution("none", "none", 1)
 LARGE_PARAMETERS = 1e9
 """8-bit products only above: small models are quick in 16 bits, and 8 cost them most."""
 LEAST_CHUNK, LEAST_HEAD = 1024, 256
 FAR_BEYOND = 1.15
 """Times the room: no allocator makes that good."""
-FIXED, HALF_BYTES = "beginning and end", 2.0
+HALF_BYTES = 2.0
 
 
-def own_step_candidates(question: FitQuestion, *, rates: Rates, level: Level) -> list[Candidate]:
+def own_step_candidates(question: FitQuestion, *, rates: StepRates, level: Level) -> list[FitCandidate]:
     """The fastest tuning that fits; where none does, the leanest that there is.
 
     A tuning that fills the card needs room to give way; where it has none, one with a margin is taken.
@@ -42,8 +41,8 @@ def own_step_candidates(question: FitQuestion, *, rates: Rates, level: Level) ->
             # Under a lower limit there is nothing either.
             break
         if min(_floor(question, tuning), tuning.peak_gib * GIB) * (1 + spread) <= room * GIB:
-            return [_reckon(question, tuning, rates=rates)]
-    return [_reckon(question, leanest_tuning(question), rates=rates)]
+            return [_candidate(question, tuning, rates=rates)]
+    return [_candidate(question, leanest_tuning(question), rates=rates)]
 
 
 def _floor(question: FitQuestion, tuning: Tuning) -> float:
@@ -112,43 +111,23 @@ def uses_eight(question: FitQuestion) -> bool:
     return gpu is not None and gpu.has_fp8 and total_parameters(question.shape) >= LARGE_PARAMETERS
 
 
-def _tune(question: FitQuestion, *, limit: float, rates: Rates) -> Tuning | None:
-    mean = sum(question.lengths) / len(question.lengths)
-    return _chosen(
-        question.shape.model_dump_json(),
-        question.method,
-        Sizes(
-            adapted=question.adapted_layers,
-            trainable=trained(question),
-            step_tokens=round(question.batch_rows * mean),
-            longest=max(question.lengths),
-        ),
-        limit,
-        uses_eight(question),
-        rates.model_dump_json(),
+def _tune(question: FitQuestion, *, limit: float, rates: StepRates) -> Tuning | None:
+    request = TuningRequest(
+        method=question.method,
+        adapted=question.adapted_layers,
+        trainable=trained(question),
+        step_tokens=round(step_tokens(question)),
+        longest=max(question.lengths),
+        eight=uses_eight(question),
     )
-
-
-class Sizes(NamedTuple):
-    """What of a run decides on its tuning."""
-
-    adapted: int
-    trainable: int
-    step_tokens: int
-    longest: int
+    return _chosen(question.shape.model_dump_json(), request, limit, rates.model_dump_json())
 
 
 @lru_cache(maxsize=512)
-def _chosen(shape: str, method: str, sizes: Sizes, limit: float, eight: bool, rates: str) -> Tuning | None:
-    """Asked again and again by questions that differ in something else."""
-    return choose_tuning(
-        ModelShape.model_validate_json(shape),
-        method=method,
-        limit_gib=limit,
-        eight=eight,
-        rates=Rates.model_validate_json(rates),
-        **sizes._asdict(),
-    )
+def _chosen(shape: str, request: TuningRequest, limit: float, rates: str) -> Tuning | None:
+    """Cached: many questions differ only in something that the tuning does not depend on."""
+    known = StepRates.model_validate_json(rates)
+    return choose_tuning(ModelShape.model_validate_json(shape), request, limit_gib=limit, rates=known)
 
 
 @lru_cache(maxsize=512)
@@ -163,41 +142,27 @@ def _peak(shape: str, tuning: str, trainable: int, adapted: int) -> MemoryPeak:
 
 def _counted(question: FitQuestion, tuning: Tuning) -> MemoryPeak:
     """What does not fit by far, without the allocator: replaying many layers takes long, for nothing."""
-    walk = walk_of(question.shape, tuning, trainable=trained(question), adapted=question.adapted_layers)
+    walk = step_recipe(question.shape, tuning, trainable=trained(question), adapted=question.adapted_layers)
     top = count(walk)
     reserved = max(float(top.bytes), tuning.peak_gib * GIB)
     return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
 
 
-def _step_parts(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> dict[str, float]:
-    """Seconds of an optimizer step by what they are spent on."""
-    mean = sum(question.lengths) / len(question.lengths)
-    step = card_step(
-        question.shape,
-        tuning,
-        adapted=question.adapted_layers,
-        trainable=trained(question),
-        rates=rates,
-        mean_length=mean,
-        trained_share=question.trained_share,
-    )
-    tokens = question.batch_rows * mean
-    # The last pass of a step is seldom full: its tokens count, its fixed costs too.
-    parts = {name: seconds * tokens / tuning.micro_tokens for name, seconds in step.parts.items()}
-    if FIXED in step.parts:
-        parts[FIXED] = step.parts[FIXED] * _passes(question, tuning)
-    return parts | step.once_a_step
+def step_tokens(question: FitQuestion) -> float:
+    return question.batch_rows * sum(question.lengths) / len(question.lengths)
 
 
-def _passes(question: FitQuestion, tuning: Tuning) -> int:
-    mean = sum(question.lengths) / len(question.lengths)
-    return max(-(-round(question.batch_rows * mean) // tuning.micro_tokens), 1)
-
-
-def _reckon(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> Candidate:
+def _candidate(question: FitQuestion, tuning: Tuning, *, rates: StepRates) -> FitCandidate:
     shape, trainable, adapted = question.shape, trained(question), question.adapted_layers
-    mean = sum(question.lengths) / len(question.lengths)
-    parts = _step_parts(question, tuning, rates=rates)
+    tokens = step_tokens(question)
+    rows = max(round(tuning.micro_tokens * question.batch_rows / tokens), 1)
+    parts = card_step_parts(
+        shape,
+        tuning,
+        TrainedPart(adapted, trainable, rates),
+        RowStatistics.of(question.lengths, trained_share=question.trained_share),
+        tokens=tokens,
+    )
     if tuning.peak_gib > FAR_BEYOND * tuning.limit_gib:
         peak = _counted(question, tuning)
     else:
@@ -207,8 +172,8 @@ def _reckon(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> Candidate
         # It is over before the first step.
         peak = peak.model_copy(update={"reserved": float(max(loaded, peak.reserved)), "phase": "loading"})
         floor = float(loaded)
-    return Candidate(
-        way=Way("graft", True, ALONE, max(round(tuning.micro_tokens / mean), 1), adapted - tuning.keep),
+    return FitCandidate(
+        way=StrategyOption("graft", True, ALONE, rows, adapted - tuning.keep),
         setup=None,
         tuning=tuning,
         peak=peak,
@@ -218,6 +183,6 @@ def _reckon(question: FitQuestion, tuning: Tuning, *, rates: Rates) -> Candidate
         ),
         seconds_a_step=sum(parts.values()),
         step_parts=parts,
-        tokens_a_step=question.batch_rows * mean,
-        passes=_passes(question, tuning),
+        tokens_a_step=tokens,
+        passes=card_passes(tuning, tokens),
     )

@@ -1,13 +1,18 @@
 """Why this way, in sentences with figures. Pure."""
 
-from graftwork.plan.fit import rl
-from graftwork.plan.fit.candidate import Candidate, card_excess, host_excess, is_tight, reserved_figure
-from graftwork.plan.fit.describe import name_of
-from graftwork.plan.fit.offload import padded_gb
+from graftwork.plan.fit import plain_step
+from graftwork.plan.fit.candidate import (
+    FitCandidate,
+    card_excess,
+    host_excess,
+    is_tight,
+    name_of,
+    reserved_figure,
+)
 from graftwork.plan.fit.own_step import loading
-from graftwork.plan.fit.room import card_room
-from graftwork.plan.fit.setups import half_precision, why_plain
-from graftwork.records.figure import Figure
+from graftwork.plan.fit.plain_step import padded_gb
+from graftwork.plan.fit.question import card_room, half_precision, why_plain
+from graftwork.records.base import Figure
 from graftwork.records.fit import Considered, FitQuestion, Level
 from graftwork.records.plan import Tuning
 
@@ -15,7 +20,7 @@ HOUR = 60.0
 
 
 def give_verdict(
-    question: FitQuestion, chosen: Candidate, *, level: Level, good: bool, minutes: Figure
+    question: FitQuestion, chosen: FitCandidate, *, level: Level, good: bool, minutes: Figure
 ) -> str:
     """The answer in one sentence."""
     machine, need = question.machine.name, reserved_figure(chosen, question, level)
@@ -54,7 +59,7 @@ def say_time(minutes: float) -> str:
 
 def give_reasons(
     question: FitQuestion,
-    chosen: Candidate,
+    chosen: FitCandidate,
     considered: tuple[Considered, ...],
     *,
     level: Level,
@@ -64,7 +69,7 @@ def give_reasons(
     if chosen.way.shared.offload != "none":
         reasons += _about_the_host(question, chosen)
     if question.algorithm == "grpo":
-        reasons += rl.say_why(question)
+        reasons += plain_step.say_why(question)
     if good:
         reasons += _beside_the_others(question, chosen, considered)
     if not good:
@@ -77,7 +82,7 @@ def give_reasons(
 
 
 def _beside_the_others(
-    question: FitQuestion, chosen: Candidate, considered: tuple[Considered, ...]
+    question: FitQuestion, chosen: FitCandidate, considered: tuple[Considered, ...]
 ) -> list[str]:
     """How much faster it is than the next, and where another engine would be faster still."""
     ours = chosen.tokens_per_second
@@ -94,7 +99,7 @@ def _beside_the_others(
     return reasons
 
 
-def _about_the_step(question: FitQuestion, chosen: Candidate) -> list[str]:
+def _about_the_step(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     gpu, reasons = question.machine.gpu, []
     if question.algorithm == "grpo":
         reasons.append(
@@ -137,7 +142,7 @@ def _about_loading(question: FitQuestion, tuning: Tuning) -> list[str]:
     return []
 
 
-def _about_the_cards(question: FitQuestion, chosen: Candidate) -> list[str]:
+def _about_the_cards(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     cards, used = question.machine.gpus, chosen.way.shared.cards
     reasons = []
     if question.machine.gpu is not None and used < cards:
@@ -155,7 +160,7 @@ def _about_the_cards(question: FitQuestion, chosen: Candidate) -> list[str]:
     return reasons
 
 
-def _about_the_host(question: FitQuestion, chosen: Candidate) -> list[str]:
+def _about_the_host(question: FitQuestion, chosen: FitCandidate) -> list[str]:
     ram = question.machine.ram_gib
     word = "tight" if is_tight(chosen, question) else "enough"
     moved = chosen.step_parts.get("host transfers", 0.0) / chosen.seconds_a_step

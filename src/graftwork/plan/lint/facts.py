@@ -4,9 +4,16 @@ In: what a reader found, what the command line adds. Out: records for the rules.
 file format, nor what is wrong with the figures.
 """
 
-from typing import Literal
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
+import yaml
+
+from graftwork.files.config_text import parse_json, parse_yaml
 from graftwork.records.base import Record
+from graftwork.records.errors import UserMistake
 from graftwork.records.hardware import Gpu
 from graftwork.records.plan import ModelShape
 
@@ -17,7 +24,7 @@ Precision = Literal["bfloat16", "float16", "float32"]
 When = Literal["steps", "epoch", "no", "best"]
 
 
-class Place(Record):
+class ConfigLocation(Record):
     """Where something is said: a key of the file with its line, or an option of the command line."""
 
     key: str
@@ -29,7 +36,7 @@ class Configuration(Record):
 
     file: str
     kind: Kind
-    places: dict[str, Place] = {}
+    places: dict[str, ConfigLocation] = {}
     """Where each field below was found."""
     unfilled: dict[str, str] = {}
     """Keys whose value is a placeholder of a template."""
@@ -142,7 +149,7 @@ class Around(Record):
     peaks: Peaks | None = None
 
 
-class Finding(Record):
+class LintFinding(Record):
     """One thing that is not as it looks."""
 
     rule: str
@@ -153,3 +160,167 @@ class Finding(Record):
     where: str
     key: str = ""
     source: str = ""
+
+
+Path_ = tuple[str, ...]
+NUMBER_AS_TEXT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+PLACEHOLDER = re.compile(r"YOUR[_ -]|^<[^>]+>$|CHANGE[_ -]?ME|^TODO\b|^\.\.\.$", re.IGNORECASE)
+
+
+class Value(NamedTuple):
+    value: Any
+    line: int | None
+
+
+class WrittenConfig(NamedTuple):
+    """All leaves of a file by their path, lists whole."""
+
+    file: str
+    leaves: dict[Path_, Value]
+
+    def named(self, name: str) -> tuple[str, Value] | None:
+        """The leaf whose path ends so: `save_steps`, or `lora.r` where the last part alone is too short."""
+        parts = tuple(name.split("."))
+        found = [(path, leaf) for path, leaf in self.leaves.items() if path[-len(parts) :] == parts]
+        if not found:
+            return None
+        path, leaf = min(found, key=lambda one: len(one[0]))
+        return ".".join(path), leaf
+
+    def has(self, *names: str) -> bool:
+        return any(self.named(name) is not None for name in names)
+
+
+def read_written(text: str, *, file: str) -> WrittenConfig:
+    is_json = file.endswith(".json") or text.lstrip().startswith("{")
+    if is_json:
+        content: Any = parse_json(text, where=file)
+        node = _compose_json(text)
+    else:
+        content, node = parse_yaml(text, where=file)
+    if not isinstance(content, dict):
+        raise UserMistake(
+            "this is not a mapping of keys", fix="name a configuration in YAML or JSON", where=file
+        )
+    return WrittenConfig(file, _leaves(content, _lines(node)))
+
+
+def texts_for_numbers(written: WrittenConfig) -> dict[str, str]:
+    return {
+        ".".join(path): leaf.value
+        for path, leaf in written.leaves.items()
+        if isinstance(leaf.value, str) and NUMBER_AS_TEXT.match(leaf.value)
+    }
+
+
+def placeholders(written: WrittenConfig) -> dict[str, str]:
+    return {
+        ".".join(path): leaf.value
+        for path, leaf in written.leaves.items()
+        if isinstance(leaf.value, str) and PLACEHOLDER.search(leaf.value)
+    }
+
+
+def _compose_json(text: str) -> yaml.Node | None:
+    """JSON is nearly YAML; where it is not (tabs), lines are not known, which spoils nothing else."""
+    try:
+        return parse_yaml(text, where="").root
+    except UserMistake:
+        return None
+
+
+def _lines(node: yaml.Node | None, prefix: Path_ = ()) -> dict[Path_, int]:
+    found: dict[Path_, int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*prefix, str(key.value))
+            found[here] = key.start_mark.line + 1
+            found.update(_lines(value, here))
+    return found
+
+
+def _leaves(content: dict[Any, Any], lines: dict[Path_, int], prefix: Path_ = ()) -> dict[Path_, Value]:
+    found: dict[Path_, Value] = {}
+    for key, value in content.items():
+        here = (*prefix, str(key))
+        if isinstance(value, dict):
+            found.update(_leaves(value, lines, here))
+        else:
+            found[here] = Value(value, lines.get(here))
+    return found
+
+
+class RuleHit(NamedTuple):
+    """What a rule found: in words, and the fields that it concerns, the one to point at first."""
+
+    what: str
+    why: str
+    fix: str
+    fields: tuple[str, ...]
+
+
+Check = Callable[[Configuration, Around], Iterator[RuleHit]]
+
+
+class LintRule(NamedTuple):
+    id: str
+    severity: Severity
+    finds: str
+    """What it looks for, in one line."""
+    check: Check
+    source: str = ""
+
+
+SPOKEN_WITH_A_VOWEL = "AEFHILMNORSX"
+"""Letters whose name begins with a vowel: an RTX, an A100, a T4."""
+
+
+def a(name: str) -> str:
+    """The name with its article."""
+    return f"{'an' if name[:1].upper() in SPOKEN_WITH_A_VOWEL else 'a'} {name}"
+
+
+class Steps(NamedTuple):
+    epoch: int | None
+    """None where only the number of steps is given."""
+    total: int
+
+
+def effective_batch(said: Configuration) -> int | None:
+    """Rows of one optimizer step; cards that nobody named count as one."""
+    if said.kind == "graft":
+        return said.batch
+    if said.micro_batch is not None:
+        return said.micro_batch * (said.accumulation or 1) * (said.cards or 1)
+    return said.batch
+
+
+def count_steps(said: Configuration) -> Steps | None:
+    """As transformers counts: batches a card first, then those that make an update, the last one smaller."""
+    epoch = _epoch_steps(said)
+    if said.max_steps is not None and said.max_steps > 0:
+        return Steps(epoch, said.max_steps)
+    if epoch is None or said.epochs is None:
+        return None
+    return Steps(epoch, math.ceil(epoch * said.epochs))
+
+
+def warmup_of(said: Configuration, total: int) -> int | None:
+    if said.warmup_steps is not None:
+        return said.warmup_steps
+    return math.ceil(said.warmup_share * total) if said.warmup_share is not None else None
+
+
+def interval_of(when: str | None, steps: int | None) -> int | None:
+    """Steps between two events, where they are counted in steps."""
+    return steps if when in (None, "steps") else None
+
+
+def _epoch_steps(said: Configuration) -> int | None:
+    batch = effective_batch(said)
+    if said.rows is None or not batch:
+        return None
+    if said.micro_batch is None:
+        return math.ceil(said.rows / batch)
+    batches = math.ceil(said.rows / (said.micro_batch * (said.cards or 1)))
+    return max(math.ceil(batches / (said.accumulation or 1)), 1)

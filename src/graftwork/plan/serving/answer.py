@@ -4,18 +4,401 @@ In: a ServeQuestion, and the cards that may be named as a way out. Out: a ServeA
 of weights, one of them chosen, and how many users, tokens and specialists the machine holds.
 """
 
-from graftwork.plan.serving.advice import advise, list_notes, list_sources
-from graftwork.plan.serving.bounds import list_specialists, longest_context, most_users, most_users_in_time
-from graftwork.plan.serving.engines import forms_of
-from graftwork.plan.serving.layout import weights_of
-from graftwork.plan.serving.memory import hold, in_words
-from graftwork.plan.serving.question import Form, FormRow, ServeAnswer, ServeQuestion
-from graftwork.plan.serving.speed import time_answers
-from graftwork.plan.serving.weights import FORMATS
-from graftwork.plan.serving.words import SLOW_SECONDS, say_verdict
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from graftwork.model.shape import linear_names
+from graftwork.plan.catalog.hardware import GUESSED
+from graftwork.plan.catalog.models import CatalogModel, require_dense
+from graftwork.plan.serving.capacity import (
+    adapter_bytes,
+    available_bytes,
+    engine_of,
+    held_bytes,
+    hold,
+    in_words,
+    time_answers,
+    weights_of,
+)
+from graftwork.plan.serving.engines import (
+    CASES,
+    FORMATS,
+    MEASURED_DECODE,
+    MEASURED_PREFILL,
+    SpreadCase,
+    find_engine,
+    forms_of,
+)
+from graftwork.plan.serving.question import (
+    READING_SECONDS,
+    SLOW_SECONDS,
+    EngineName,
+    Form,
+    FormRow,
+    ServeAnswer,
+    ServeQuestion,
+    SpecialistRow,
+    say_seconds,
+    say_verdict,
+)
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
-from graftwork.records.hardware import Gpu
+from graftwork.records.hardware import Gpu, Machine
+from graftwork.records.units import GIB
+
+NAMES_OF_FORMS: dict[str, Form | Literal["auto"]] = {
+    "auto": "auto",
+    **dict.fromkeys(("fp32", "f32", "float32", "32"), "32 bits"),
+    **dict.fromkeys(("fp16", "bf16", "f16", "float16", "bfloat16", "16"), "16 bits"),
+    **dict.fromkeys(("int8", "fp8", "q8", "q8_0", "8bit", "8"), "8 bits"),
+    **dict.fromkeys(("int4", "nf4", "awq", "gptq", "q4", "q4_k_m", "4bit", "4"), "4 bits"),
+}
+NAMES_OF_ENGINES: dict[str, EngineName] = {
+    "vllm": "vllm",
+    "llama.cpp": "llama.cpp",
+    "llamacpp": "llama.cpp",
+    "embedded": "embedded",
+}
+
+
+def make_question(
+    model: CatalogModel,
+    *,
+    machine: Machine,
+    engine: str | None = None,
+    weights: str = "auto",
+    adapters: int = 0,
+    rank: int = 16,
+    copies: int = 1,
+    users: int = 1,
+    context: int = 2048,
+    answer: int = 500,
+    prompt: int | None = None,
+    limit_seconds: float | None = None,
+    memory_limit_gib: float | None = None,
+) -> ServeQuestion:
+    """`prompt` is all of the context but the answer unless it is stated: nothing is held from before."""
+    require_dense(model)
+    read = context - answer if prompt is None else prompt
+    if read < 1 or read + answer > context:
+        raise UserMistake(
+            f"a context of {context} tokens does not hold {max(read, 1)} read and {answer} written",
+            why="both stay in the model's memory until the last token",
+            fix="raise --context, or lower --answer or --prompt",
+            where="--context",
+        )
+    return ServeQuestion(
+        model=model.name,
+        doubt=model.doubt,
+        shape=model.shape,
+        machine=machine,
+        engine=find_engine_name(engine, machine=machine),
+        form=find_form(weights),
+        adapters=adapters,
+        rank=rank,
+        targets=linear_names(model.shape),
+        copies=copies,
+        users=users,
+        context=context,
+        answer=answer,
+        prompt=read,
+        limit_seconds=limit_seconds,
+        memory_limit_gib=memory_limit_gib,
+    )
+
+
+def find_form(name: str) -> Form | Literal["auto"]:
+    plain = name.lower().removesuffix(" bits").removesuffix("-bit").strip()
+    found = NAMES_OF_FORMS.get(plain)
+    if found is None:
+        raise UserMistake(
+            f"weights cannot be served as {name!r}",
+            fix="name one of auto, fp32, fp16, bf16, int8, fp8, 4bit",
+            where="--weights",
+        )
+    return found
+
+
+def find_engine_name(name: str | None, *, machine: Machine) -> EngineName:
+    """vLLM on a card, llama.cpp on a processor, unless another is named."""
+    if name is None:
+        return "llama.cpp" if machine.gpu is None else "vllm"
+    found = NAMES_OF_ENGINES.get(name.lower())
+    if found is None:
+        raise UserMistake(
+            f"there is no engine {name!r}", fix="name one of vllm, llama.cpp, embedded", where="--engine"
+        )
+    if found == "vllm" and machine.gpu is None:
+        raise UserMistake(
+            "vLLM is planned for cards only",
+            fix="name a card with --gpu, or --engine llama.cpp",
+            where="--engine",
+        )
+    if found == "embedded" and machine.gpu is not None:
+        raise UserMistake(
+            "the embedded engine is planned for processors only", fix="leave --engine out", where="--engine"
+        )
+    return found
+
+
+BEARABLE_SECONDS = 20.0
+"""What a remedy aims at where no limit was named."""
+SHORT_ANSWER = 50
+FIRST_WITH_VLLM = 7.0
+OF_USE = ("yes", "likely", None)
+"""In time, or nobody asked for that."""
+
+Rows = Callable[[ServeQuestion], tuple[FormRow, ...]]
+
+
+def advise(
+    question: ServeQuestion, row: FormRow, *, rows: tuple[FormRow, ...], cards: tuple[Gpu, ...], ask: Rows
+) -> tuple[str, ...]:
+    """What to change, the cheapest first; nothing where all is well."""
+    slow = row.latency.answer_seconds.value > (question.limit_seconds or SLOW_SECONDS)
+    if row.fits and not slow:
+        return tuple(_say_reading(question, row))
+    target = question.limit_seconds or BEARABLE_SECONDS
+    said = [*_other_forms(row, rows=rows), *_adapters_instead(question, row.form)]
+    said += _mixing_engine(question, row)
+    said += _less_load(question, row, target=target) if row.fits else _less_memory(question, row.form)
+    said += _other_card(question, cards=cards, target=target, ask=ask)
+    return (*said, *_say_reading(question, row))
+
+
+def _other_forms(row: FormRow, *, rows: tuple[FormRow, ...]) -> Iterator[str]:
+    """The most bits that do it; where none do, the fastest that fits."""
+    fitting = [other for other in rows if other.fits and other.form != row.form]
+    good = [other for other in fitting if other.meets_limit in (("yes", "likely") if row.fits else OF_USE)]
+    other = good[0] if good else min(fitting, key=lambda one: one.latency.answer_seconds.value, default=None)
+    if other is None:
+        return
+    if not row.fits or other.latency.answer_seconds.value < row.latency.answer_seconds.value:
+        yield (
+            f"{other.form} ({other.format}): {other.holding.memory_gib.value:.1f} GiB, "
+            f"{say_seconds(other.latency.answer_seconds.value)} an answer"
+        )
+
+
+def _adapters_instead(question: ServeQuestion, form: Form) -> Iterator[str]:
+    """Whole models read their weights one after the other; adapters share one reading."""
+    if question.copies == 1:
+        return
+    shared = question.model_copy(update={"copies": 1, "adapters": question.copies})
+    held, latency = hold(shared, form), time_answers(shared, form)
+    yield (
+        f"{question.copies} adapters of rank {question.rank} on one base: {held.memory_gib.value:.1f} GiB"
+        f"{'' if held.fits == 'yes' else ' (does not fit either)'}, "
+        f"{say_seconds(latency.answer_seconds.value)} an answer"
+    )
+
+
+def _mixing_engine(question: ServeQuestion, row: FormRow) -> Iterator[str]:
+    """Our own engine reads float32, but once for all adapters."""
+    if question.adapters < 2 or question.users < 2 or question.engine != "llama.cpp" or question.cards:
+        return
+    ours = question.model_copy(update={"engine": "embedded"})
+    answer = time_answers(ours, "32 bits").answer_seconds.value
+    if hold(ours, "32 bits").fits == "yes" and answer < row.latency.answer_seconds.value:
+        yield f"--engine embedded mixes adapters in one batch, in float32: {say_seconds(answer)} an answer"
+
+
+def _less_memory(question: ServeQuestion, form: Form) -> Iterator[str]:
+    if question.users > 1:
+        alone = hold(question.model_copy(update={"users": 1}), form)
+        if alone.fits == "yes":
+            yield f"fewer users at once: one takes {alone.memory_gib.value:.1f} GiB"
+
+
+def _less_load(question: ServeQuestion, row: FormRow, *, target: float) -> Iterator[str]:
+    latency = row.latency
+    prompts = latency.parts_seconds["prompts"].value
+    if prompts > latency.answer_seconds.value / 3:
+        yield (
+            f"reading prompts takes {say_seconds(prompts)} of it: keep what all prompts begin with "
+            "(prefix caching), or shorten them"
+        )
+    left = int((target - prompts) / latency.token_seconds.value)
+    if SHORT_ANSWER <= left < question.answer:
+        yield f"answers of at most {left} tokens take {say_seconds(target)}"
+    if question.users > 1:
+        alone = time_answers(question.model_copy(update={"users": 1}), row.form).answer_seconds.value
+        yield f"one user at a time: {say_seconds(alone)} an answer"
+
+
+def _other_card(
+    question: ServeQuestion, *, cards: tuple[Gpu, ...], target: float, ask: Rows
+) -> Iterator[str]:
+    """The cheapest single card, by its launch price, that does it."""
+    here = question.machine.gpu
+    priced = [
+        card for card in cards if card.launch_usd is not None and (here is None or card.name != here.name)
+    ]
+    for card in sorted(priced, key=lambda card: (card.launch_usd or 0.0, card.name)):
+        machine = Machine(gpu=card, gpus=1, cpu=question.machine.cpu, ram_gib=question.machine.ram_gib)
+        changes = {"machine": machine, "engine": "vllm", "form": "auto", "memory_limit_gib": None}
+        for row in ask(question.model_copy(update=changes)):
+            answer = row.latency.answer_seconds
+            if row.fits and in_words(answer, target) in ("yes", "likely"):
+                yield (
+                    f"one {card.name} (${card.launch_usd:,.0f} at launch): {say_seconds(answer.value)} "
+                    f"an answer in {row.form}"
+                )
+                return
+
+
+def _say_reading(question: ServeQuestion, row: FormRow) -> Iterator[str]:
+    token = row.latency.token_seconds.value
+    if token > READING_SECONDS:
+        yield f"a token every {say_seconds(token)} is slower than people read"
+
+
+def list_notes(question: ServeQuestion, row: FormRow) -> tuple[str, ...]:
+    """What the figures rest on, and what they leave out."""
+    shape, gpu = question.shape, question.machine.gpu
+    notes = [
+        "load: "
+        + (f"{question.users} users ask" if question.users > 1 else "one user asks")
+        + f" again as soon as answered; {question.prompt} tokens read, {question.answer} written, "
+        f"{question.context} held for each"
+    ]
+    notes += question.machine.assumed
+    if question.doubt:
+        notes.append(question.doubt)
+    if question.context > shape.max_positions:
+        notes.append(
+            f"{question.context} tokens are more than the {shape.max_positions} the model was made for"
+        )
+    if question.cards > 1 and question.copies == 1 and shape.heads % question.cards:
+        notes.append(
+            f"{shape.heads} heads cannot be split evenly over {question.cards} cards: engines refuse"
+        )
+    if question.adapters > 1 and not find_engine(question.engine, on_card=gpu is not None).mixes_adapters:
+        notes.append("llama.cpp reads the weights once for each adapter in use: its users do not share steps")
+    if gpu is not None and row.form == "8 bits" and not gpu.has_fp8:
+        notes.append(f"{gpu.name} has no FP8: 8 bits save memory, products run in half precision")
+    if gpu is not None and row.form == "16 bits" and not gpu.has_bf16:
+        notes.append(f"{gpu.name} has no bfloat16: serve in float16")
+    if gpu is not None and question.engine == "vllm" and gpu.capability < FIRST_WITH_VLLM:
+        notes.append(f"vLLM does not run on {gpu.name} (it needs compute capability 7.0): --engine llama.cpp")
+    if question.machine.cpu is not None and gpu is None and question.machine.cpu.source == GUESSED:
+        notes.append(
+            f"{question.machine.cpu.name} is not in the catalog: its rates are guessed from its "
+            f"{question.machine.cpu.cores} cores, within a factor of two"
+        )
+    if row.form in ("8 bits", "4 bits"):
+        notes.append("fewer bits change answers: evaluate and gate the quantised model before it serves")
+    return tuple(notes)
+
+
+def list_sources(machine: Machine) -> tuple[str, ...]:
+    """Of the figures that the answer rests on, each on one line."""
+    device = machine.gpu or machine.cpu
+    facts = () if device is None else (f"{device.name}: {device.source} ({device.dated or 'not dated'})",)
+    return (*facts, " ".join(MEASURED_DECODE.split()), " ".join(MEASURED_PREFILL.split()))
+
+
+MOST_USERS = 4096
+MOST_SPECIALISTS = 4096
+CHECKED = 0.01
+
+
+def most_users(question: ServeQuestion, form: Form) -> Figure:
+    """Users whose full contexts are held at once."""
+    return _by_case(
+        lambda users, case: _fits(question.model_copy(update={"users": users}), form, case),
+        most=MOST_USERS,
+        unit="users",
+    )
+
+
+def most_users_in_time(question: ServeQuestion, form: Form) -> Figure | None:
+    """Users who fit and are all answered within the limit; None where there is no limit."""
+    limit = question.limit_seconds
+    if limit is None:
+        return None
+
+    def good(users: int, case: int) -> bool:
+        asked = question.model_copy(update={"users": users})
+        answer = time_answers(asked, form).answer_seconds
+        return _fits(asked, form, case) and _at(answer, case) <= limit
+
+    return _by_case(good, most=MOST_USERS, unit="users")
+
+
+def longest_context(question: ServeQuestion, form: Form) -> Figure:
+    """Tokens that every user can have, no more than the model was made for."""
+    return _by_case(
+        lambda tokens, case: _fits(question.model_copy(update={"context": tokens}), form, case),
+        most=question.shape.max_positions,
+        unit="tokens",
+    )
+
+
+def list_specialists(question: ServeQuestion) -> tuple[SpecialistRow, ...]:
+    """For every width of weights: how many whole models, and how many adapters on one base."""
+    forms = forms_of(question.engine, on_card=question.cards > 0)
+    return tuple(_specialists(question, form) for form in forms)
+
+
+def _specialists(question: ServeQuestion, form: Form) -> SpecialistRow:
+    asked = max(question.copies, question.adapters)
+    whole = question.model_copy(update={"adapters": 0})
+    shared = question.model_copy(update={"copies": 1})
+    one = adapter_bytes(question, engine_of(question)) / GIB
+    return SpecialistRow(
+        form=form,
+        one_model_gib=Figure.about(
+            weights_of(question, form).held / GIB, down=1 - CHECKED, up=1 + CHECKED, unit="GiB"
+        ),
+        one_adapter_gib=Figure.exact(one, "GiB"),
+        whole_models=_by_case(
+            lambda copies, case: _fits(whole.model_copy(update={"copies": copies}), form, case),
+            most=MOST_SPECIALISTS,
+            unit="models",
+        ),
+        adapters=_by_case(
+            lambda adapters, case: _fits(shared.model_copy(update={"adapters": adapters}), form, case),
+            most=MOST_SPECIALISTS,
+            unit="adapters",
+        ),
+        asked=asked,
+        asked_whole_gib=_total(whole.model_copy(update={"copies": asked}), form),
+        asked_adapters_gib=_total(shared.model_copy(update={"adapters": asked}), form),
+    )
+
+
+def _total(question: ServeQuestion, form: Form) -> Figure:
+    """Over all places together: every model counted where it stands."""
+    # As if one place held all: what is split is whole again, what is spread is side by side.
+    together = question.machine.model_copy(update={"gpus": min(question.cards, 1)})
+    asked = question.model_copy(update={"machine": together})
+    low, value, high = (sum(held_bytes(asked, form, case=case)) / GIB for case in CASES)
+    return Figure(value=value, low=low, high=high, unit="GiB")
+
+
+def _fits(question: ServeQuestion, form: Form, case: int) -> bool:
+    return sum(held_bytes(question, form, case=case)) <= available_bytes(question)
+
+
+def _at(figure: Figure, case: int) -> float:
+    return (figure.low, figure.value, figure.high)[case]
+
+
+def _by_case(good: Callable[[int, int], bool], *, most: int, unit: str) -> Figure:
+    found = [_last_good(good, case=case, most=most) for case in CASES]
+    return Figure(value=found[SpreadCase.LIKELY], low=min(found), high=max(found), unit=unit)
+
+
+def _last_good(good: Callable[[int, int], bool], *, case: int, most: int) -> int:
+    """The largest number up to `most` that is good, where more is never better; 0 where 1 is not."""
+    if good(most, case):
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if good(middle, case) else (low, middle)
+    return low
 
 
 def serve(question: ServeQuestion, *, cards: tuple[Gpu, ...] = ()) -> ServeAnswer:
@@ -65,7 +448,7 @@ def _row(question: ServeQuestion, form: Form) -> FormRow:
         form=form,
         format=FORMATS[question.engine, form],
         bits=Figure.exact(weights.bits(question.shape), "bits"),
-        one_model_gib=Figure.about(weights.held / 2**30, down=0.99, up=1.01, unit="GiB"),
+        one_model_gib=Figure.about(weights.held / GIB, down=0.99, up=1.01, unit="GiB"),
         holding=holding,
         latency=latency,
         fits=holding.fits == "yes",

@@ -7,7 +7,9 @@ answers faster than the machine's roofline.
 
 from typing import NamedTuple
 
+from graftwork.model.shape import linear_sizes, total_parameters
 from graftwork.plan.serving.question import EngineName, Form
+from graftwork.records.plan import ModelShape
 
 MEASURED_DECODE = """Bytes read a token over stated bandwidth, one user, [M] by others, read 2026-11-15:
 RTX 5060 Ti Qwen2.5-Coder-7B Q8_0 49.6 tokens/s: 0.83 (inventivehq.com/blog, GGUF quality benchmark);
@@ -31,16 +33,16 @@ class Spread(NamedTuple):
     worst: float
 
 
-class Case:
+class SpreadCase:
     """Which of a spread is meant: an index."""
 
     BEST, LIKELY, WORST = range(3)
 
 
-CASES = (Case.BEST, Case.LIKELY, Case.WORST)
+CASES = (SpreadCase.BEST, SpreadCase.LIKELY, SpreadCase.WORST)
 
 
-class Engine(NamedTuple):
+class EngineTraits(NamedTuple):
     """An engine on one kind of place."""
 
     bandwidth: dict[Form, Spread]
@@ -101,7 +103,7 @@ ON_PROCESSOR_COMPUTE: dict[Form, Spread] = {
 }
 """[D] from MEASURED_PREFILL, of the float32 rate; integer products can do more, and no more is promised."""
 
-VLLM = Engine(
+VLLM = EngineTraits(
     bandwidth=ON_CARD_BANDWIDTH,
     compute=ON_CARD_COMPUTE,
     # [D] Recorded graphs: two dozen kernels a layer, of which the products were counted already.
@@ -127,7 +129,7 @@ LLAMA_ON_CARD = VLLM._replace(
     prompt_tokens=512,
     logit_rows=512,
 )
-LLAMA_ON_PROCESSOR = Engine(
+LLAMA_ON_PROCESSOR = EngineTraits(
     bandwidth=ON_PROCESSOR_BANDWIDTH,
     compute=ON_PROCESSOR_COMPUTE,
     # [D] A dozen waits of all threads for each other.
@@ -181,9 +183,110 @@ def forms_of(name: EngineName, *, on_card: bool) -> tuple[Form, ...]:
     return tuple(form for form in FORMS_OF[name] if not (on_card and form == "32 bits"))
 
 
-def find_engine(name: EngineName, *, on_card: bool) -> Engine:
+def find_engine(name: EngineName, *, on_card: bool) -> EngineTraits:
     if name == "vllm":
         return VLLM
     if name == "embedded":
         return EMBEDDED
     return LLAMA_ON_CARD if on_card else LLAMA_ON_PROCESSOR
+
+
+FORMATS: dict[tuple[EngineName, Form], str] = {
+    ("vllm", "16 bits"): "BF16 / FP16",
+    ("vllm", "8 bits"): "FP8 / INT8",
+    ("vllm", "4 bits"): "AWQ / GPTQ",
+    ("llama.cpp", "32 bits"): "F32",
+    ("llama.cpp", "16 bits"): "BF16 / F16",
+    ("llama.cpp", "8 bits"): "Q8_0",
+    ("llama.cpp", "4 bits"): "Q4_K_M",
+    ("embedded", "32 bits"): "float32",
+}
+PLAIN_BITS: dict[Form, float] = {"32 bits": 32.0, "16 bits": 16.0, "8 bits": 8.0, "4 bits": 4.0}
+
+GROUP_BITS = 4 + 16 / 128 + 4 / 128
+"""AWQ and GPTQ: a scale of 16 bits and a zero point of 4 for 128 weights."""
+ROW_SCALE_BITS = 32
+Q8_0 = 8.5
+"""A block of 32 weights in a byte each, with a scale of two."""
+Q5_0, Q4_K, Q5_K, Q6_K = 5.5, 4.5, 5.5, 6.5625
+K_BLOCK = 256
+"""Rows that cannot be cut into blocks of 256 get Q5_0 for Q4_K, and Q8_0 for Q6_K."""
+
+
+class WeightBytes(NamedTuple):
+    """Of one model."""
+
+    held: float
+    read: float
+    """For a token that is made: all but the table of embeddings, of which one row is read."""
+
+    def bits(self, shape: ModelShape) -> float:
+        return 8 * self.held / total_parameters(shape)
+
+
+def weigh(shape: ModelShape, *, form: Form, engine: EngineName) -> WeightBytes:
+    """Bytes of the whole model in this form."""
+    gguf = engine == "llama.cpp" and form in ("8 bits", "4 bits")
+    blocks = _gguf_blocks(shape, form) if gguf else _plain_blocks(shape, form)
+    table = shape.vocab_size * shape.hidden_size
+    counted = table * (1 if shape.tied_embeddings else 2)
+    counted += shape.layers * sum(a * b for a, b in linear_sizes(shape).values())
+    # Norms and biases; GGUF keeps vectors in float32.
+    rest = max(total_parameters(shape) - counted, 0) * (32 if gguf else _outer_bits(form)) / 8
+    embedding = table * _embedding_bits(shape, form, gguf=gguf) / 8
+    head = 0.0 if shape.tied_embeddings else table * _head_bits(shape, form, gguf=gguf) / 8
+    held = blocks + embedding + head + rest
+    return WeightBytes(held=held, read=held if shape.tied_embeddings else held - embedding)
+
+
+def _outer_bits(form: Form) -> float:
+    """Engines on a card leave what lies outside the blocks in 16 bits."""
+    return max(PLAIN_BITS[form], 16.0)
+
+
+def _plain_blocks(shape: ModelShape, form: Form) -> float:
+    bits = 0.0
+    for inputs, outputs in linear_sizes(shape).values():
+        if form == "4 bits":
+            bits += inputs * outputs * GROUP_BITS
+        else:
+            bits += inputs * outputs * PLAIN_BITS[form] + (
+                ROW_SCALE_BITS * outputs if form == "8 bits" else 0
+            )
+    return shape.layers * bits / 8
+
+
+def _gguf_blocks(shape: ModelShape, form: Form) -> float:
+    bits = 0.0
+    for layer in range(shape.layers):
+        for path, (inputs, outputs) in linear_sizes(shape).items():
+            name = path.rsplit(".", 1)[-1]
+            careful = name in ("v_proj", "down_proj") and _gets_more(layer, shape.layers)
+            small = Q5_K if name == "qkv_proj" else _k_bits(inputs, careful=careful)
+            bits += inputs * outputs * (Q8_0 if form == "8 bits" else small)
+    return bits / 8
+
+
+def _gets_more(layer: int, layers: int) -> bool:
+    """Q4_K_M: values and the way down of the first and last eighth, and of every third layer between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _k_bits(inputs: int, *, careful: bool) -> float:
+    if inputs % K_BLOCK:
+        return Q8_0 if careful else Q5_0
+    return Q6_K if careful else Q4_K
+
+
+def _embedding_bits(shape: ModelShape, form: Form, *, gguf: bool) -> float:
+    if not gguf:
+        return _outer_bits(form)
+    # The table that is the head too is kept as the head is.
+    return Q8_0 if form == "8 bits" else _k_bits(shape.hidden_size, careful=shape.tied_embeddings)
+
+
+def _head_bits(shape: ModelShape, form: Form, *, gguf: bool) -> float:
+    if not gguf:
+        return _outer_bits(form)
+    return Q8_0 if form == "8 bits" else _k_bits(shape.hidden_size, careful=True)

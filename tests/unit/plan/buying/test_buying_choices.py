@@ -4,13 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.buying.choices import Price, Use, own_choice, rent_choice
-from graftwork.plan.buying.decide import decide
-from graftwork.plan.buying.nouns import MachineReach, Reach, Rental
-from graftwork.plan.buying.reach import news
-from graftwork.plan.buying.wish import Wish, read_wish
+from graftwork.plan.purchase.decide import Price, Use, decide, news, own_choice, rent_choice
+from graftwork.plan.purchase.types import MachineReach, PurchaseOption, Reach, Rental, read_purchase_option
+from graftwork.records.base import Figure
 from graftwork.records.errors import UserMistake
-from graftwork.records.figure import Figure
 
 USE = Use(
     runs_a_week=7.0,
@@ -160,17 +157,17 @@ def test_news_are_what_only_the_other_machine_can():
 @pytest.mark.parametrize(
     ("text", "wish"),
     [
-        ("2x RTX 5060 Ti 16GB=700", Wish("RTX 5060 Ti 16GB", 2, 700.0)),
-        ("2 × RTX 5060 Ti 16GB = $1,700", Wish("RTX 5060 Ti 16GB", 2, 1700.0)),
-        ("RTX 4090", Wish("RTX 4090", 1, None)),
-        ("A100=0", Wish("A100", 1, 0.0)),
+        ("2x RTX 5060 Ti 16GB=700", PurchaseOption("RTX 5060 Ti 16GB", 2, 700.0)),
+        ("2 × RTX 5060 Ti 16GB = $1,700", PurchaseOption("RTX 5060 Ti 16GB", 2, 1700.0)),
+        ("RTX 4090", PurchaseOption("RTX 4090", 1, None)),
+        ("A100=0", PurchaseOption("A100", 1, 0.0)),
     ],
 )
 def test_options_are_read_as_people_write_them(text, wish):
-    assert read_wish(text, option="--option") == wish
+    assert read_purchase_option(text, option="--option") == wish
 
 
 @pytest.mark.parametrize("text", ["", "=700", "RTX 4090=cheap", "0x RTX 4090", "RTX 4090=-5", "RTX 4090=inf"])
 def test_an_option_that_names_no_card_or_price_is_refused(text):
     with pytest.raises(UserMistake, match="does not name a card"):
-        read_wish(text, option="--option")
+        read_purchase_option(text, option="--option")

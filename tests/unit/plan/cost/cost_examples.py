@@ -2,10 +2,9 @@
 
 from datetime import date
 
-from graftwork.plan.cost.disk import need_disk
-from graftwork.plan.cost.nouns import Billing, Candidate, CardRun, Terms
-from graftwork.records.figure import Figure
-from graftwork.records.offer import Offer, Place
+from graftwork.plan.cost.types import Billing, CardRun, OfferCandidate, Terms, need_disk
+from graftwork.records.base import Figure
+from graftwork.records.hardware import Offer, PlaceTerms
 
 TODAY = date(2026, 8, 22)
 DISK = need_disk(total_parameters=7e9, trainable=40e6, full=False, tokens=10e6)
@@ -29,7 +28,7 @@ def make_run(
     )
 
 
-def make_place(name: str = "cloud", **more) -> Place:
+def make_place(name: str = "cloud", **more) -> PlaceTerms:
     facts = {
         "title": name.title(),
         "kind": "cloud",
@@ -37,7 +36,7 @@ def make_place(name: str = "cloud", **more) -> Place:
         "source": "test",
         "dated": "2026-08-22",
     }
-    return Place(name=name, **{**facts, **more})
+    return PlaceTerms(name=name, **{**facts, **more})
 
 
 def make_offer(place: str = "cloud", **more) -> Offer:
@@ -53,9 +52,9 @@ def make_candidate(
     run: CardRun | None = None,
     place: dict | None = None,
     offer: dict | None = None,
-) -> Candidate:
+) -> OfferCandidate:
     prices = {"spot": {"spot_usd_per_hour": usd}}.get(billing, {"usd_per_hour": usd})
-    return Candidate(
+    return OfferCandidate(
         place=make_place(name, **(place or {})),
         offer=make_offer(name, **{**prices, **(offer or {})}),
         billing=billing,

@@ -7,15 +7,13 @@ import pytest
 from graftwork.plan.catalog.hardware import find_gpu
 from graftwork.plan.catalog.models import find_model
 from graftwork.plan.catalog.prices import list_places
-from graftwork.plan.cost.ask import compare_places, of_size
-from graftwork.plan.cost.brief import fit_in_brief
-from graftwork.plan.cost.nouns import Terms
-from graftwork.plan.cost.runs import Measured
+from graftwork.plan.cost.compare import compare_places, of_size
+from graftwork.plan.cost.runs import MeasuredRun, fit_in_brief
+from graftwork.plan.cost.types import Terms
 from graftwork.plan.fit.answer import fit
-from graftwork.plan.fit.ask import make_question
+from graftwork.plan.fit.question import make_question
 from graftwork.records.errors import UserMistake
-from graftwork.records.hardware import Machine
-from graftwork.records.offer import Offer
+from graftwork.records.hardware import Machine, Offer
 
 TERMS = Terms(today=date(2026, 8, 22), budget_usd=500.0)
 PLACES = {
@@ -58,7 +56,7 @@ def test_measured_hours_take_the_place_of_ours_and_other_cards_keep_their_ratio(
     measured = compare_places(
         question(),
         terms=TERMS,
-        measured=Measured("A100 40GB", 1, 2.0),
+        measured=MeasuredRun("A100 40GB", 1, 2.0),
         places=["lambda"],
         with_sensitivity=False,
     )

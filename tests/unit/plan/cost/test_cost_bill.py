@@ -5,12 +5,11 @@ from cost_examples import DISK, ROWS, make_candidate, make_run, make_terms
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graftwork.plan.cost.bill import CRASH_RATE, reckon_bill
-from graftwork.plan.cost.sessions import cut
+from graftwork.plan.cost.bill import CRASH_RATE, compute_bill, cut
 
 
 def bill(candidate, **terms):
-    return reckon_bill(candidate, terms=make_terms(**terms), disk=DISK, rows=ROWS)
+    return compute_bill(candidate, terms=make_terms(**terms), disk=DISK, rows=ROWS)
 
 
 @given(

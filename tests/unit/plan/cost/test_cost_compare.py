@@ -5,11 +5,10 @@ from datetime import date
 import pytest
 from cost_examples import DISK, ROWS, make_candidate, make_offer, make_place, make_run, make_terms
 
+from graftwork.plan.cost.assess import best_of_each_place
 from graftwork.plan.cost.bill import Tweak
-from graftwork.plan.cost.candidates import list_candidates, ways
-from graftwork.plan.cost.compare import compare
-from graftwork.plan.cost.rank import best_of_each_place
-from graftwork.plan.cost.sensitivity import Held, find_changes, winner
+from graftwork.plan.cost.compare import compare, list_candidates, ways
+from graftwork.plan.cost.sensitivity import ComparisonInputs, find_changes, winner
 
 
 def table_of(*candidates, **terms):
@@ -71,7 +70,7 @@ def test_each_named_change_really_changes_the_winner_and_a_smaller_one_does_not(
             "three", usd=0.7, billing="spot", run=make_run(7.0, gpu="T4"), place={"setup_minutes": 30.0}
         ),
     )
-    held = Held(candidates, make_terms(deadline_hours=deadline), DISK, ROWS)
+    held = ComparisonInputs(candidates, make_terms(deadline_hours=deadline), DISK, ROWS)
     best = winner(held)
     assert best is not None
     changes = {change.what: change for change in find_changes(held)}
@@ -104,12 +103,12 @@ def test_a_spot_machine_that_wins_loses_at_the_stated_rate_of_interruptions():
         make_candidate("calm", usd=1.0, run=make_run(10.0)),
         make_candidate("wild", usd=0.8, billing="spot", run=make_run(10.0), place={"setup_minutes": 20.0}),
     )
-    held = Held(candidates, make_terms(preemptions_per_hour=0.05), DISK, ROWS)
+    held = ComparisonInputs(candidates, make_terms(preemptions_per_hour=0.05), DISK, ROWS)
     assert winner(held).place.name == "wild"
     change = next(one for one in find_changes(held) if one.what == "interruptions of spot machines")
     assert change.then.value > 1
     rate = 0.05 * change.then.value
-    after = Held(candidates, make_terms(preemptions_per_hour=rate * 1.01), DISK, ROWS)
+    after = ComparisonInputs(candidates, make_terms(preemptions_per_hour=rate * 1.01), DISK, ROWS)
     assert winner(after).place.name == "calm"
 
 

@@ -1,0 +1,128 @@
+"""Progress on standard error: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from graftwork.cli.output import stderr
+from graftwork.cli.show import show
+from graftwork.cli.show.tables import print_line, quote
+from graftwork.cli.show.training import LossTrend, describe_detail, duration
+from graftwork.records.base import Record
+
+PLAIN_SECONDS = 10.0
+"""Between two lines of progress in a log file or a pipe, where there is no bar."""
+
+
+class _Bar(Progress):
+    """The bar, and one line of details below it."""
+
+    below = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.below:
+            yield Text(f"  {self.below}", style="dim", overflow="ellipsis", no_wrap=True)
+
+
+class RichReporter:
+    """A progress bar with the time left, and a table with the result of each step."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        tables: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or stderr
+        self._tables = tables
+        self._clock = clock
+        self._printed_at: float | None = None
+        self._trend = LossTrend()
+        self._bar = _Bar(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.fields[count]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def started(self, step: str, title: str) -> None:
+        self._clear()
+        self._console.print(f"[bold cyan]▸ {step:<9}[/] {title}", highlight=False)
+        self._task = self._bar.add_task(title, total=None, count="", left="")
+
+    def unchanged(self, step: str, title: str) -> None:
+        self._clear()
+        self._console.print(f"[dim]· {step:<9} {title}: up to date[/]", highlight=False)
+
+    def progress(
+        self,
+        phase: str,
+        done: float,
+        total: float,
+        *,
+        seconds_left: float | None,
+        detail: dict[str, float | str],
+    ) -> None:
+        self._trend.see(done, detail)
+        count = f"{done:.0f}/{total:.0f}" if total > 1 else ""
+        left = f"{duration(seconds_left)} left" if seconds_left is not None else ""
+        below = describe_detail(detail, self._trend, total=total)
+        if not self._console.is_terminal:
+            self._print_plain(" ".join(part for part in (phase, count) if part), left, below)
+            return
+        if self._task is None:
+            self._task = self._bar.add_task(phase, total=None, count="", left="")
+        self._bar.below = below
+        self._bar.update(
+            self._task,
+            description=phase,
+            completed=done,
+            total=total if total > 1 else None,
+            count=count,
+            left=left,
+        )
+
+    def _print_plain(self, *parts: str) -> None:
+        """One line every PLAIN_SECONDS; none for short work."""
+        now = self._clock()
+        if self._printed_at is None:
+            self._printed_at = now
+        if now - self._printed_at >= PLAIN_SECONDS:
+            self._printed_at = now
+            self._console.print(Text("  " + ", ".join(part for part in parts if part)), soft_wrap=True)
+
+    def info(self, text: str) -> None:
+        print_line(self._console, f"  [yellow]![/] {quote(text)}")
+
+    def finished(self, step: str, output: Record, seconds: float) -> None:
+        self._clear()
+        if self._tables:
+            show(self._console, output)
+        self._console.print(f"[green]✓ {step:<9}[/] [dim]{duration(seconds)}[/]\n", highlight=False)
+
+    def _clear(self) -> None:
+        self._trend, self._printed_at, self._bar.below = LossTrend(), None, ""
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None

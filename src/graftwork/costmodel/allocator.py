@@ -1,0 +1,243 @@
+"""PyTorch's caching allocator of CUDA memory, replayed: what it holds for what is asked of it. Pure.
+
+In: allocations and frees, in their order. Out: allocated and reserved bytes, their peaks, and whether
+a limit was passed. Follows `c10/cuda/CUDACachingAllocator.cpp` of torch 2.11: sizes in blocks of 512
+bytes; up to 1 MiB from a pool of small blocks; the best fitting free block first. Without expandable
+segments memory comes in pieces of 2 MiB (small), 20 MiB (below 10 MiB) or the size rounded up to 2 MiB;
+with them each pool is one range that grows by pages of 2 and 20 MiB. Does not know streams or events.
+"""
+
+from bisect import bisect_left, insort
+
+from graftwork.records.units import MIB
+
+BLOCK = 512
+SMALL = MIB
+SMALL_SEGMENT = 2 * MIB
+LARGE_SEGMENT = 20 * MIB
+OWN_SEGMENT = 10 * MIB
+ROUND_LARGE = 2 * MIB
+ENDLESS = 2**60
+
+
+class AllocatorLimitExceeded(Exception):
+    """The limit holds no more, also after everything cached was given back."""
+
+
+class MemoryBlock:
+    """A piece of a segment: in use, free, or a range of addresses with nothing behind it."""
+
+    __slots__ = ("after", "before", "mapped", "pool", "size", "start", "used")
+
+    def __init__(self, pool: "Pool", start: int, size: int, *, mapped: bool = True) -> None:
+        self.pool, self.start, self.size, self.mapped = pool, start, size, mapped
+        self.used = False
+        self.before: MemoryBlock | None = None
+        self.after: MemoryBlock | None = None
+
+
+class Pool:
+    """Blocks of one kind of size."""
+
+    def __init__(self, *, small: bool) -> None:
+        self.small = small
+        self.page = SMALL_SEGMENT if small else LARGE_SEGMENT
+        self.free: list[tuple[int, int, MemoryBlock]] = []
+        """By size, then by address."""
+        self.unmapped: list[tuple[int, MemoryBlock]] = []
+
+    def add(self, block: MemoryBlock) -> None:
+        insort(self.free, (block.size, block.start, block))
+
+    def remove(self, block: MemoryBlock) -> None:
+        self.free.pop(bisect_left(self.free, (block.size, block.start)))
+
+
+class Allocator:
+    """`alloc` gives a block, `free` takes it back. `pool` names a private pool, as a recorded graph has."""
+
+    def __init__(self, *, expandable: bool = True, limit: int | None = None) -> None:
+        self.expandable, self.limit = expandable, limit
+        self.allocated = self.reserved = self.allocated_peak = self.reserved_peak = 0
+        self._pools: dict[tuple[str, bool], Pool] = {}
+        self._next_address = 0
+
+    def alloc(self, size: int, *, pool: str = "") -> MemoryBlock:
+        size = max(-(-size // BLOCK), 1) * BLOCK
+        blocks = self._pool(pool, small=size <= SMALL)
+        found = self._cached(blocks, size)
+        if found is None:
+            found = self._fresh(blocks, size)
+        if found is None:
+            self.empty_cache()
+            found = self._fresh(blocks, size)
+        if found is None:
+            raise AllocatorLimitExceeded(f"{size} bytes beside {self.allocated}")
+        rest = found.size - size
+        if rest >= BLOCK if blocks.small or self.expandable else rest > SMALL:
+            self._split(found, size)
+        found.used = True
+        self.allocated += found.size
+        self.allocated_peak = max(self.allocated_peak, self.allocated)
+        return found
+
+    def free(self, block: MemoryBlock) -> None:
+        self.allocated -= block.size
+        block.used = False
+        block.pool.add(_merged(block))
+
+    def empty_cache(self) -> None:
+        """Give back what nobody uses: whole segments, or whole pages of a range."""
+        for pool in self._pools.values():
+            for _, _, block in list(pool.free):
+                if self.expandable:
+                    self._unmap(block)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def reset_peaks(self) -> None:
+        self.allocated_peak, self.reserved_peak = self.allocated, self.reserved
+
+    def _pool(self, name: str, *, small: bool) -> Pool:
+        key = (name, small)
+        if key not in self._pools:
+            pool = self._pools[key] = Pool(small=small)
+            if self.expandable:
+                endless = MemoryBlock(pool, 0, ENDLESS, mapped=False)
+                pool.unmapped.append((0, endless))
+        return self._pools[key]
+
+    def _cached(self, pool: Pool, size: int) -> MemoryBlock | None:
+        """The smallest free block that is large enough."""
+        at = bisect_left(pool.free, (size,))
+        if at == len(pool.free):
+            return None
+        if self.expandable:
+            # A block that could grow counts as large as it could become.
+            while at + 1 < len(pool.free) and _could_be(pool.free[at + 1][2]) < _could_be(pool.free[at][2]):
+                at += 1
+        block: MemoryBlock = pool.free.pop(at)[2]
+        return block
+
+    def _fresh(self, pool: Pool, size: int) -> MemoryBlock | None:
+        """Memory from the card; None where the limit has no room for it."""
+        wanted = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
+        if size >= OWN_SEGMENT:
+            wanted = -(-size // ROUND_LARGE) * ROUND_LARGE
+        if self.limit is not None and self.reserved + wanted > self.limit:
+            return None
+        if self.expandable:
+            return self._grown(pool, size)
+        self._reserve(wanted)
+        block = MemoryBlock(pool, self._next_address, wanted)
+        self._next_address += wanted + ROUND_LARGE
+        return block
+
+    def _grown(self, pool: Pool, size: int) -> MemoryBlock:
+        """The lowest range that is free or has nothing behind it yet, mapped as far as needed."""
+        for _, hole in pool.unmapped:
+            first = hole.before if hole.before is not None and not hole.before.used else hole
+            room, block = 0, first
+            while block is not None and not block.used and room < size:
+                room += block.size
+                block = block.after  # type: ignore[assignment]
+            if room >= size:
+                break
+        if first.mapped:
+            pool.remove(first)
+        else:
+            self._map(pool, first, size)
+        while first.size < size:
+            following = first.after
+            assert following is not None
+            if following.mapped:
+                pool.remove(following)
+            else:
+                self._map(pool, following, size - first.size)
+            _join(first, following)
+        # Pages may have filled the hole up to the next free block.
+        if first.after is not None and first.after.mapped and not first.after.used:
+            pool.remove(first.after)
+            _join(first, first.after)
+        return first
+
+    def _map(self, pool: Pool, hole: MemoryBlock, size: int) -> None:
+        """Pages behind the beginning of a hole; the last may reach a little beyond the limit."""
+        size = min(-(-size // pool.page) * pool.page, hole.size)
+        pool.unmapped.pop(bisect_left(pool.unmapped, (hole.start,)))
+        if hole.size > size:
+            rest = MemoryBlock(pool, hole.start + size, hole.size - size, mapped=False)
+            _link_after(hole, rest)
+            insort(pool.unmapped, (rest.start, rest))
+            hole.size = size
+        hole.mapped = True
+        self._reserve(size)
+
+    def _unmap(self, block: MemoryBlock) -> None:
+        """The whole pages within a free block become a hole; what is left at its ends stays free."""
+        pool = block.pool
+        begin = -(-block.start // pool.page) * pool.page
+        end = (block.start + block.size) // pool.page * pool.page
+        if end <= begin:
+            return
+        pool.remove(block)
+        if block.start < begin:
+            head, block = block, self._cut(block, begin - block.start)
+            pool.add(head)
+        if block.start + block.size > end:
+            pool.add(self._cut(block, end - begin))
+        block.mapped = False
+        self.reserved -= block.size
+        for beside in (block.before, block.after):
+            if beside is not None and not beside.mapped:
+                pool.unmapped.pop(bisect_left(pool.unmapped, (beside.start,)))
+                block = _join(*sorted((block, beside), key=lambda one: one.start))
+        insort(pool.unmapped, (block.start, block))
+
+    def _split(self, block: MemoryBlock, size: int) -> None:
+        block.pool.add(self._cut(block, size))
+
+    @staticmethod
+    def _cut(block: MemoryBlock, size: int) -> MemoryBlock:
+        """What is behind the first `size` bytes, as a block of its own."""
+        rest = MemoryBlock(block.pool, block.start + size, block.size - size, mapped=block.mapped)
+        _link_after(block, rest)
+        block.size = size
+        return rest
+
+    def _reserve(self, size: int) -> None:
+        self.reserved += size
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+
+def _could_be(block: MemoryBlock) -> int:
+    after = block.after
+    return block.size + (after.size if after is not None and not after.mapped else 0)
+
+
+def _link_after(block: MemoryBlock, new: MemoryBlock) -> None:
+    new.before, new.after = block, block.after
+    if block.after is not None:
+        block.after.before = new
+    block.after = new
+
+
+def _join(left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
+    left.size += right.size
+    left.after = right.after
+    if right.after is not None:
+        right.after.before = left
+    return left
+
+
+def _merged(block: MemoryBlock) -> MemoryBlock:
+    """With its free neighbours, which leave the pool."""
+    before, after = block.before, block.after
+    if before is not None and not before.used and before.mapped:
+        before.pool.remove(before)
+        block = _join(before, block)
+    if after is not None and not after.used and after.mapped:
+        after.pool.remove(after)
+        _join(block, after)
+    return block

@@ -1,0 +1,470 @@
+"""The pieces of a training step as memory where they are compiled. Pure.
+
+In and out as in `step_block.py`, whose pieces these stand in for. A compiler leaves only what one
+kernel hands to the next: products, and one result of everything that is done element by element
+between them; each is let go after its last use, not at the end of a function.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from graftwork.costmodel import card_tensors as pieces
+from graftwork.costmodel.card_tensors import (
+    HALF,
+    WORD,
+    LinearGroup,
+    StepSizes,
+    TensorMemory,
+    follow,
+    free_all,
+)
+
+
+def _weight(memory: TensorMemory, s: StepSizes, group: LinearGroup) -> list[Any]:
+    """The frozen weight as numbers, where it is in four bits."""
+    return [memory.alloc(HALF * group.weights)] if s.form == "four" else []
+
+
+def _grafted(memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int) -> tuple[Any, Any]:
+    beside = _weight(memory, s, group)
+    if s.form == "eight":
+        beside = [memory.alloc(tokens * group.inputs), memory.alloc(WORD * tokens)]
+    y = memory.alloc(HALF * tokens * group.out)
+    free_all(memory, beside)
+    if not group.rank:
+        return y, None
+    a = memory.alloc(HALF * group.ranks * group.inputs)
+    low = memory.alloc(HALF * tokens * group.ranks)
+    memory.free(a)
+    memory.free(memory.alloc(HALF * group.ranks * group.out))
+    return y, low
+
+
+def _turned(
+    memory: TensorMemory, s: StepSizes, group: LinearGroup, tokens: int, base: Any = None
+) -> tuple[Any, Any]:
+    dx = base
+    if dx is None:
+        beside = _weight(memory, s, group)
+        if s.form == "eight":
+            beside = [memory.alloc(tokens * group.out), memory.alloc(WORD * tokens)]
+            beside += [] if s.turned else [memory.alloc(group.weights)]
+        dx = memory.alloc(HALF * tokens * group.inputs)
+        free_all(memory, beside)
+    return dx, _thin(memory, group, tokens)
+
+
+def _thin(memory: TensorMemory, group: LinearGroup, tokens: int) -> Any:
+    if not group.rank:
+        return None
+    b = memory.alloc(HALF * group.ranks * group.out)
+    dlow = memory.alloc(HALF * tokens * group.ranks)
+    memory.free(b)
+    memory.free(memory.alloc(HALF * group.ranks * group.inputs))
+    return dlow
+
+
+def _gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
+    if not group.rank:
+        return []
+    products = [memory.alloc(HALF * group.ranks * width) for width in (group.inputs, group.out)]
+    found = [memory.alloc(size) for size in group.gradient_bytes]
+    free_all(memory, products)
+    return found
+
+
+def compiled_before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
+    normed = None if s.norms_behind else memory.alloc(HALF * tokens * s.hidden)
+    qkv, low = _grafted(memory, s, s.qkv, tokens)
+    if normed is not None:
+        memory.free(normed)
+    beside = [] if low is None else [low]
+    if s.head_norms != "none":
+        beside.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
+    found = [memory.alloc(HALF * tokens * width) for width in (s.q, s.kv, s.kv)]
+    memory.free(qkv)
+    return found, beside
+
+
+def compiled_before_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
+) -> tuple[Any, list[Any]]:
+    dqkv = memory.alloc(HALF * tokens * s.qkv.out)
+    held = [dqkv]
+    if wants_input:
+        dn, dlow = _turned(memory, s, s.qkv, tokens)
+        held.append(dn)
+    else:
+        dlow = _thin(memory, s.qkv, tokens)
+    if not s.norms_behind:
+        held.append(memory.alloc(HALF * tokens * s.hidden))
+    dx = memory.alloc(HALF * tokens * s.hidden) if wants_input else None
+    gradient = _gradient(memory, s.qkv)
+    free_all(memory, held + ([] if dlow is None else [dlow]))
+    return dx, gradient
+
+
+class Middle:
+    """As `step_block.Kept` holds it."""
+
+    def __init__(self, middle: Any, gate_up: Any, lows: list[Any], attended: list[Any]) -> None:
+        self.middle, self.gate_up, self.lows, self.attended = middle, gate_up, lows, attended
+
+
+def compiled_middle(memory: TensorMemory, s: StepSizes, tokens: int) -> Middle:
+    attended, low_out = _grafted(memory, s, s.out, tokens)
+    mid = memory.alloc(HALF * tokens * s.hidden)
+    if not s.norms_behind:
+        memory.free(attended)
+    normed = None if s.norms_behind else memory.alloc(HALF * tokens * s.hidden)
+    gate_up, low = _grafted(memory, s, s.gate_up, tokens)
+    if normed is not None:
+        memory.free(normed)
+    lows = [one for one in (low_out, low) if one is not None]
+    return Middle(mid, gate_up, lows, [attended] if s.norms_behind else [])
+
+
+def compiled_mlp(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
+    lifted = memory.alloc(HALF * tokens * s.inner)
+    down, low = _grafted(memory, s, s.down, tokens)
+    free_all(memory, [lifted] + ([] if low is None else [low]))
+    return down
+
+
+def compiled_after_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
+) -> tuple[list[Any], list[Any]]:
+    wide, inner = HALF * tokens * s.hidden, HALF * tokens * s.inner
+    normed = None if s.norms_behind else memory.alloc(wide)
+    gate_up = None
+    if not has_gate_up:
+        gate_up, low = _grafted(memory, s, s.gate_up, tokens)
+        if low is not None:
+            memory.free(low)
+    d_added = memory.alloc(wide) if s.norms_behind else None
+    d_lifted, d_low_down = _turned(memory, s, s.down, tokens)
+    lifted, d_gate_up = memory.alloc(inner), memory.alloc(2 * inner)
+    dn = None
+    if s.form == "eight":
+        codes = [memory.alloc(inner), memory.alloc(WORD * tokens)]
+        free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
+        codes += [] if s.turned else [memory.alloc(s.gate_up.weights)]
+        dn = memory.alloc(wide)
+        free_all(memory, codes)
+    else:
+        free_all(memory, [d_lifted] + ([] if gate_up is None else [gate_up]))
+    gradient = _gradient(memory, s.down)
+    free_all(memory, [one for one in (lifted, d_low_down, d_added) if one is not None])
+    dn, d_low = _turned(memory, s, s.gate_up, tokens, dn)
+    gradient += _gradient(memory, s.gate_up)
+    free_all(memory, [one for one in (d_gate_up, d_low, normed) if one is not None])
+    d_middle = memory.alloc(wide)
+    memory.free(dn)
+    d_attended = memory.alloc(wide) if s.norms_behind else None
+    d_mixed, d_low_out = _turned(memory, s, s.out, tokens)
+    gradient += _gradient(memory, s.out)
+    free_all(memory, [one for one in (d_attended, d_low_out) if one is not None])
+    return [d_mixed, d_middle], gradient
+
+
+def chunk_loss(memory: TensorMemory, s: StepSizes, places: int) -> Any:
+    logits = memory.alloc(HALF * places * s.vocabulary)
+    if s.head == "eight":
+        # The gradient times the rows' scales is written out once: its largest must be known first.
+        wide = memory.alloc(WORD * places * s.vocabulary)
+        codes = [memory.alloc(places * s.vocabulary), memory.alloc(WORD * places)]
+        free_all(memory, [wide, logits])
+        codes += [] if s.turned else [memory.alloc(s.vocabulary * s.hidden)]
+    else:
+        codes = [memory.alloc(HALF * places * s.vocabulary)]
+        memory.free(logits)
+    dh = memory.alloc(HALF * places * s.hidden)
+    free_all(memory, codes)
+    return dh
+
+
+Level = Literal["keep", "lean", "again"]
+
+SHOWN = 3
+"""Chunks that are gone through tensor by tensor; the others ask for the same again."""
+
+
+@dataclass
+class SavedActivations:
+    """What the second half of a block leaves for its backward pass."""
+
+    middle: Any
+    gate_up: Any
+    lows: list[Any]
+    normed_behind: list[Any] = field(default_factory=list)
+
+    def blocks(self) -> list[Any]:
+        """In the order in which a tuple lets go of them: from its end."""
+        wide = [] if self.gate_up is None else [self.gate_up]
+        return [*self.normed_behind[::-1], *self.lows[::-1], *wide, self.middle]
+
+
+@dataclass
+class SavedBlock:
+    """What one block holds between the passes."""
+
+    x: Any
+    """The block's input; none where somebody else holds it longer."""
+    island: list[Any] = field(default_factory=list)
+    """Queries, keys, values, mixed values, sums."""
+    beside: list[Any] = field(default_factory=list)
+    """The thin product, and heads before their norm."""
+    kept: SavedActivations | None = None
+
+
+def _norm_if(memory: TensorMemory, elements: int, there: bool) -> Any:
+    return pieces.norm(memory, elements) if there else None
+
+
+def before_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[list[Any], list[Any]]:
+    """Queries, keys, values; and what is kept beside them."""
+    if s.compiled:
+        return compiled_before_attention(memory, s, tokens)
+    normed = _norm_if(memory, tokens * s.hidden, not s.norms_behind)
+    qkv, low = pieces.grafted_product(memory, s, s.qkv, tokens)
+    if normed is not None:
+        memory.free(normed)
+    beside = [] if low is None else [low]
+    heads = []
+    if s.head_norms != "none":
+        beside.append(memory.alloc(HALF * tokens * (s.q + s.kv)))
+        heads = [pieces.norm(memory, tokens * width) for width in (s.q, s.kv)]
+    found = [follow(memory, pieces.ROTATE, tokens * width)["out"] for width in (s.q, s.kv)]
+    found.append(memory.alloc(HALF * tokens * s.kv))
+    free_all(memory, [*heads, qkv])
+    return found, beside
+
+
+def before_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, wants_input: bool
+) -> tuple[Any, list[Any]]:
+    """The gradient of the block's input, and of its adapters."""
+    if s.compiled:
+        return compiled_before_attention_backward(memory, s, tokens, wants_input=wants_input)
+    dq, dk = (follow(memory, pieces.ROTATE_BACKWARD, tokens * width)["out"] for width in (s.q, s.kv))
+    if s.head_norms != "none":
+        normed = pieces.norm_backward(memory, tokens * s.q)
+        memory.free(dq)
+        dq, normed = normed, pieces.norm_backward(memory, tokens * s.kv)
+        memory.free(dk)
+        dk = normed
+    held = [dq, dk, memory.alloc(HALF * tokens * s.qkv.out)]
+    if not s.norms_behind:
+        held.append(pieces.norm(memory, tokens * s.hidden))
+    dx = None
+    if wants_input:
+        dn, dlow = pieces.input_gradient(memory, s, s.qkv, tokens)
+        inner = dn if s.norms_behind else pieces.norm_backward(memory, tokens * s.hidden)
+        dx = memory.alloc(HALF * tokens * s.hidden)
+        if inner is not dn:
+            memory.free(inner)
+        held.append(dn)
+    else:
+        dlow = pieces.thin_gradient(memory, s.qkv, tokens) if s.qkv.rank else None
+    gradient = pieces.graft_gradient(memory, s.qkv)
+    free_all(memory, held + ([] if dlow is None else [dlow]))
+    return dx, gradient
+
+
+def middle(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
+    """Through the output product and the first half of the MLP."""
+    if s.compiled:
+        made = compiled_middle(memory, s, tokens)
+        return SavedActivations(made.middle, made.gate_up, made.lows, made.attended)
+    attended, low_out = pieces.grafted_product(memory, s, s.out, tokens)
+    normed_out = _norm_if(memory, tokens * s.hidden, s.norms_behind)
+    mid = memory.alloc(HALF * tokens * s.hidden)
+    if normed_out is not None:
+        memory.free(normed_out)
+    normed = _norm_if(memory, tokens * s.hidden, not s.norms_behind)
+    gate_up, low = pieces.grafted_product(memory, s, s.gate_up, tokens)
+    if normed is not None:
+        memory.free(normed)
+    kept = SavedActivations(mid, gate_up, [one for one in (low_out, low) if one is not None])
+    if s.norms_behind:
+        kept.normed_behind.append(attended)
+    else:
+        memory.free(attended)
+    return kept
+
+
+def mlp_output(memory: TensorMemory, s: StepSizes, tokens: int) -> Any:
+    if s.compiled:
+        return compiled_mlp(memory, s, tokens)
+    lifted = follow(memory, pieces.GATE, tokens * s.inner)["out"]
+    down, low = pieces.grafted_product(memory, s, s.down, tokens)
+    free_all(memory, [lifted] + ([] if low is None else [low]))
+    return down
+
+
+def after_attention(memory: TensorMemory, s: StepSizes, tokens: int) -> tuple[Any, SavedActivations]:
+    kept = middle(memory, s, tokens)
+    last = mlp_output(memory, s, tokens)
+    normed = _norm_if(memory, tokens * s.hidden, s.norms_behind and not s.compiled)
+    y = memory.alloc(HALF * tokens * s.hidden)
+    if normed is not None:
+        memory.free(normed)
+    if s.norms_behind:
+        kept.normed_behind.append(last)
+    else:
+        memory.free(last)
+    return y, kept
+
+
+def kept_again(memory: TensorMemory, s: StepSizes, tokens: int) -> SavedActivations:
+    kept = middle(memory, s, tokens)
+    if s.norms_behind:
+        kept.normed_behind.append(mlp_output(memory, s, tokens))
+    return kept
+
+
+def after_attention_backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, *, has_gate_up: bool
+) -> tuple[list[Any], list[Any]]:
+    """(gradients of the mixed values and of the middle), and those of the adapters."""
+    if s.compiled:
+        return compiled_after_attention_backward(memory, s, tokens, has_gate_up=has_gate_up)
+    wide = tokens * s.hidden
+    held: list[Any] = []
+    if not s.norms_behind:
+        held.append(pieces.norm(memory, wide))
+    if not has_gate_up:
+        held += [one for one in pieces.grafted_product(memory, s, s.gate_up, tokens) if one is not None]
+    if s.norms_behind:
+        held.append(pieces.norm_backward(memory, wide))
+    held += [one for one in pieces.input_gradient(memory, s, s.down, tokens) if one is not None]
+    dn = None
+    if s.form == "eight":
+        held += [memory.alloc(HALF * tokens * s.inner), memory.alloc(2 * HALF * tokens * s.inner)]
+        codes = memory.alloc(2 * tokens * s.inner)
+        dn = pieces.codes_turned(memory, tokens, 2 * s.inner, s.hidden, codes, turned=s.turned)
+    else:
+        held += follow(memory, pieces.GATE_BACKWARD, tokens * s.inner).values()
+    if s.down.rank:
+        a = pieces.stacked_a(memory, s.down)
+        held.append(memory.alloc(HALF * tokens * s.down.ranks))
+        memory.free(a)
+    held += [one for one in pieces.input_gradient(memory, s, s.gate_up, tokens, dn) if one is not None]
+    inner = None if s.norms_behind else pieces.norm_backward(memory, wide)
+    d_middle = memory.alloc(HALF * wide)
+    if inner is not None:
+        memory.free(inner)
+    if s.norms_behind:
+        held.append(pieces.norm_backward(memory, wide))
+    d_mixed, dlow = pieces.input_gradient(memory, s, s.out, tokens)
+    if dlow is not None:
+        held.append(dlow)
+    gradient = [one for g in (s.out, s.gate_up, s.down) for one in pieces.graft_gradient(memory, g)]
+    free_all(memory, held)
+    return [d_mixed, d_middle], gradient
+
+
+def pass_through(memory: TensorMemory, s: StepSizes, tokens: int, chunk: int) -> Any:
+    """A block that keeps nothing."""
+    qkv, beside = before_attention(memory, s, tokens)
+    if s.qkv.rank and beside:
+        memory.free(beside.pop(0))
+    mixed = pieces.attend(memory, s, tokens)
+    free_all(memory, [*qkv, *mixed[1:]])
+    parts = []
+    for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
+        if is_like_others(at, len(sizes_of_chunks)):
+            parts.append(memory.alloc(HALF * some * s.hidden))
+            continue
+        y, kept = after_attention(memory, s, some)
+        free_all(memory, kept.blocks())
+        parts.append(y)
+    return _put_together(memory, parts, HALF * tokens * s.hidden, [*beside, mixed[0]])
+
+
+def _put_together(memory: TensorMemory, parts: list[Any], size: int, others: list[Any]) -> Any:
+    whole = parts[0] if len(parts) == 1 else memory.alloc(size)
+    free_all(memory, others + (parts if len(parts) > 1 else []))
+    return whole
+
+
+def forward(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, level: Level, x: Any
+) -> tuple[Any, SavedBlock]:
+    if level == "again":
+        return pass_through(memory, s, tokens, chunk), SavedBlock(x)
+    qkv, beside = before_attention(memory, s, tokens)
+    island = [*qkv, *pieces.attend(memory, s, tokens)]
+    y, kept = after_attention(memory, s, tokens)
+    if level == "lean":
+        memory.free(kept.gate_up)
+        kept.gate_up = None
+    return y, SavedBlock(x, island, beside, kept)
+
+
+def backward(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, held: SavedBlock, *, wants_input: bool
+) -> tuple[Any, list[Any]]:
+    """The gradient of the block's input and of its adapters; what the block held is given back."""
+    kept = held.kept
+    island, beside = held.island, held.beside
+    if kept is None:
+        island, beside = before_attention(memory, s, tokens)
+        island = [*island, *pieces.attend(memory, s, tokens)]
+    if kept is not None and kept.gate_up is not None:
+        between, found = after_attention_backward(memory, s, tokens, has_gate_up=True)
+    else:
+        between, found = _in_chunks(memory, s, tokens, chunk, again=kept is None)
+    gradients = pieces.attend_backward(memory, s, tokens, island.pop())
+    values = [*island[2::-1], island[3]]
+    if kept is None:
+        # What was computed again is held by names of this pass alone, which it deletes.
+        free_all(memory, values)
+    memory.free(between[0])
+    dx, more = before_attention_backward(memory, s, tokens, wants_input=wants_input)
+    if kept is not None:
+        # What was kept is held by whoever called, until the block is done.
+        free_all(memory, [*kept.blocks(), *values])
+    x = [] if held.x is None else [held.x]
+    free_all(memory, [*x, *beside, between[1], *gradients])
+    return dx, [*found, *more]
+
+
+def _in_chunks(
+    memory: TensorMemory, s: StepSizes, tokens: int, chunk: int, *, again: bool
+) -> tuple[list[Any], list[Any]]:
+    """The second half where its widest tensors were not kept."""
+    parts, found = [], []
+    last: SavedActivations | None = None
+    for at, some in enumerate(sizes_of_chunks := chunks(tokens, chunk)):
+        if is_like_others(at, len(sizes_of_chunks)):
+            parts.append([memory.alloc(HALF * some * width) for width in (s.q, s.hidden)])
+            found += [memory.alloc(size) for g in (s.out, s.gate_up, s.down) for size in g.gradient_bytes]
+            continue
+        if again:
+            # The last chunk's is let go only when the name is bound anew.
+            kept = kept_again(memory, s, some)
+            if last is not None:
+                free_all(memory, last.blocks())
+            last = kept
+        pair, gradient = after_attention_backward(memory, s, some, has_gate_up=again)
+        parts.append(pair)
+        found += gradient
+    if len(parts) > 1:
+        whole = [memory.alloc(HALF * tokens * s.q), memory.alloc(HALF * tokens * s.hidden)]
+        for pair in parts:
+            free_all(memory, pair)
+    else:
+        whole = parts[0]
+    if last is not None:
+        free_all(memory, last.blocks())
+    return whole, found
+
+
+def chunks(tokens: int, size: int) -> list[int]:
+    return [min(size, tokens - begin) for begin in range(0, tokens, size)]
+
+
+def is_like_others(at: int, count: int) -> bool:
+    """Neither one of the first nor the last: only what such a chunk leaves needs to be counted."""
+    return SHOWN <= at < count - 1

@@ -1,0 +1,409 @@
+"""What a training step on a card holds, in bytes, and which blocks may keep what. Pure.
+
+In: a decoder's shape and how a step is tuned. Out: bytes, or levels. The same count that
+`costmodel/card_memory.py` replays (`costmodel/card_step.py`), summed up block by block, so that hundreds of
+settings can be weighed in a moment: equal blocks ask for equal memory.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+from graftwork.costmodel import card_block, card_step
+from graftwork.costmodel.allocator import Allocator, AllocatorLimitExceeded, MemoryBlock
+from graftwork.costmodel.card_step import (
+    WORKSPACE,
+    Pass,
+    StepRecipe,
+    adapter_sizes,
+    hold_recording,
+    hold_states,
+    load,
+    step_recipe,
+    take_pass,
+)
+from graftwork.costmodel.card_tensors import WORD, ByteTally, StepSizes, TensorMemory
+from graftwork.model.shape import layer_parameters, linear_sizes
+from graftwork.records.fit import MemoryPeak
+from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB, MIB
+
+WIDTH = 2
+"""Bytes of an activation."""
+
+SLACK = 1.04
+"""What the allocator holds beyond what is asked of it: its pages, and holes between what is kept."""
+
+
+class PieceBytes(NamedTuple):
+    """A piece of a step: the most that it takes for a moment, and what it leaves."""
+
+    most: int
+    left: int
+
+
+def kept_bytes(shape: ModelShape, level: str) -> float:
+    """What one token leaves in one block between the passes; thin products are not counted."""
+    h, i = shape.hidden_size, shape.intermediate_size
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    if level == "again":
+        return WIDTH * h
+    beside = layer_parameters(shape) - sum(a * b for a, b in linear_sizes(shape).values()) - 2 * h
+    # Input, queries, keys, values, what attention gave, the middle of the residual stream.
+    lean = WIDTH * (2 * h + 2 * q + 2 * kv) + 4 * shape.heads
+    if beside in (2 * shape.head_dim, q + kv):
+        # Heads before their norm; and behind attention and MLP what a norm there normed.
+        lean += WIDTH * (q + kv) + (WIDTH * 2 * h if beside == q + kv else 0)
+    return lean if level == "lean" else lean + WIDTH * 2 * i
+
+
+def static_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int | None = None) -> float:
+    """Weights and everything about what is learned."""
+    layers = shape.layers if adapted is None else adapted
+    return float(_standing(step_recipe(shape, tuning, trainable=trainable, adapted=layers)))
+
+
+def peak_bytes(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> float:
+    """All of it, as the allocator holds it. Blocks below the first adapted one keep nothing."""
+    count = count_by_levels(shape, tuning, trainable=trainable, adapted=adapted)
+    return count(tuning.keep, tuning.lean).held
+
+
+class StepBytes(NamedTuple):
+    """Bytes that stand from step to step, and the most that a pass asks for beyond them."""
+
+    standing: int
+    passing: int
+
+    @property
+    def asked(self) -> int:
+        return self.standing + self.passing
+
+    @property
+    def held(self) -> float:
+        """With what the allocator adds to a pass."""
+        return self.standing + SLACK * self.passing
+
+
+def count_by_levels(
+    shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int
+) -> Callable[[int, int], StepBytes]:
+    """The peak as a function of (keep, lean), all else as in the tuning: quick to ask many times."""
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
+    standing, most_of_pass = _standing(walk), _most_by_levels(walk)
+    return lambda keep, lean: StepBytes(standing, most_of_pass(keep, lean))
+
+
+def _standing(walk: StepRecipe) -> int:
+    """What is there before and after every step: one block's, as many times as there are blocks."""
+    places = (walk.shape.tied_embeddings, walk.tuning.host_embedding)
+    one, two = (_loaded(walk.sizes, layers, *places) for layers in (1, 2))
+    tally = ByteTally()
+    tally.alloc(WORKSPACE)
+    if walk.tuning.compiled or walk.tuning.recorded:
+        hold_recording(tally, walk)
+    return one + (walk.shape.layers - 1) * (two - one) + walk.adapted * _learned(walk.sizes) + tally.now
+
+
+@lru_cache(maxsize=1024)
+def _loaded(s: StepSizes, layers: int, tied: bool, on_host: bool) -> int:
+    tally = ByteTally()
+    load(tally, s, layers=layers, tied=tied, on_host=on_host)
+    return tally.now
+
+
+@lru_cache(maxsize=1024)
+def _learned(s: StepSizes) -> int:
+    """Adapters of one block, their gradients and states."""
+    tally = ByteTally()
+    for size in adapter_sizes(s, 1):
+        tally.alloc(size)
+        tally.alloc(size)
+    hold_states(tally, s, 1)
+    return tally.now
+
+
+def _most_by_levels(walk: StepRecipe) -> Callable[[int, int], int]:
+    """The most beyond what stands, over forward pass, loss and backward pass."""
+    tuning, s, adapted = walk.tuning, walk.sizes, walk.adapted
+    tokens, chunk = tuning.micro_tokens, tuning.chunk_tokens
+    start, loss = _begin(walk), _loss(s, tokens, walk.places, tuning.head_tokens).most
+    levels: tuple[card_block.Level, ...] = ("again", "lean", "keep")
+    forward = [_forward(s, tokens, chunk, level) for level in levels]
+    backward = [_backward(s, tokens, chunk, level) for level in levels]
+    below = start
+    if frozen := walk.shape.layers - adapted:
+        # What the last of them gave is there beside the input of the first, which is held to the end.
+        passed = WIDTH * tokens * s.hidden
+        below = start + forward[0].most + (passed if frozen > 1 else 0)
+        start += passed
+
+    def most_of_pass(keep: int, lean: int) -> int:
+        keep = min(keep, adapted)
+        lean = min(lean, adapted - keep)
+        counts = (adapted - keep - lean, lean, keep)
+        most, now = below, start
+        for count, step in zip(counts, forward, strict=True):
+            if count:
+                most = max(most, now + (count - 1) * step.left + step.most)
+                now += count * step.left
+        most = max(most, now + loss)
+        for count, step in zip(reversed(counts), reversed(backward), strict=True):
+            if count:
+                # Fewer blocks hold something, more gradients are there: the most is at one of the ends.
+                most = max(most, now + step.most, now + (count - 1) * step.left + step.most)
+                now += count * step.left
+        return most
+
+    return most_of_pass
+
+
+def _begin(walk: StepRecipe) -> int:
+    tally = ByteTally()
+    Pass(tally, walk).begin()
+    return tally.now
+
+
+@lru_cache(maxsize=4096)
+def _forward(s: StepSizes, tokens: int, chunk: int, level: card_block.Level) -> PieceBytes:
+    tally = ByteTally()
+    card_block.forward(tally, s, tokens, chunk, level, None)
+    return PieceBytes(tally.most, tally.now)
+
+
+@lru_cache(maxsize=4096)
+def _backward(s: StepSizes, tokens: int, chunk: int, level: card_block.Level) -> PieceBytes:
+    tally = ByteTally()
+    x = tally.alloc(WIDTH * tokens * s.hidden)
+    dy, held = card_block.forward(tally, s, tokens, chunk, level, x)
+    before = tally.most = tally.now
+    card_block.backward(tally, s, tokens, chunk, held, wants_input=True)
+    most = tally.most
+    tally.free(dy)
+    return PieceBytes(most - before, tally.now - before)
+
+
+@lru_cache(maxsize=4096)
+def _loss(s: StepSizes, tokens: int, places: int, head_tokens: int) -> PieceBytes:
+    tally = ByteTally()
+    card_step.lose(tally, s, tokens, places, head_tokens)
+    return PieceBytes(tally.most, tally.now)
+
+
+def best_levels(shape: ModelShape, room: float, *, tokens: int, adapted: int) -> tuple[int, int]:
+    """(keep, lean) that fit into `room` bytes and leave the least to be computed again."""
+    keeping, leaning = (extra_bytes(shape, level) * tokens for level in ("keep", "lean"))
+    best, least = (0, 0), weights_again(shape, (0, 0), adapted)
+    for keep in range(adapted + 1):
+        left = room - keep * keeping
+        if left < 0:
+            break
+        lean = min(adapted - keep, int(left // leaning))
+        if (again := weights_again(shape, (keep, lean), adapted)) < least:
+            best, least = (keep, lean), again
+    return best
+
+
+def extra_bytes(shape: ModelShape, level: str) -> float:
+    """What a token costs in a block of this level beyond the block's input."""
+    return kept_bytes(shape, level) - kept_bytes(shape, "again")
+
+
+def weights_again(shape: ModelShape, levels: tuple[int, int], adapted: int) -> float:
+    """Weights that are multiplied once more because something was not kept."""
+    keep, lean = levels
+    sizes = linear_sizes(shape)
+    gate_up = sum(sizes[name][0] * sizes[name][1] for name in ("gate_proj", "up_proj") if name in sizes)
+    down = sizes["down_proj"][0] * sizes["down_proj"][1] if "down_proj" in sizes else 0
+    return lean * gate_up + (adapted - keep - lean) * (layer_parameters(shape) - down)
+
+
+def keep_measured(tuning: Tuning, shape: ModelShape, *, measured_gib: float, adapted: int) -> Tuning:
+    """The levels once more, from a step that was measured with every block starting from its input.
+
+    What stands between the limit and the measured peak is what blocks may keep.
+    """
+    room = (tuning.limit_gib - measured_gib) * GIB / SLACK
+    keep, lean = best_levels(shape, room, tokens=tuning.micro_tokens, adapted=adapted)
+    return tuning.model_copy(update={"keep": keep, "lean": lean})
+
+
+def describe_tuning(tuning: Tuning) -> str:
+    """In a sentence, for plans and for the word at the start of a run."""
+    form = {"whole": "16 bits", "eight": "8 bits, multiplied in 8 bits", "four": "4 bits (NF4)"}[tuning.form]
+    where = ", the embedding on the host" if tuning.host_embedding else ""
+    return (
+        f"frozen weights in {form}{where}; {tuning.micro_tokens:,} tokens at a time; "
+        f"{tuning.keep} blocks keep everything, {tuning.lean} all but the widest tensor; "
+        f"{tuning.peak_gib:.1f} of {tuning.limit_gib:.1f} GiB"
+    )
+
+
+SPARE = 64 * MIB
+"""Of a limit, what is left to whatever the replay does in another order than the card."""
+
+
+def card_peak(
+    shape: ModelShape,
+    tuning: Tuning,
+    *,
+    trainable: int,
+    adapted: int,
+    places: int | None = None,
+    even: bool = True,
+    expandable: bool = True,
+) -> MemoryPeak:
+    """The most that a run of such steps takes. `places` of a pass predict; `even`: rows of one length.
+
+    Under a limit that has no room the allocator gives back what it only kept: where that is enough, the
+    reserved bytes stay within the limit; where it is not, they are those that a larger card would show.
+    """
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted, places=places, even=even)
+    top = count(walk)
+    reserved = _reserved_within(walk, expandable=expandable)
+    if reserved is None:
+        limit = int(tuning.limit_gib * GIB)
+        reserved = max(_replay(walk, expandable=expandable, limit=None), limit + 1)
+    return MemoryPeak(allocated=top.bytes, reserved=reserved, parts=top.parts, phase=top.phase)
+
+
+def reserved_within(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int | None:
+    """The reserved bytes that `card_peak` states where the limit has room for them; None where it has not."""
+    walk = step_recipe(shape, tuning, trainable=trainable, adapted=adapted)
+    return _reserved_within(walk, expandable=True)
+
+
+def _reserved_within(walk: StepRecipe, *, expandable: bool) -> int | None:
+    limit = int(walk.tuning.limit_gib * GIB)
+    try:
+        return min(_replay(walk, expandable=expandable, limit=limit - SPARE), limit)
+    except AllocatorLimitExceeded:
+        return None
+
+
+def load_peak(shape: ModelShape, tuning: Tuning) -> int:
+    """The most that is allocated while weights come onto the card: a head goes through 32 bits into 8."""
+    tally, walk = ByteTally(), step_recipe(shape, tuning, trainable=0, adapted=0)
+    _load(tally, walk)
+    return tally.most
+
+
+class Top(NamedTuple):
+    """The moment at which the most is allocated."""
+
+    bytes: int
+    phase: str
+    parts: dict[str, float]
+
+
+def count(walk: StepRecipe) -> Top:
+    """The peak of a step that is not the first, and what it is made of."""
+    tally, parts, before = ByteTally(), dict[str, float](), 0
+
+    def note(name: str) -> None:
+        nonlocal before
+        parts[name] = parts.get(name, 0.0) + tally.now - before
+        before = tally.now
+
+    _load(tally, walk, note=note)
+    for name in ("adapters", "gradients"):
+        _hold_all(tally, adapter_sizes(walk.sizes, walk.adapted))
+        note(name)
+    hold_states(tally, walk.sizes, walk.adapted)
+    note("optimizer")
+    tally.alloc(WORKSPACE)
+    note("workspace")
+    if walk.tuning.compiled or walk.tuning.recorded:
+        hold_recording(tally, walk)
+        note("recording")
+    parts["weights"] += parts.pop("norms")
+    tally.most = tally.now
+    return _count_pass(tally, walk, parts)
+
+
+def _load(memory: TensorMemory, walk: StepRecipe, *, note: Callable[[str], None] = lambda _: None) -> None:
+    tied, on_host = walk.shape.tied_embeddings, walk.tuning.host_embedding
+    load(memory, walk.sizes, layers=walk.shape.layers, tied=tied, on_host=on_host, note=note)
+
+
+def _count_pass(tally: ByteTally, walk: StepRecipe, standing: dict[str, float]) -> Top:
+    one, before = Pass(tally, walk), tally.now
+    one.begin()
+    parts = {**standing, "batch": float(tally.now - before)}
+    begun, found = tally.now, 0
+    best = Top(0, "forward", {})
+
+    def look(phase: str, kept: int) -> None:
+        nonlocal best
+        if tally.most > best.bytes:
+            passing = tally.most - begun - kept
+            split = {"activations": kept - found, "logits": 0.0, "workspace": parts["workspace"]}
+            if phase == "loss":
+                split["logits"] = passing
+            else:
+                split["workspace"] += passing
+            grown = {"gradients": parts["gradients"] + found}
+            best = Top(tally.most, phase, {**parts, **split, **grown})
+        tally.most = tally.now
+
+    for _ in range(walk.shape.layers - walk.adapted):
+        one.forward(None)
+        look("forward", 0)
+    for level in walk.levels:
+        kept = tally.now - begun
+        one.forward(level)
+        look("forward", kept)
+    kept = tally.now - begun
+    one.lose()
+    look("loss", kept)
+    for _ in range(walk.adapted):
+        kept, more = tally.now - begun, len(one.found)
+        one.backward()
+        look("backward", kept)
+        found += sum(one.found[more:])
+    return best
+
+
+def _hold_all(memory: TensorMemory, sizes: list[int]) -> None:
+    for size in sizes:
+        memory.alloc(size)
+
+
+def _replay(walk: StepRecipe, *, expandable: bool, limit: int | None) -> int:
+    """Loading, the first step, whose gradients and states are new, and one after it.
+
+    The limit holds from the first step on: that is when an engine sets it.
+    """
+    allocator = Allocator(expandable=expandable)
+    learned = adapter_sizes(walk.sizes, walk.adapted)
+    recorded = walk.tuning.compiled or walk.tuning.recorded
+    _load(allocator, walk)
+    _hold_all(allocator, learned)
+    if recorded:
+        _hold_all(allocator, learned)
+    allocator.empty_cache()
+    allocator.reset_peaks()
+    allocator.limit = limit
+    allocator.alloc(WORD)
+    allocator.alloc(WORKSPACE)
+    take_pass(allocator, walk, keep_gradients=not recorded)
+    hold_states(allocator, walk.sizes, walk.adapted)
+    take_pass(allocator, walk, keep_gradients=False)
+    if recorded:
+        hold_recording(allocator, walk)
+        allocator.empty_cache()
+        take_pass(Private(allocator), walk, keep_gradients=False)
+    return allocator.reserved_peak
+
+
+class Private:
+    """A pool of the allocator's that a recording has for itself."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self._allocator = allocator
+
+    def alloc(self, size: int) -> MemoryBlock:
+        return self._allocator.alloc(size, pool="recorded")
+
+    def free(self, block: MemoryBlock) -> None:
+        self._allocator.free(block)

@@ -1,0 +1,371 @@
+"""The numbers that the tensors of a training step on a card are made of. Pure.
+
+In: a decoder's shape, how a step is tuned, what is trained. Out: widths, groups of products that share
+an input, their adapters. What a family has beside Llama's parts is told from the parameters that its
+blocks have beyond them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+from graftwork.model.shape import layer_parameters, linear_sizes
+from graftwork.records.plan import ModelShape, Tuning
+
+BLOCK = 512
+"""Bytes that the allocator rounds up to."""
+
+GROUPS = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "out": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+
+
+class TensorMemory(Protocol):
+    """Whatever can be asked for memory: a tally, or an allocator that is replayed."""
+
+    def alloc(self, size: int) -> Any: ...
+
+    def free(self, block: Any) -> None: ...
+
+
+class ByteTally:
+    """Adds up what is there, and remembers the most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def alloc(self, size: int) -> int:
+        size = max(-(-size // BLOCK), 1) * BLOCK
+        self.now += size
+        self.most = max(self.most, self.now)
+        return size
+
+    def free(self, block: int) -> None:
+        self.now -= block
+
+
+@dataclass(frozen=True)
+class LinearGroup:
+    """Linear layers that read one input, and the rank of the adapter beside each."""
+
+    inputs: int
+    outs: tuple[int, ...]
+    rank: int
+    bias: bool = False
+
+    @property
+    def out(self) -> int:
+        return sum(self.outs)
+
+    @property
+    def ranks(self) -> int:
+        return self.rank * len(self.outs)
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.out
+
+    @property
+    def gradient_bytes(self) -> list[int]:
+        """Of A and B of each layer, in float32."""
+        return [4 * self.rank * width for out in self.outs for width in (self.inputs, out) if self.rank]
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    qkv: LinearGroup
+    out: LinearGroup
+    gate_up: LinearGroup
+    down: LinearGroup
+    form: Literal["whole", "eight", "four"]
+    head: Literal["whole", "eight"]
+    turned: bool
+    head_norms: Literal["none", "each", "all"]
+    """Norms of queries and keys: none, of each head (Qwen3), of all heads of a token (OLMo2)."""
+    norms_behind: bool
+    """Norms stand behind attention and MLP instead of before them (OLMo2)."""
+    even: bool
+    """All rows of a pass have one length."""
+    compiled: bool
+
+    @property
+    def q(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def groups(self) -> Iterator[LinearGroup]:
+        return iter((self.qkv, self.out, self.gate_up, self.down))
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Of one block."""
+        return sum(g.rank * (g.inputs * len(g.outs) + g.out) for g in self.groups)
+
+
+def sizes_of(
+    shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int, even: bool = True
+) -> StepSizes:
+    """Adapters are taken to be of one rank, on all linear layers of the adapted blocks."""
+    linears = linear_sizes(shape)
+    widths = sum(a + b for a, b in linears.values())
+    rank = max(round(trainable / max(adapted * widths, 1)), 1) if trainable else 0
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    beside = layer_parameters(shape) - sum(a * b for a, b in linears.values()) - 2 * shape.hidden_size
+    bias = beside == q + 2 * kv
+    groups = {
+        name: LinearGroup(
+            inputs=linears[paths[0]][0],
+            outs=tuple(linears[path][1] for path in paths),
+            rank=rank,
+            bias=bias and name == "qkv",
+        )
+        for name, paths in GROUPS.items()
+    }
+    return StepSizes(
+        hidden=shape.hidden_size,
+        inner=shape.intermediate_size,
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocab_size,
+        form=tuning.form,
+        head=tuning.head,
+        turned=tuning.turned,
+        head_norms="each" if beside == 2 * shape.head_dim else "all" if beside == q + kv else "none",
+        norms_behind=beside == q + kv,
+        even=even,
+        compiled=tuning.compiled,
+        **groups,
+    )
+
+
+HALF, WORD = 2, 4
+
+NORM = "wide+4 square+4 square- even+4 half+2 even- out+2 half- wide-"
+NORM_BACKWARD = (
+    "wide+4 square+4 square- even+4 dy+4 d+4 dy- both+4 both- part+4 rest+4 part- all+4 rest- out+2 all-"
+    " wide- even- d-"
+)
+ROTATE = "negative+1 turned+2 negative- cos+2 sin+2 out+2 cos- sin- turned-"
+ROTATE_BACKWARD = "d+2 cos+2 negative+1 turned+2 negative- out+2 cos- turned- d-"
+CODES = "abs+2 abs- wide+4 scaled+4 wide- cut+4 scaled- out+1 cut-"
+CODES_OF_WIDE = "abs+4 abs- scaled+4 cut+4 scaled- out+1 cut-"
+GATE = "lit+2 out+2 lit-"
+GATE_BACKWARD = (
+    "lit+2 wide+4 sigmoid+4 wide- gate+4 less+4 both+4 gate- less- more+4 both- slope+4 more-"
+    " d+4 up+4 product+4 d- up- sloped+4 product- d_gate+2 sloped- lifted+2 d_up+2 out+4 d_up-"
+    " lit- sigmoid- slope- d_gate-"
+)
+NIBBLES = "high+.5 low+.5 out+1 high- low-"
+FOUR_BITS = "index+4 long+8 level+4 long- index- value+4 level- out+2"
+"""Of one weight: its two halves of a byte; then their levels, looked up and scaled."""
+
+
+@lru_cache(maxsize=64)
+def _read(recipe: str) -> tuple[tuple[str, float], ...]:
+    """(name, bytes an element), or none where it is given back."""
+    steps = []
+    for word in recipe.split():
+        name, _, size = word.partition("+")
+        steps.append((name, float(size)) if size else (name.rstrip("-"), 0.0))
+    return tuple(steps)
+
+
+def follow(memory: TensorMemory, recipe: str, elements: int) -> dict[str, Any]:
+    """What is left at the end, by name."""
+    held: dict[str, Any] = {}
+    for name, size in _read(recipe):
+        if size:
+            held[name] = memory.alloc(int(size * elements))
+        else:
+            memory.free(held.pop(name))
+    return held
+
+
+def free_all(memory: TensorMemory, blocks: list[Any]) -> None:
+    for block in blocks:
+        memory.free(block)
+
+
+def norm(memory: TensorMemory, elements: int) -> Any:
+    return follow(memory, NORM, elements)["out"]
+
+
+def norm_backward(memory: TensorMemory, elements: int) -> Any:
+    return follow(memory, NORM_BACKWARD, elements)["out"]
+
+
+def numbers(memory: TensorMemory, group: LinearGroup) -> Any:
+    """A 4-bit weight as numbers: layer by layer, then side by side."""
+    parts = []
+    for out in group.outs:
+        weights = group.inputs * out
+        scales = weights // 64
+        codes = follow(memory, NIBBLES, weights)["out"]
+        counted = memory.alloc(8 * scales)
+        place = memory.alloc(8 * scales)
+        memory.free(counted)
+        wide = [memory.alloc(WORD * scales) for _ in range(2)]
+        scaled = memory.alloc(WORD * scales)
+        free_all(memory, wide)
+        scale = memory.alloc(WORD * scales)
+        memory.free(scaled)
+        held = follow(memory, FOUR_BITS, weights)
+        parts.append(held["out"])
+        free_all(memory, [codes, place, scale, held["value"]])
+    whole = memory.alloc(HALF * group.weights)
+    free_all(memory, parts[::-1])
+    return whole
+
+
+def product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int) -> Any:
+    """x Wᵀ, and its bias."""
+    if sizes.form == "eight":
+        beside = follow(memory, CODES, tokens * group.inputs)["out"]
+    else:
+        beside = numbers(memory, group) if sizes.form == "four" else None
+    y = memory.alloc(HALF * tokens * group.out)
+    if beside is not None and sizes.form == "four":
+        memory.free(beside)
+    if group.bias:
+        plain, y = y, memory.alloc(HALF * tokens * group.out)
+        memory.free(plain)
+    if beside is not None and sizes.form == "eight":
+        memory.free(beside)
+    return y
+
+
+def turned_product(memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int) -> Any:
+    """y W."""
+    if sizes.form == "eight":
+        return eight_turned(memory, tokens, group.out, group.inputs, turned=sizes.turned)
+    beside = numbers(memory, group) if sizes.form == "four" else None
+    dx = memory.alloc(HALF * tokens * group.inputs)
+    if beside is not None:
+        memory.free(beside)
+    return dx
+
+
+def eight_turned(memory: TensorMemory, tokens: int, wide: int, narrow: int, *, turned: bool) -> Any:
+    plain = memory.alloc(WORD * tokens * wide)
+    scaled = memory.alloc(WORD * tokens * wide)
+    memory.free(plain)
+    codes = follow(memory, CODES_OF_WIDE, tokens * wide)["out"]
+    memory.free(scaled)
+    return codes_turned(memory, tokens, wide, narrow, codes, turned=turned)
+
+
+def codes_turned(
+    memory: TensorMemory, tokens: int, wide: int, narrow: int, codes: Any, *, turned: bool
+) -> Any:
+    """The product of codes with a weight that is turned over for it, where it is not held so."""
+    weight = None if turned else memory.alloc(wide * narrow)
+    dx = memory.alloc(HALF * tokens * narrow)
+    if weight is not None:
+        memory.free(weight)
+    memory.free(codes)
+    return dx
+
+
+def stacked_a(memory: TensorMemory, group: LinearGroup) -> Any:
+    parts = [memory.alloc(HALF * group.rank * group.inputs) for _ in group.outs]
+    whole = memory.alloc(HALF * group.ranks * group.inputs)
+    free_all(memory, parts[::-1])
+    return whole
+
+
+def stacked_b(memory: TensorMemory, group: LinearGroup) -> Any:
+    strips: list[Any] = []
+    blocks: list[Any] = []
+    for place, out in enumerate(group.outs):
+        free_all(memory, blocks[::-1])
+        blocks = []
+        for at in range(len(group.outs)):
+            scaled = memory.alloc(WORD * out * group.rank) if at == place else None
+            blocks.append(memory.alloc(HALF * out * group.rank))
+            if scaled is not None:
+                memory.free(scaled)
+        strips.append(memory.alloc(HALF * out * group.ranks))
+    whole = memory.alloc(HALF * group.out * group.ranks)
+    free_all(memory, [*strips[::-1], *blocks[::-1]])
+    return whole
+
+
+def grafted_product(
+    memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int
+) -> tuple[Any, Any]:
+    """The output, and the thin product."""
+    y = product(memory, sizes, group, tokens)
+    if not group.rank:
+        return y, None
+    a = stacked_a(memory, group)
+    low = memory.alloc(HALF * tokens * group.ranks)
+    memory.free(a)
+    memory.free(stacked_b(memory, group))
+    return y, low
+
+
+def input_gradient(
+    memory: TensorMemory, sizes: StepSizes, group: LinearGroup, tokens: int, base: Any = None
+) -> tuple[Any, Any]:
+    dx = turned_product(memory, sizes, group, tokens) if base is None else base
+    if not group.rank:
+        return dx, None
+    return dx, thin_gradient(memory, group, tokens, and_a=True)
+
+
+def thin_gradient(memory: TensorMemory, group: LinearGroup, tokens: int, *, and_a: bool = False) -> Any:
+    b = stacked_b(memory, group)
+    dlow = memory.alloc(HALF * tokens * group.ranks)
+    memory.free(b)
+    if and_a:
+        memory.free(stacked_a(memory, group))
+    return dlow
+
+
+def graft_gradient(memory: TensorMemory, group: LinearGroup) -> list[Any]:
+    """Of A and B of each layer, in float32."""
+    if not group.rank:
+        return []
+    da = memory.alloc(HALF * group.ranks * group.inputs)
+    db = memory.alloc(HALF * group.ranks * group.out)
+    found = []
+    for out in group.outs:
+        found.append(memory.alloc(WORD * group.rank * group.inputs))
+        wide = memory.alloc(WORD * group.rank * out)
+        scaled = memory.alloc(WORD * group.rank * out)
+        memory.free(wide)
+        found.append(memory.alloc(WORD * group.rank * out))
+        memory.free(scaled)
+    free_all(memory, [da, db])
+    return found
+
+
+def attend(memory: TensorMemory, sizes: StepSizes, tokens: int) -> list[Any]:
+    """The mixed values first, and the logarithm of each row's sum."""
+    return [memory.alloc(HALF * tokens * sizes.q), memory.alloc(WORD * tokens * sizes.heads)]
+
+
+def attend_backward(memory: TensorMemory, sizes: StepSizes, tokens: int, sums: Any) -> list[Any]:
+    """Gradients of queries, keys and values, and what the kernel works in: queries' gradients and sums in
+    float32; where heads share keys and values, those of each head before they are summed."""
+    found = [memory.alloc(HALF * tokens * width) for width in (sizes.q, sizes.kv, sizes.kv)]
+    room = WORD * tokens * (sizes.q + sizes.heads) + 256
+    if sizes.kv_heads != sizes.heads:
+        room += 2 * HALF * tokens * sizes.q
+    free_all(memory, [memory.alloc(room), sums])
+    return found

@@ -1,0 +1,357 @@
+"""Whether a card's memory has room for one setting: yes once is yes for every card with more. Pure.
+
+In: a decoder's shape, a setting with its levels and the limit, what is trained. Out: the setting with the
+limit that the run is to keep and what it reserves then; or None. That the replayed allocator gets along
+with some limit does not mean that it does with a higher one: pressed earlier, it gives back earlier what
+it only kept, and may lay things out better. So a setting is tried under limits of its own, which do not
+depend on what there is (`own_limits`). It fits where one of them that is no higher than the limit has
+room, or where the limit is so high that it never presses: both stay true when the limit grows.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import product
+from typing import Literal, NamedTuple
+
+from graftwork.costmodel.allocator import LARGE_SEGMENT, ROUND_LARGE
+from graftwork.costmodel.card_memory import (
+    SLACK,
+    SPARE,
+    StepBytes,
+    count_by_levels,
+    load_peak,
+    reserved_within,
+)
+from graftwork.costmodel.card_step import WORKSPACE, hold_recording, hold_states, step_recipe, take_pass
+from graftwork.costmodel.time import StepRates, TrainedPart, card_seconds_a_token
+from graftwork.records.plan import ModelShape, Tuning
+from graftwork.records.units import GIB, MIB
+
+WITHOUT_END = float(2**20)
+"""GiB: a limit that nothing presses against."""
+PARTS = 64
+BEYOND = (0, 2, 6, 14, 30, 64)
+"""How far own limits lie above the one with a margin for the allocator, in parts of what a pass asks for."""
+WITHIN = (0, 1, 2, 3)
+"""How far own limits lie within that margin, in fourths of it."""
+PART_FILLED = 32 * MIB
+"""What the allocator's pages hold at the least beyond what is asked of them: such a replay is saved."""
+HUNDREDTHS = 100
+"""Own limits are in whole hundredths of a GiB, as project files state them."""
+
+
+def with_room(
+    shape: ModelShape, tuning: Tuning, counted: StepBytes, *, trainable: int, adapted: int, scant: bool
+) -> Tuning | None:
+    """`counted` is what the setting asks for; `scant`: it is also tried without the allocator's margin."""
+    limit = tuning.limit_gib
+    pressing = _largest(shape, tuning, trainable=trainable, adapted=adapted) + SPARE
+
+    def under(limit_gib: float) -> Tuning | None:
+        there = tuning.model_copy(update={"limit_gib": limit_gib})
+        reserved = reserved_within(shape, there, trainable=trainable, adapted=adapted)
+        return None if reserved is None else there.model_copy(update={"peak_gib": reserved / GIB})
+
+    if with_margin(counted) + pressing <= limit * GIB:
+        free = under(WITHOUT_END)
+        if free is not None and free.peak_gib * GIB + pressing <= limit * GIB:
+            return free.model_copy(update={"limit_gib": limit})
+    for own in sorted({own for own in own_limits(counted, scant=scant) if own <= limit}, reverse=True):
+        found = under(own)
+        if found is not None:
+            # All that there is, where that is much more and the allocator gets along with it, too.
+            much = (limit - own) * GIB > 2 * counted.passing / PARTS
+            return (under(limit) if much else None) or found
+    return None
+
+
+def room_with_margin(left: float) -> float:
+    """What a pass may ask for, of what is left beside all that stands, to be worth a replay."""
+    return min(left / SLACK, left - SPARE - PART_FILLED)
+
+
+def with_margin(counted: StepBytes) -> float:
+    """The same from the other side: the least limit under which a setting is worth one."""
+    return counted.standing + max(SLACK * counted.passing, counted.passing + SPARE + PART_FILLED)
+
+
+def own_limits(counted: StepBytes, *, scant: bool) -> Iterator[float]:
+    """In GiB, from the lowest on: always the same ones for what asks for the same."""
+    base = with_margin(counted)
+    if scant:
+        least = counted.asked + SPARE
+        yield from (_hundredths(least + (base - least) * part / 4) for part in WITHIN)
+    yield from (_hundredths(base + counted.passing * parts / PARTS) for parts in BEYOND)
+
+
+def _hundredths(limit: float) -> float:
+    return math.ceil(limit * HUNDREDTHS / GIB) / HUNDREDTHS
+
+
+def _largest(shape: ModelShape, tuning: Tuning, *, trainable: int, adapted: int) -> int:
+    """The most that the allocator wants of the card at once."""
+    walk, memory = step_recipe(shape, tuning, trainable=trainable, adapted=adapted), Largest()
+    memory.alloc(WORKSPACE)
+    hold_recording(memory, walk)
+    hold_states(memory, walk.sizes, walk.adapted)
+    take_pass(memory, walk, keep_gradients=False)
+    return max(-(-memory.most // ROUND_LARGE) * ROUND_LARGE, LARGE_SEGMENT)
+
+
+class Largest:
+    """A memory that only remembers the most that was asked for at once."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def alloc(self, size: int) -> None:
+        self.most = max(self.most, size)
+
+    def free(self, block: None) -> None:
+        pass
+
+
+GRAIN = 256
+"""Passes are counted in whole pages of the allocator, and where much stands, in grains of such a part of it:
+what asks for hardly less than one that had no room is not replayed."""
+
+
+class TuningOption:
+    """A setting whose levels are open. Seconds are a straight line in each of the two levels."""
+
+    def __init__(self, shape: ModelShape, tuning: Tuning, trained: TrainedPart) -> None:
+        self.shape, self.tuning, self.trained = shape, tuning, trained
+
+    def seconds(self, keep: int, lean: int) -> float:
+        nothing, keeping, leaning = self._line
+        return nothing + keep * keeping + lean * leaning
+
+    @cached_property
+    def _line(self) -> tuple[float, float, float]:
+        nothing = self.reckon(0, 0)
+        return nothing, self.reckon(1, 0) - nothing, self.reckon(0, 1) - nothing
+
+    def reckon(self, keep: int, lean: int) -> float:
+        return card_seconds_a_token(
+            self.shape, self.tuning.model_copy(update={"keep": keep, "lean": lean}), self.trained
+        )
+
+    def count(self, keep: int, lean: int) -> StepBytes:
+        """In whole grains."""
+        standing, passing = self._count(keep, lean)
+        grain = _grain(standing)
+        return StepBytes(standing, -(-passing // grain) * grain)
+
+    @cached_property
+    def _count(self) -> Callable[[int, int], StepBytes]:
+        return count_by_levels(
+            self.shape, self.tuning, trainable=self.trained.trainable, adapted=self.trained.adapted
+        )
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Ways of one kind load the same onto the card."""
+        return self.tuning.head, self.tuning.turned, self.tuning.host_embedding
+
+    @property
+    def tokens(self) -> tuple[int, int, int]:
+        return self.tuning.micro_tokens, self.tuning.head_tokens, self.tuning.chunk_tokens
+
+    def fullest(self) -> Iterator[tuple[int, int]]:
+        """(keep, lean) for each number of blocks that keep: as many lean ones as seem to fit."""
+        lean = adapted = self.trained.adapted
+        for keep in range(adapted + 1):
+            lean = min(lean, adapted - keep)
+            while lean >= 0 and not self._seems_to_fit(keep, lean):
+                lean -= 1
+            if lean < 0:
+                return
+            yield keep, lean
+
+    def _seems_to_fit(self, keep: int, lean: int) -> bool:
+        return self._count(keep, lean).passing <= self._room
+
+    @cached_property
+    def _room(self) -> float:
+        """For a pass, in whole grains: with the margin that the allocator needs at any rate."""
+        standing = self._count(0, 0).standing
+        grain = _grain(standing)
+        return room_with_margin(self.tuning.limit_gib * GIB - standing) // grain * grain
+
+    def replayed(self, keep: int, lean: int, *, scant: bool = False) -> Tuning | None:
+        """With what the allocator would really hold; None where that is more than there is."""
+        found = with_room(
+            self.shape,
+            self.tuning.model_copy(update={"keep": keep, "lean": lean}),
+            self.count(keep, lean),
+            trainable=self.trained.trainable,
+            adapted=self.trained.adapted,
+            scant=scant,
+        )
+        return found and found.model_copy(update={"seconds_a_token": self.reckon(keep, lean)})
+
+
+def _grain(standing: int) -> int:
+    return max(standing // GRAIN // LARGE_SEGMENT, 1) * LARGE_SEGMENT
+
+
+class TuningCandidate(NamedTuple):
+    """In the order of a heap: the fastest first."""
+
+    seconds: float
+    way: int
+    keep: int
+    lean: int
+    opened: bool
+    """Whether these are levels that seem to fit, or all that the way could ever reach."""
+
+
+def fastest(shape: ModelShape, settings: Sequence[Tuning], trained: TrainedPart) -> Tuning | None:
+    """The fastest that fits, of all settings and levels."""
+    ways = [TuningOption(shape, tuning, trained) for tuning in settings]
+    failed, most, least = Failed(), trained.adapted, smallest(ways)
+    heap = [TuningCandidate(way.reckon(most, 0), at, most, 0, False) for at, way in enumerate(ways)]
+    heap += [TuningCandidate(ways[at].seconds(0, 0), at, 0, 0, True) for at in least]
+    heapq.heapify(heap)
+    while heap:
+        best = heapq.heappop(heap)
+        way = ways[best.way]
+        if not best.opened:
+            for keep, lean in way.fullest():
+                heapq.heappush(heap, TuningCandidate(way.seconds(keep, lean), best.way, keep, lean, True))
+            continue
+        counted = way.count(best.keep, best.lean)
+        scant = best.way in least and best.keep + best.lean == 0
+        if scant or not failed.foretell(way, counted):
+            least -= {best.way} if scant else set()
+            found = way.replayed(best.keep, best.lean, scant=scant)
+            if found is not None:
+                return found
+            failed.add(way, counted)
+        if best.lean:
+            fewer = best.lean - 1
+            heapq.heappush(heap, best._replace(seconds=way.seconds(best.keep, fewer), lean=fewer))
+    return None
+
+
+def smallest(ways: Sequence[TuningOption]) -> set[int]:
+    """Of each kind the one with the fewest tokens at a time: it is asked in its turn even where the margin of
+    the allocator has no room, and whatever failed before. Of each, since more memory lets more kinds load."""
+    found: dict[tuple[object, ...], int] = {}
+    for at in sorted(range(len(ways)), key=lambda at: ways[at].tokens):
+        found.setdefault(ways[at].kind, at)
+    return set(found.values())
+
+
+class Failed:
+    """What had no room. Of the same kind, what asks for no less has none either and is not replayed.
+
+    That keeps the promise of this module: under a lower limit whoever failed here had no room, and was asked
+    before, too, if any that asks for no less was, so that nothing is passed over here that was taken there.
+    """
+
+    def __init__(self) -> None:
+        self._by_kind: dict[tuple[object, ...], list[StepBytes]] = {}
+
+    def add(self, way: TuningOption, counted: StepBytes) -> None:
+        self._by_kind.setdefault(way.kind, []).append(counted)
+
+    def foretell(self, way: TuningOption, counted: StepBytes) -> bool:
+        # What stands counts by itself: who has more of it may not even seem to fit where the other does.
+        return any(
+            one.standing <= counted.standing and one.passing <= counted.passing
+            for one in self._by_kind.get(way.kind, ())
+        )
+
+
+FIRST_WITH_EIGHT = 8.9
+"""Compute capability of Ada; Hopper is 9.0."""
+
+TOKENS = (1024, 2048, 4096, 8192, 16384)
+HEAD_TOKENS = (2048, 1024, 512, 256)
+CHUNK_TOKENS = (4096, 2048, 1024)
+
+
+class TuningRequest(NamedTuple):
+    """What of a run decides how its step is tuned."""
+
+    method: str
+    adapted: int
+    trainable: int
+    step_tokens: int
+    longest: int
+    eight: bool
+    """Frozen weights may be multiplied in 8 bits."""
+
+
+def choose_tuning(
+    shape: ModelShape, request: TuningRequest, *, limit_gib: float, rates: StepRates
+) -> Tuning | None:
+    """The fastest setting within the limit; None where nothing fits. `rates` are those of the card."""
+    form: Literal["whole", "eight", "four"] = "whole"
+    if request.method == "qlora":
+        form = "four"
+    elif request.eight:
+        form = "eight"
+    settings = (
+        setting
+        for head in heads(shape, eight=request.eight)
+        for setting in _settings(form, head, request, limit_gib=limit_gib)
+    )
+    part = TrainedPart(request.adapted, request.trainable, rates)
+    return fastest(shape, _loadable(shape, settings, limit_gib=limit_gib), part)
+
+
+def heads(shape: ModelShape, *, eight: bool) -> tuple[Literal["whole", "eight"], ...]:
+    """In which bits the head may be, the fastest first. Products in 8 bits want sizes that 16 divides; and a
+    head passes through 32 bits on its way into 8, for which a small card may have no room."""
+    return ("eight", "whole") if eight and shape.vocab_size % 16 == 0 else ("whole",)
+
+
+def _loadable(shape: ModelShape, settings: Iterable[Tuning], *, limit_gib: float) -> list[Tuning]:
+    """Those whose weights come onto the card at all."""
+    needed: dict[tuple[str, bool, bool], int] = {}
+    found = []
+    for tuning in settings:
+        key = (tuning.head, tuning.turned, tuning.host_embedding)
+        if key not in needed:
+            needed[key] = load_peak(shape, tuning)
+        if needed[key] <= limit_gib * GIB:
+            found.append(tuning)
+    return found
+
+
+def _settings(
+    form: Literal["whole", "eight", "four"],
+    head: Literal["whole", "eight"],
+    request: TuningRequest,
+    *,
+    limit_gib: float,
+) -> Iterator[Tuning]:
+    """Everything that is tried. A pass must hold the longest row, and no more than a step has."""
+    longest = request.longest
+    most = max(request.step_tokens, longest)
+    tokens = sorted({min(max(size, longest), most) for size in TOKENS})
+    turns = (False, True) if form == "eight" else (False,)
+    goes = {
+        (micro, min(head_tokens, micro), min(chunk, micro))
+        for micro, head_tokens, chunk in product(tokens, HEAD_TOKENS, CHUNK_TOKENS)
+    }
+    for (micro, head_tokens, chunk), turned, host in product(sorted(goes), turns, (False, True)):
+        yield Tuning(
+            form=form,
+            head=head,
+            micro_tokens=micro,
+            longest=longest,
+            keep=0,
+            lean=0,
+            chunk_tokens=chunk,
+            head_tokens=head_tokens,
+            turned=turned,
+            host_embedding=host,
+            limit_gib=limit_gib,
+            peak_gib=0.0,
+            seconds_a_token=0.0,
+        )

@@ -1,0 +1,515 @@
+"""A decoder's modules as transformers, PEFT and bitsandbytes run them, on tensors that are only sizes. Pure.
+
+Variables are held and dropped in the order in which the originals do it: that is what a peak is made of.
+"""
+
+from typing import NamedTuple
+
+from graftwork.costmodel.plain_tape import (
+    Node,
+    Storage,
+    Tape,
+    Tensor,
+    Weight,
+    activate,
+    add,
+    cast,
+    clone,
+    embed,
+    halves,
+    inverse_root,
+    join,
+    linear,
+    mean_square,
+    multiply,
+    negate,
+    part_of,
+    scale,
+    turned,
+)
+from graftwork.costmodel.stream import (
+    QUANTISED_BLOCK,
+    SCALES_BLOCK,
+    dequantised_sizes,
+    flash_backward_sizes,
+    tile_places,
+)
+from graftwork.model.families.family import ModelFamily, PlainRecipe, Widths
+from graftwork.records.fit import PlainSetup
+from graftwork.records.plan import ModelShape
+
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT = 4
+
+
+class Machinery:
+    """What all modules of a step share: the tape, the setting, and the casts that autocast remembers."""
+
+    def __init__(self, tape: Tape, setup: PlainSetup) -> None:
+        self.tape, self.setup = tape, setup
+        self.low = min(WIDTHS[setup.dtype], 2)
+        self.places = setup.rows * setup.tokens
+        self.again = False
+        """A layer runs a second time."""
+        self._casts: dict[int, Tensor] = {}
+
+    def as_low(self, weight: Weight) -> Tensor:
+        """A weight as autocast gives it to a product: casts of trained float32 ones are remembered."""
+        tensor = self.tape.leaf(weight)
+        if not self.setup.autocast or weight.width == self.low:
+            return tensor
+        if not weight.trained or not self.tape.learning:
+            return cast(self.tape, tensor, self.low)
+        if id(weight) not in self._casts:
+            self._casts[id(weight)] = cast(self.tape, tensor, self.low)
+        return self._casts[id(weight)]
+
+    def forget_casts(self) -> None:
+        self._casts.clear()
+
+    def product(
+        self, x: Tensor, weight: Weight, *, outputs: int, bias: Weight | None = None, last: bool = False
+    ) -> Tensor:
+        tape = self.tape
+        if self.setup.autocast:
+            x = cast(tape, x, self.low)
+        beside = self.as_low(bias) if bias is not None else None
+        return linear(tape, x, self.as_low(weight), outputs=outputs, bias=beside, last=last and self.again)
+
+
+class Linear:
+    """A linear layer, in four bits or not, with adapters or not."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int],
+        setup: PlainSetup,
+        *,
+        bias: bool = False,
+        adapted: bool = False,
+        trained: bool = False,
+    ) -> None:
+        self.inputs, self.outputs = sizes
+        count, width = sizes[0] * sizes[1], WIDTHS[setup.dtype]
+        self.four = setup.method == "qlora"
+        self.last = False
+        """Of its layer."""
+        self.weights = [Weight((count + 1) // 2, 1)] if self.four else [Weight(count, width, trained=trained)]
+        if self.four:
+            blocks = -(-count // QUANTISED_BLOCK)
+            self.weights += [
+                Weight(blocks, 1),
+                Weight(16, 4),
+                Weight(1, 4),
+                Weight(-(-blocks // SCALES_BLOCK), 4),
+            ]
+        self.bias: Weight | None = None
+        if bias:
+            wide = FLOAT if self.four and setup.kbit_upcast else width
+            self.bias = Weight(self.outputs, wide, trained=trained)
+            self.weights.append(self.bias)
+        self.adapter: tuple[Weight, Weight] | None = None
+        self.magnitude: Weight | None = None
+        if adapted:
+            wide = WIDTHS[setup.adapter_dtype]
+            self.adapter = (
+                Weight(sizes[0] * setup.rank, wide, trained=True),
+                Weight(sizes[1] * setup.rank, wide, trained=True),
+            )
+            self.weights += self.adapter
+            if setup.method == "dora":
+                self.magnitude = Weight(sizes[1], wide, trained=True)
+                self.weights.append(self.magnitude)
+
+    def run(self, shared: Machinery, given: Tensor) -> Tensor:
+        """What is given is held by the call until it returns."""
+        x = given
+        result = self._base(shared, x)
+        if self.adapter is None:
+            return result
+        tape, setup = shared.tape, shared.setup
+        if self.four:
+            result = clone(tape, result)
+        kind = result.width
+        if not self.four or not setup.autocast:
+            x = cast(tape, x, self.adapter[0].width)
+        if self.magnitude is not None:
+            return cast(tape, self._dora(shared, x, result), kind)
+        if not self.four:
+            result = add(tape, result, self._adapted(shared, x))
+            return cast(tape, result, kind)
+        output = self._adapted(shared, x)
+        if not setup.autocast:
+            output = cast(tape, output, kind)
+        return add(tape, result, output)
+
+    def _adapted(self, shared: Machinery, x: Tensor) -> Tensor:
+        assert self.adapter is not None
+        down, up = self.adapter
+        narrow = shared.product(x, down, outputs=shared.setup.rank)
+        return scale(shared.tape, shared.product(narrow, up, outputs=self.outputs, last=self.last))
+
+    def _base(self, shared: Machinery, x: Tensor) -> Tensor:
+        if not self.four:
+            last = self.last and self.adapter is None
+            return shared.product(x, self.weights[0], outputs=self.outputs, bias=self.bias, last=last)
+        kind = x.width
+        low = cast(shared.tape, x, shared.low)
+        result = cast(shared.tape, self._four_bits(shared, low), kind)
+        del low
+        return result
+
+    def _four_bits(self, shared: Machinery, x: Tensor) -> Tensor:
+        """The weights are put in half precision on the way forward and again on the way back."""
+        tape, weights = shared.tape, self.inputs * self.outputs
+        whole = [tape.new(size, 1, part="workspace") for size in dequantised_sizes(weights, x.width)]
+        result = tape.new(x.count // self.inputs * self.outputs, x.width)
+        tape.multiply_matrices()
+        del whole
+        count = x.count
+
+        def back(grads: list[Tensor]) -> list[Tensor]:
+            whole = [tape.new(size, 1) for size in dequantised_sizes(weights, grads[0].width)]
+            del whole[0]
+            return [tape.new(count, grads[0].width)]
+
+        return tape.made(result, [x], back)
+
+    def _dora(self, shared: Machinery, x: Tensor, result: Tensor) -> Tensor:
+        """The product of the adapter's factors as a whole weight, its norm, and the output scaled by both."""
+        tape, setup = shared.tape, shared.setup
+        assert self.adapter is not None
+        assert self.magnitude is not None
+        down, up = self.adapter
+        ones = tape.new(self.inputs * self.inputs, down.width)
+        whole = shared.product(shared.product(ones, down, outputs=setup.rank), up, outputs=self.outputs)
+        del ones
+        whole = cast(tape, whole, x.width)
+        summed = _detached_norm(tape, whole, x.width)
+        ratio = scale(tape, tape.leaf(self.magnitude))
+        del whole, summed
+        outside = shared.product(shared.product(x, down, outputs=setup.rank), up, outputs=self.outputs)
+        extra = add(
+            tape, multiply(tape, scale(tape, ratio), result), scale(tape, multiply(tape, ratio, outside))
+        )
+        return add(tape, result, extra)
+
+
+def _detached_norm(tape: Tape, whole: Tensor, width: int) -> Tensor:
+    scaled = tape.new(whole.count, width)
+    summed = tape.new(whole.count, width)
+    del scaled
+    return summed
+
+
+class Norm:
+    """RMSNorm in float32. Styles differ in when the weight comes in and the result goes back to its type."""
+
+    def __init__(self, size: int, setup: PlainSetup, *, style: str = "llama", trained: bool = False) -> None:
+        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else WIDTHS[setup.dtype]
+        self.size, self.style = size, style
+        self.last = False
+        """Of its layer."""
+        self.weight = Weight(size, width, trained=trained)
+        self.weights = [self.weight]
+
+    def run(self, shared: Machinery, x: Tensor) -> Tensor:
+        tape, kind, rows = shared.tape, x.width, x.count // self.size
+        hidden = cast(tape, x, FLOAT)
+        if self.style == "gemma":
+            output = multiply(tape, hidden, inverse_root(tape, mean_square(tape, hidden, rows)))
+            del hidden
+            output = multiply(tape, output, scale(tape, cast(tape, tape.leaf(self.weight), FLOAT)))
+            return cast(tape, output, kind)
+        variance = mean_square(tape, hidden, rows)
+        hidden = multiply(tape, hidden, inverse_root(tape, variance))
+        if self.style == "olmo2":
+            tape.muted |= self.last and shared.again
+            return cast(tape, multiply(tape, tape.leaf(self.weight), hidden), kind)
+        return multiply(tape, tape.leaf(self.weight), cast(tape, hidden, kind))
+
+
+class Heads(NamedTuple):
+    """The sizes of attention."""
+
+    queries: int
+    keys: int
+    size: int
+
+
+def rotate(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """Positions by rotation: half of each head is turned over."""
+    tape = shared.tape
+    cos, sin = waves
+    first = multiply(tape, x, cos)
+    return add(tape, first, multiply(tape, _half_turned(tape, x), sin))
+
+
+def _half_turned(tape: Tape, x: Tensor) -> Tensor:
+    one, other = part_of(tape, x, x.count // 2), part_of(tape, x, x.count // 2)
+    return join(tape, [negate(tape, other), one])
+
+
+def rotate_part(shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """As Phi-3 does it: the rotated part and the rest are put beside each other, though there is no rest."""
+    tape = shared.tape
+    inner, rest = part_of(tape, x, x.count), Tensor(x.storage, 0, x.width)
+    return join(tape, [rotate(shared, inner, waves), rest])
+
+
+def attend(
+    shared: Machinery, q: Tensor, k: Tensor, v: Tensor, heads: Heads, *, in_order: bool = True
+) -> Tensor:
+    """Flash attention: queries, keys, values, the output and a row of sums are kept."""
+    tape, setup = shared.tape, shared.setup
+    if setup.autocast:
+        q, k, v = cast(tape, q, shared.low), cast(tape, k, shared.low), cast(tape, v, shared.low)
+    out = tape.new(q.count, q.width)
+    sums = tape.new(setup.rows * heads.queries * setup.tokens, FLOAT)
+    seed, offset = tape.new(2, 8), tape.new(1, 8)
+    kept: list[Storage] = [one.storage for one in (q, k, v, out, sums, seed, offset)]
+    counts = q.count, k.count, v.count
+    del sums, seed, offset
+
+    def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+        width = grads[0].width
+        made = [tape.new(count, width) for count in counts]
+        tape.stream.use_together(
+            flash_backward_sizes(
+                setup.rows, setup.tokens, setup.tokens, heads.queries, heads.keys, heads.size, width
+            )
+        )
+        return made
+
+    result = tape.made(out, [q, k, v], back)
+    return result if in_order else clone(tape, result)
+
+
+class PlainBlock:
+    """One layer."""
+
+    def __init__(self, shape: ModelShape, setup: PlainSetup, family: ModelFamily, *, adapted: bool) -> None:
+        full = setup.method == "full" and adapted
+        h, i, d = shape.hidden_size, shape.intermediate_size, shape.head_dim
+        q, kv = shape.heads * d, shape.kv_heads * d
+        self.recipe = recipe = family.recipe or PlainRecipe()
+        self.heads = Heads(shape.heads, shape.kv_heads, d)
+        self.linears = {
+            name: Linear(
+                size,
+                setup,
+                bias=name in family.biased,
+                adapted=adapted and not full and name in setup.targets,
+                trained=full,
+            )
+            for name, size in family.linears(Widths(h, i, q, kv)).items()
+        }
+        self.linears["down_proj"].last = not recipe.norm_after
+        self.norms = [Norm(h, setup, style=recipe.norm, trained=full) for _ in range(2)]
+        self.norms[1].last = recipe.norm_after
+        widths = {"head": (d, d), "width": (q, kv)}.get(family.head_norms, ())
+        self.head_norms = [Norm(width, setup, style=recipe.norm, trained=full) for width in widths]
+        modules: list[Linear | Norm] = [*self.linears.values(), *self.head_norms, *self.norms]
+        self.weights = [weight for module in modules for weight in module.weights]
+
+    def run(self, shared: Machinery, given: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+        """What is given is held by the call until it returns."""
+        residual = x = given
+        if not self.recipe.norm_after:
+            x = self.norms[0].run(shared, x)
+        x = self._attention(shared, x, waves)
+        if self.recipe.norm_after:
+            x = self.norms[0].run(shared, x)
+        x = add(shared.tape, residual, x)
+        residual = x
+        if not self.recipe.norm_after:
+            x = self.norms[1].run(shared, x)
+        x = self._mlp(shared, x)
+        if self.recipe.norm_after:
+            x = self.norms[1].run(shared, x)
+        return add(shared.tape, residual, x)
+
+    def _attention(self, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+        q, k, v = self._projected(shared, x)
+        turn = rotate_part if self.recipe.fused else rotate
+        q, k = turn(shared, q, waves), turn(shared, k, waves)
+        out = attend(shared, q, k, v, self.heads, in_order=not self.recipe.fused)
+        return self.linears["o_proj"].run(shared, out)
+
+    def _projected(self, shared: Machinery, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tape, heads = shared.tape, self.heads
+        if self.recipe.fused:
+            whole = self.linears["qkv_proj"].run(shared, x)
+            counts = [shared.places * size * heads.size for size in (heads.queries, heads.keys)]
+            q, k, v = (part_of(tape, whole, count) for count in (counts[0], counts[1], counts[1]))
+            return turned(tape, q), turned(tape, k), v
+        q = self.linears["q_proj"].run(shared, x)
+        if self.head_norms:
+            q = self.head_norms[0].run(shared, q)
+        q = turned(tape, q)
+        k = self.linears["k_proj"].run(shared, x)
+        if self.head_norms:
+            k = self.head_norms[1].run(shared, k)
+        return q, turned(tape, k), self.linears["v_proj"].run(shared, x)
+
+    def _mlp(self, shared: Machinery, x: Tensor) -> Tensor:
+        tape = shared.tape
+        if self.recipe.fused:
+            up = self.linears["gate_up_proj"].run(shared, x)
+            gate, up = halves(tape, up)
+            up = multiply(tape, up, activate(tape, gate))
+            return self.linears["down_proj"].run(shared, up)
+        gate = activate(tape, self.linears["gate_proj"].run(shared, x))
+        up = self.linears["up_proj"].run(shared, x)
+        inner = multiply(tape, gate, up)
+        del gate, up
+        return self.linears["down_proj"].run(shared, inner)
+
+
+class PlainDecoder:
+    """All of it, ready for steps."""
+
+    def __init__(self, shape: ModelShape, setup: PlainSetup, family: ModelFamily) -> None:
+        self.shape, self.setup = shape, setup
+        self.recipe = recipe = family.recipe or PlainRecipe()
+        width = FLOAT if setup.method == "qlora" and setup.kbit_upcast else WIDTHS[setup.dtype]
+        whole = setup.method == "full" and setup.adapted_layers >= shape.layers
+        self.embedding = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
+        first = shape.layers - setup.adapted_layers
+        self.blocks = [
+            PlainBlock(shape, setup, family, adapted=place >= first) for place in range(shape.layers)
+        ]
+        self.norm = Norm(shape.hidden_size, setup, style=recipe.norm, trained=whole)
+        self.head = self.embedding
+        if not shape.tied_embeddings:
+            self.head = Weight(shape.vocab_size * shape.hidden_size, width, trained=whole)
+        inside = [weight for block in self.blocks for weight in block.weights]
+        outside = [self.norm.weight] if self.head is self.embedding else [self.norm.weight, self.head]
+        self.weights = [self.embedding, *inside, *outside]
+
+    def hidden_states(self, shared: Machinery) -> Tensor:
+        tape, setup = shared.tape, self.setup
+        x = embed(tape, tape.leaf(self.embedding), places=shared.places, hidden=self.shape.hidden_size)
+        if self.recipe.scaled_embedding:
+            x = scale(tape, x)
+        embedded = x  # held by its name until the last layer is through
+        count = setup.tokens * self.shape.head_dim
+        tape.multiply_matrices()  # positions times frequencies
+        waves = (tape.new(count, x.width), tape.new(count, x.width))
+        for place, block in enumerate(self.blocks):
+            if place < setup.checkpointed:
+                x = _run_again_later(block, shared, x, waves)
+            else:
+                x = block.run(shared, x, waves)
+        result = self.norm.run(shared, x)
+        del embedded
+        return result
+
+    def plain_loss(self, shared: Machinery) -> Tensor:
+        """Logits, in float32, and their logarithms: kept until the gradient is through them."""
+        tape, vocabulary = shared.tape, self.shape.vocab_size
+        hidden = self.hidden_states(shared)
+        part, tape.part = tape.part, "logits"
+        logits = shared.product(hidden, self.head, outputs=vocabulary)
+        whole = cast(tape, logits, FLOAT)
+        logs = tape.new(whole.count, FLOAT)
+        kept = logs.storage
+
+        def back(grads: list[Tensor], _: object = kept) -> list[Tensor]:
+            before = tape.new(shared.places * vocabulary, FLOAT, part="logits")
+            made = tape.new(shared.places * vocabulary, FLOAT, part="logits")
+            del before
+            return [made]
+
+        tape.part = part
+        loss = tape.made(tape.new(1, FLOAT), [whole], back)
+        del logs, whole  # the loss returns before the model does
+        del hidden
+        return loss
+
+    def fused_loss(self, shared: Machinery) -> Tensor:
+        """A tile of places at a time; the gradient is made on the way."""
+        tape, shape = shared.tape, self.shape
+        hidden = self.hidden_states(shared)
+        head = tape.leaf(self.head)
+        width = shared.low if self.setup.autocast else hidden.width
+        tile = tile_places(shared.places, shape.hidden_size, shape.vocab_size)
+        gradient = tape.new(hidden.count, hidden.width)
+        of_head = tape.new(head.count, head.width) if head.edge else None
+        losses = tape.new(shared.places, FLOAT)
+        same = head.width == hidden.width == width
+        # Where nothing is cast, all tiles share one buffer.
+        logits = tape.new(tile * shape.vocab_size, width, part="logits") if same else None
+        tape.multiply_matrices()
+        for _ in range(0, shared.places, tile):
+            self._fused_tile(shared, tile, width, same=same, trained=of_head is not None)
+        kept = [gradient, of_head]
+
+        def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
+            return list(kept)
+
+        del logits, gradient, of_head, losses
+        return tape.made(tape.new(1, FLOAT), [hidden, head], back)
+
+    def _fused_tile(self, shared: Machinery, tile: int, width: int, *, same: bool, trained: bool) -> None:
+        tape, shape = shared.tape, self.shape
+        size = shape.vocab_size * shape.hidden_size
+        if not same:
+            copied = tape.new(size, width, part="workspace")
+            logits = tape.new(tile * shape.vocab_size, width, part="logits")
+            del copied
+            tape.stream.use_together([size * width, tile * shape.hidden_size * width])
+            del logits
+        if trained:
+            tape.stream.use(size * width)
+
+
+def _run_again_later(block: PlainBlock, shared: Machinery, x: Tensor, waves: tuple[Tensor, Tensor]) -> Tensor:
+    """Only the input is kept; the layer runs again on the way back, and then as if it had kept everything."""
+    tape = shared.tape
+    tape.learning = False
+    result = block.run(shared, x, waves)
+    tape.learning = True
+    kept, count, width, needs = x.storage, x.count, x.width, x.edge is not None
+    trained = any(weight.trained for weight in block.weights)
+    if not needs and not trained:
+        return result
+
+    def back(grads: list[Tensor], _: object = kept) -> list[Tensor | None]:
+        found: list[Tensor] = []
+        again = Tensor(kept, count, width)
+        if needs:
+            again.edge = (Node([], lambda given: _pass_on(found, given)), 0)
+        learning, part = tape.learning, tape.part
+        tape.learning, tape.part = True, "activations"
+        shared.again = True
+        tape.ahead = _ahead_of_running(block, shared, count)
+        # A norm at the end takes its gradient in float32 before it asks for what was kept.
+        widened = tape.new(count, FLOAT) if block.recipe.norm_after and width != FLOAT else None
+        output = block.run(shared, again, waves)
+        shared.again = tape.muted = False
+        del widened
+        shared.forget_casts()
+        root = output.edge
+        del output, again
+        assert root is not None
+        tape.backward(root, grads.pop())
+        tape.learning, tape.part = learning, part
+        return [found.pop()] if found else [None]
+
+    result.edge = (Node([x.edge], back), 0)
+    return result
+
+
+def _ahead_of_running(block: PlainBlock, shared: Machinery, count: int) -> list[Tensor]:
+    """A layer runs again when what it kept is first asked for: the adapter's scale is behind that."""
+    down = block.linears["down_proj"]
+    if down.adapter is None or block.recipe.norm_after:
+        return []
+    width = shared.low if shared.setup.autocast else down.adapter[0].width
+    return [shared.tape.new(count, width)]
+
+
+def _pass_on(found: list[Tensor], given: list[Tensor]) -> list[Tensor | None]:
+    found.append(given.pop())
+    return []

@@ -1,0 +1,242 @@
+"""From what a probe measured to the rates that steps are reckoned with. Pure.
+
+In: ProbeFacts. Out: Rates of a card, or a Cpu. Products, copies and transfers replace what the maker
+states; the real steps of two and four layers then say by how much the reckoning of a block and of what
+stands around the blocks is off on this very device.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from graftwork.costmodel.time import (
+    ATTENTION_SHARE,
+    BANDWIDTH_SHARE,
+    CONSUMER,
+    FIXED_A_LAYER,
+    FIXED_SECONDS,
+    LAUNCH_SECONDS,
+    OPTIMIZER_BYTES,
+    Blocks,
+    StepRates,
+    block_seconds,
+    head_seconds,
+)
+from graftwork.records.base import Figure
+from graftwork.records.fit import ProbedStep, ProbeFacts
+from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
+
+IN_A_STEP, EIGHT_IN_A_STEP = 0.895, 0.816
+"""Of the rate of a product alone, what it reaches between others: 640 of 715 TFLOPS in 16 bits and, with the
+codes that have to be made first, 1150 of 1409 in 8 (H200, 2026-11). The real steps correct it."""
+COPIES_IN_A_STEP = 0.825
+"""3.5 of the 4.24 TB/s that a plain copy reached there."""
+FULL_TOKENS = 2048
+"""Products of fewer tokens do not fill a card."""
+LEAST_FACTOR, MOST_FACTOR = 0.4, 2.5
+"""A step further off than that was measured beside somebody else's work, or is not what it seems."""
+SINGLE_SHARE = 1 / 8
+PEAK_BEYOND_MEASURED = 1.6
+"""The peak of a card that is not in the catalog is unknown; no product reached more than this share of it
+on the cards that are."""
+
+
+class Line(NamedTuple):
+    """`fixed + factor * reckoned`."""
+
+    factor: float
+    fixed: float
+
+
+def rates_of_probe(facts: ProbeFacts) -> StepRates:
+    """What this card reaches."""
+    if facts.device.kind != "cuda":
+        raise ValueError("a processor has no card's rates")
+    half = _rate(facts, ("bfloat16", "float16"))
+    if half is None or not facts.copy_bytes_s:
+        raise ValueError("the probe measured no products")
+    eight = _rate(facts, ("fp8",))
+    consumer = facts.device.name.upper().replace("NVIDIA ", "").replace("GEFORCE ", "").startswith(CONSUMER)
+    rates = StepRates(
+        name=facts.device.name,
+        half=half * IN_A_STEP,
+        eight=eight * EIGHT_IN_A_STEP if eight else None,
+        single=half * (1 / 2 if consumer else SINGLE_SHARE),
+        bandwidth=facts.copy_bytes_s * COPIES_IN_A_STEP,
+        attention=half * IN_A_STEP * ATTENTION_SHARE,
+        host=facts.to_device_bytes_s or 10e9,
+        launch_seconds=facts.launch_seconds or LAUNCH_SECONDS,
+        has_bf16=(facts.capability or 0) >= 8.0,
+        peak_half=half * PEAK_BEYOND_MEASURED,
+        peak_eight=eight * PEAK_BEYOND_MEASURED if eight else None,
+        peak_bandwidth=facts.copy_bytes_s / BANDWIDTH_SHARE,
+        certainty="probed",
+    )
+    return _correct(rates, facts)
+
+
+def _rate(facts: ProbeFacts, dtypes: tuple[str, ...]) -> float | None:
+    """Of all products of a block in full passes: their operations over their seconds."""
+    found = [one for one in facts.products if one.dtype in dtypes]
+    full = [one for one in found if one.tokens >= FULL_TOKENS] or found
+    work = [2.0 * one.tokens * one.inputs * one.outputs for one in full]
+    seconds = sum(flops / one.flops for flops, one in zip(work, full, strict=True))
+    return sum(work) / seconds if seconds else None
+
+
+def _correct(rates: StepRates, facts: ProbeFacts) -> StepRates:
+    """By the real steps: per form what a block takes, then what stands around the blocks."""
+    factors: dict[str, float] = {}
+    a_layer: list[float] = []
+    outside: list[Line] = []
+    for form in dict.fromkeys(step.tuning.form for step in facts.steps if step.tuning):
+        steps = [step for step in facts.steps if step.tuning and step.tuning.form == form]
+        blocks = _fit_blocks(facts.shape, steps, rates)
+        if blocks is None:
+            factors[form] = _whole_factor(facts.shape, steps[0], rates)
+            a_layer.append(FIXED_A_LAYER)
+            outside.append(Line(factors[form], FIXED_SECONDS))
+            continue
+        factors[form] = blocks.factor
+        a_layer.append(blocks.fixed)
+        outside.append(_fit_outside(facts.shape, steps, rates, blocks))
+    if not factors:
+        return rates
+    return rates.model_copy(
+        update={
+            "layer_factor": median(factors.values()),
+            "form_factors": factors,
+            "fixed_a_layer": median(a_layer),
+            "head_factor": median(line.factor for line in outside),
+            "fixed_seconds": median(line.fixed for line in outside),
+        }
+    )
+
+
+def _fit_blocks(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates) -> Line | None:
+    """What one more block adds, at each number of tokens, against what was reckoned for it."""
+    points: list[tuple[float, float]] = []
+    for tokens in sorted({step.tokens for step in steps}):
+        same = sorted((step for step in steps if step.tokens == tokens), key=lambda step: step.layers)
+        if len(same) < 2:
+            continue
+        low, high = same[0], same[-1]
+        reckoned = _blocks(shape, high, rates) - _blocks(shape, low, rates)
+        more = high.layers - low.layers
+        points.append((reckoned / more, (high.seconds - low.seconds) / more))
+    return _line(points, fixed=FIXED_A_LAYER) if points else None
+
+
+def _whole_factor(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
+    """Of one step alone: blocks and head are off by the same."""
+    assert step.tuning is not None
+    reckoned = _blocks(shape, step, rates) + head_seconds(shape, step.tuning, rates=rates)
+    fixed = FIXED_SECONDS + FIXED_A_LAYER * step.layers
+    return min(max((step.seconds - fixed) / reckoned, LEAST_FACTOR), MOST_FACTOR)
+
+
+def _fit_outside(shape: ModelShape, steps: Sequence[ProbedStep], rates: StepRates, blocks: Line) -> Line:
+    """What is left of the steps when their blocks are taken off, against the head as it was reckoned."""
+    points: list[tuple[float, float]] = []
+    for tokens in sorted({step.tokens for step in steps}):
+        same = [step for step in steps if step.tokens == tokens]
+        assert all(step.tuning for step in same)
+        left = [
+            step.seconds - blocks.factor * _blocks(shape, step, rates) - blocks.fixed * step.layers
+            for step in same
+        ]
+        head = head_seconds(shape, same[0].tuning, rates=rates)  # type: ignore[arg-type]
+        points.append((head, sum(left) / len(left)))
+    return _line(points, fixed=FIXED_SECONDS)
+
+
+def _line(points: Sequence[tuple[float, float]], *, fixed: float) -> Line:
+    """Through two points; through one with the given fixed part. Never a negative fixed part."""
+    (x1, y1), (x2, y2) = points[0], points[-1]
+    if x2 > x1 * 1.5:
+        factor = (y2 - y1) / (x2 - x1)
+        fixed = y1 - factor * x1
+        if fixed < 0:
+            factor, fixed = y2 / x2, 0.0
+    else:
+        fixed = min(fixed, y2 / 2)
+        factor = (y2 - fixed) / x2
+    held = min(max(factor, LEAST_FACTOR), MOST_FACTOR)
+    # What a factor within reason does not explain, is there whatever the tokens.
+    return Line(held, max(0.0, fixed if held == factor else y2 - held * x2))
+
+
+def _blocks(shape: ModelShape, step: ProbedStep, rates: StepRates) -> float:
+    """Seconds of the blocks of a probed step, and of their update, before correction."""
+    assert step.tuning is not None
+    few = shape.model_copy(update={"layers": step.layers, "parameters": None})
+    found: Blocks = block_seconds(few, step.tuning, adapted=step.layers, rates=rates, mean_length=step.length)
+    return sum(found) + step.trainable * OPTIMIZER_BYTES / rates.bandwidth
+
+
+MEASURED_RANGE = 0.1
+"""What such a measurement varies by from one minute to the next on a machine with nothing else to do."""
+
+
+def probe_figures(facts: ProbeFacts) -> dict[str, Figure]:
+    """Only what was measured."""
+    found: dict[str, Figure] = {}
+    for dtype in dict.fromkeys(one.dtype for one in facts.products):
+        figure = _products(facts, dtype)
+        found[f"products_{dtype}_{figure.unit.lower()}"] = figure
+    single = {
+        "memory_gb_s": (facts.copy_bytes_s, 1e9, "GB/s"),
+        "to_device_gb_s": (facts.to_device_bytes_s, 1e9, "GB/s"),
+        "from_device_gb_s": (facts.from_device_bytes_s, 1e9, "GB/s"),
+        "context_gib": (facts.context_bytes, GIB, "GiB"),
+        "launch_microseconds": (facts.launch_seconds, 1e-6, "µs"),
+        "disk_write_mb_s": (facts.disk_write_bytes_s, 1e6, "MB/s"),
+        "disk_read_mb_s": (facts.disk_read_bytes_s, 1e6, "MB/s"),
+    }
+    for name, (value, scale, unit) in single.items():
+        if value:
+            found[name] = Figure.about(
+                value / scale, down=1 - MEASURED_RANGE, up=1 + MEASURED_RANGE, unit=unit
+            )
+    speed = whole_model_speed(facts)
+    return found if speed is None else {**found, "tokens_per_second": speed}
+
+
+def whole_model_speed(facts: ProbeFacts) -> Figure | None:
+    """Tokens a second of the whole model: two and four layers drawn out to all of them."""
+    best: Figure | None = None
+    for same in _pairs(facts):
+        low, high = same
+        a_layer = (high.seconds - low.seconds) / (high.layers - low.layers)
+        if a_layer <= 0:
+            # Somebody else had the machine meanwhile: a layer costs something.
+            continue
+        seconds = high.seconds + a_layer * (facts.shape.layers - high.layers)
+        spread = 2 * MEASURED_RANGE + max(low.spread, high.spread)
+        speed = Figure.about(high.tokens / seconds, down=1 / (1 + spread), up=1 + spread, unit="tokens/s")
+        best = speed if best is None or speed.value > best.value else best
+    return best
+
+
+def _pairs(facts: ProbeFacts) -> list[tuple[ProbedStep, ProbedStep]]:
+    """Steps that differ in their layers alone."""
+    kinds: dict[tuple[int, str], list[ProbedStep]] = {}
+    for step in facts.steps:
+        form = step.tuning.form if step.tuning else ""
+        kinds.setdefault((step.tokens, form), []).append(step)
+    ordered = [sorted(same, key=lambda step: step.layers) for same in kinds.values()]
+    return [(same[0], same[-1]) for same in ordered if same[0].layers < same[-1].layers]
+
+
+def _products(facts: ProbeFacts, dtype: str) -> Figure:
+    """Of full passes; the range is that of the layers."""
+    same = [one for one in facts.products if one.dtype == dtype]
+    most = max(one.tokens for one in same)
+    full = [one for one in same if one.tokens == most]
+    work = [2.0 * one.tokens * one.inputs * one.outputs for one in full]
+    rate = sum(work) / sum(flops / one.flops for flops, one in zip(work, full, strict=True))
+    rates = [one.flops for one in full]
+    low, high = min(*rates, rate), max(*rates, rate)
+    scale, unit = (1e12, "TFLOPS") if facts.device.kind == "cuda" else (1e9, "GFLOPS")
+    return Figure(value=rate / scale, low=low / scale, high=high / scale, unit=unit)

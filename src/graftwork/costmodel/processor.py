@@ -1,0 +1,338 @@
+"""What the step that is written for processors is made for, and what it holds. Pure; needs no torch.
+
+In: a config, a shape, the machine's memory. Out: whether a run takes that step, the bytes of its packed
+weights, and where the output of its frozen blocks waits. `train/cpu` decides the same from the loaded
+model; a test holds the two together.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from graftwork.model.families.registry import family_or_llama
+from graftwork.model.shape import (
+    adapter_parameters,
+    layer_parameters,
+    linear_sizes,
+    total_parameters,
+    trained_by,
+)
+from graftwork.records.base import Record
+from graftwork.records.plan import ModelShape, PlainStep, ProcessorStep, Workload
+from graftwork.records.units import GIB
+
+ROTARY = ("default", "llama3", "linear", "yarn")
+WIDTH = 4
+"""It works in float32 alone."""
+MEMORY_SHARE = 1 / 8
+"""Of the machine's memory, for packed weights, and as much again for hidden states."""
+DISK_SHARE = 1 / 4
+OPERATIONS_A_SECOND = 6e10
+MEMORY_BYTES_A_SECOND = 2e9
+FILE_BYTES_A_SECOND = 2e8
+
+
+class TrunkTokens(NamedTuple):
+    """Tokens behind the common beginning: of all rows once, and over all visits of a run."""
+
+    distinct: int
+    visited: int
+
+
+def why_plain_here(
+    config: Mapping[str, Any], *, method: str, dtype: str, longest: int, alone: bool
+) -> str | None:
+    """Why a run on a processor takes the plain step; None where it takes the one that is written for it."""
+    if method != "lora":
+        return f"`{method}` learns more than adapters beside frozen weights"
+    if dtype != "float32":
+        return f"it works in {dtype}"
+    if not alone:
+        return "several devices share it"
+    if not family_or_llama(config.get("model_type")).cpu_step:
+        return f"blocks of {config.get('model_type')!r} are not written out"
+    window = config.get("sliding_window")
+    if window is not None and window < longest and config.get("use_sliding_window", True):
+        return "rows are longer than the window that tokens look back"
+    rotary = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rotary.get("rope_type") or rotary.get("type") or "default"
+    return None if kind in ROTARY else f"its positions are of the kind {kind!r}"
+
+
+def packed_bytes(shape: ModelShape, *, adapted: int) -> int:
+    """One copy of each frozen weight, two where the gradient comes back: the adapted blocks and the head."""
+    block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
+    head = shape.vocab_size * shape.hidden_size
+    return ((shape.layers - adapted) * block + 2 * (adapted * block + head)) * WIDTH
+
+
+def states_bytes(shape: ModelShape, distinct_tokens: int) -> int:
+    """The frozen blocks' output of all rows."""
+    return distinct_tokens * shape.hidden_size * WIDTH
+
+
+def choose_kept(
+    shape: ModelShape,
+    tokens: TrunkTokens,
+    *,
+    adapted: int,
+    memory_bytes: float,
+    disk_bytes: float,
+    threads: int,
+) -> Literal["memory", "file", "nowhere"]:
+    """The nearest place that is large enough and faster than computing again."""
+    block = sum(inputs * outputs for inputs, outputs in linear_sizes(shape).values())
+    again = 2.0 * block * (shape.layers - adapted) / (threads * OPERATIONS_A_SECOND)
+    a_token, size = states_bytes(shape, 1), states_bytes(shape, tokens.distinct)
+    if adapted >= shape.layers or tokens.visited <= tokens.distinct:
+        return "nowhere"
+    if size <= memory_bytes * MEMORY_SHARE:
+        return "memory" if a_token / MEMORY_BYTES_A_SECOND < again else "nowhere"
+    if size <= disk_bytes * DISK_SHARE and 2 * a_token / FILE_BYTES_A_SECOND < again:
+        return "file"
+    return "nowhere"
+
+
+ADAM_STATES = 2
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Codes, a byte for the scale of 64, and the scale of 256 of these."""
+
+RUNTIME_GIB = 0.50
+"""Interpreter, torch and transformers, resident, before the model is loaded (measured on CPU)."""
+PROCESSOR_RUNTIME_GIB = 0.60
+"""The same once a batch went through: buffers of the products and of the C library (measured)."""
+FRAGMENTATION = 1.35
+"""What the C library's allocator takes beyond the activations asked of it (measured on CPU)."""
+UNEVEN_REPLIES = 2.0
+"""How much more than its share of a step's replies some rows of it may have (guessed)."""
+HOST_SPREAD = 1.2
+"""Factor on the computed peak of the host."""
+MOST_SCATTERED = 2.0
+"""Not measured beyond 36 batches an epoch: there, earlier runs must say it."""
+
+
+class MemoryParts(Record):
+    """Bytes by what they are for."""
+
+    runtime: float
+    weights: float
+    packed: float = 0.0
+    """The processor's own copies of frozen weights."""
+    adapter: float
+    optimizer: float
+    states: float = 0.0
+    """Output of the frozen blocks that waits for the next epoch."""
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(self.model_dump().values()))
+
+
+def training_memory(
+    shape: ModelShape,
+    work: Workload,
+    *,
+    parameters: int,
+    trainable: int,
+    width: int,
+    checkpointed: bool = False,
+) -> MemoryParts:
+    """The peak, which is where the loss meets the longest batch. `checkpointed`: blocks of the plain step
+    keep only their input, and one at a time has the rest."""
+    longest = sorted(work.lengths)[-work.batch_rows :]
+    mean_replies = work.trained_tokens / max(len(work.lengths), 1) * len(longest)
+    replies = max(work.most_replies, mean_replies)
+    return MemoryParts(
+        runtime=(RUNTIME_GIB if work.processor is None else PROCESSOR_RUNTIME_GIB) * GIB,
+        weights=weight_bytes(shape, work, parameters=parameters, width=width),
+        # What is trained is kept in float32, with its gradient; full weights were counted already.
+        adapter=(1 if work.method == "full" else 2) * trainable * 4,
+        optimizer=ADAM_STATES * trainable * 4,
+        logits=3 * replies * shape.vocab_size * 4,
+        **_step_bytes(shape, work, longest, replies=replies, width=width, checkpointed=checkpointed),
+    )
+
+
+def _step_bytes(
+    shape: ModelShape,
+    work: Workload,
+    longest: list[int],
+    *,
+    replies: float,
+    width: int,
+    checkpointed: bool,
+) -> dict[str, float]:
+    """What depends on which step is taken."""
+    own = work.processor
+    if own is None:
+        padded = (max(longest) - work.shared_tokens) * len(longest) + work.shared_tokens
+        kept = padded * work.adapted_layers * layer_bytes(shape, work, width=width)
+        if checkpointed:
+            # Nothing is shared by the rows then.
+            inputs = work.adapted_layers * shape.hidden_size * width
+            kept = max(longest) * len(longest) * (inputs + layer_bytes(shape, work, width=width))
+        return {"activations": FRAGMENTATION * kept}
+    kept = processor_activations(shape, work, longest, replies=replies)
+    waiting = states_bytes(shape, own.distinct_tokens) if own.kept == "memory" else 0
+    steps = math.ceil(len(work.lengths) / work.batch_rows)
+    return {
+        "packed": packed_bytes(shape, adapted=work.adapted_layers) if own.packed else 0,
+        "states": waiting,
+        "activations": kept * (scattered(steps) if waiting else FRAGMENTATION),
+    }
+
+
+def scattered(steps: int) -> float:
+    """What activations take of the heap, over what is asked for, where states come to lie between them.
+
+    Measured: 1.49 when six batches had left their states, 1.85 when 36 had, in two runs.
+    """
+    return min(1.07 + 0.216 * math.log(1 + steps), MOST_SCATTERED)
+
+
+def processor_activations(shape: ModelShape, work: Workload, longest: list[int], *, replies: float) -> float:
+    """What the processor's step keeps of a batch for its way back, tensor by tensor, in float32.
+
+    Rows lie side by side without padding, behind their common beginning; the last token of a row is not
+    read; the last block is followed only where a reply is predicted.
+    """
+    h, i = shape.hidden_size, shape.intermediate_size
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    rows, shared = len(longest), work.shared_tokens
+    tokens = max(sum(longest) - shared * (rows - 1) - rows, rows)
+    grafts = len(work.targets) * work.rank
+    entered = 2 * h + 2 * kv  # hidden state and normed, keys and values
+    finished = 2 * h + 3 * q + 4 * i + shape.heads + grafts  # queries, mixed twice, residual and normed, MLP
+    # Every row lays the beginning's keys and values before its own.
+    copied = rows * shared * 2 * kv
+    blocks = (work.adapted_layers - 1) * (tokens * (entered + finished) + copied)
+    last = tokens * entered + copied + min(replies, tokens) * (finished + 2 * h)
+    return 4.0 * (blocks + last)
+
+
+def weight_bytes(shape: ModelShape, work: Workload, *, parameters: int, width: int) -> float:
+    """The base as it is held: in `width` bytes, in 4 bits but for embeddings, or in float32 to be learned."""
+    if work.method == "full":
+        return parameters * 4
+    if work.method != "qlora":
+        return parameters * width
+    small = shape.layers * sum(a * b for a, b in linear_sizes(shape).values() if a % 64 == 0)
+    return (parameters - small) * width + small * NF4_BYTES
+
+
+def layer_bytes(shape: ModelShape, work: Workload, *, width: int) -> float:
+    """What one token leaves in one adapted layer for the backward pass."""
+    h, i = shape.hidden_size, shape.intermediate_size
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    norms = 4 * h  # input and normed hidden state, twice a layer
+    attention = 3 * q + 4 * kv + 2 * h  # q, k, v before and after rotation, output, residual
+    mlp = 4 * i + h  # gate, its activation, up, their product
+    adapters = len(work.targets) * work.rank
+    return width * (norms + attention + mlp + adapters) + 4 * shape.heads
+
+
+EFFICIENCY = 0.55
+"""Share of the measured matrix rate that the plain step reaches (measured)."""
+OWN_EFFICIENCY = 0.67
+"""The same of the step that is written for processors (measured: 0.67 in training, 0.71 in frozen blocks)."""
+
+
+def training_flops(shape: ModelShape, work: Workload) -> float:
+    """Operations of the whole run."""
+    return sum(flops_by_part(shape, work).values())
+
+
+def flops_by_part(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """Operations of the whole run: products with weights, attention, the head."""
+    return _plain_flops(shape, work) if work.processor is None else _own_flops(shape, work, work.processor)
+
+
+def _plain_flops(shape: ModelShape, work: Workload) -> dict[str, float]:
+    """Forward through all layers, backward through the adapted ones; weights that are frozen need no gradient
+    of their own. The head only where a reply token is predicted."""
+    tokens, layer = _read_tokens(work), layer_parameters(shape)
+    backward = 4.0 if work.method == "full" else 2.0
+    return {
+        "products": tokens * layer * (2.0 * shape.layers + backward * work.adapted_layers),
+        "attention": _scores(shape, work) * tokens * (shape.layers + 2 * work.adapted_layers),
+        "head": (backward + 2.0) * shape.vocab_size * shape.hidden_size * work.trained_tokens * work.epochs,
+    }
+
+
+def _own_flops(shape: ModelShape, work: Workload, own: ProcessorStep) -> dict[str, float]:
+    """The step written for processors: frozen blocks once a row and not once an epoch where their output is
+    cached; the last block beyond keys and values only where a reply is predicted; adapters besides."""
+    tokens, layer, scores = _read_tokens(work), layer_parameters(shape), _scores(shape, work)
+    replies = work.trained_tokens * work.epochs
+    frozen = shape.layers - work.adapted_layers
+    read = own.distinct_tokens + work.shared_tokens if own.kept != "nowhere" else tokens
+    adapters = adapter_parameters(shape, rank=work.rank, targets=work.targets, layers=1, ranks=work.ranks)
+    # Forward and back through frozen weights; an adapter has its own gradient too.
+    block = 4.0 * layer + 6.0 * adapters
+    keys_and_values = 8.0 * shape.hidden_size * shape.kv_heads * shape.head_dim
+    whole = tokens * (work.adapted_layers - 1) + replies
+    return {
+        "products": read * frozen * 2.0 * layer + whole * block + tokens * keys_and_values,
+        "attention": read * frozen * scores + whole * 3.0 * scores,
+        "head": 4.0 * shape.vocab_size * shape.hidden_size * replies,
+    }
+
+
+def validation_share(shape: ModelShape, work: Workload) -> float:
+    """Of a trained token's time, what reading one without learning takes: all blocks, once, forward."""
+    if work.processor is None:
+        return 0.5
+    replies = work.trained_tokens / sum(work.lengths)
+    read = shape.layers * (2.0 * layer_parameters(shape) + _scores(shape, work))
+    read += 2.0 * shape.vocab_size * shape.hidden_size * replies
+    return read * sum(work.lengths) * work.epochs / training_flops(shape, work)
+
+
+def _read_tokens(work: Workload) -> float:
+    """Tokens of a run, the common beginning once a batch."""
+    rows = len(work.lengths)
+    batches = math.ceil(rows / work.batch_rows)
+    return float((sum(work.lengths) - work.shared_tokens * (rows - batches)) * work.epochs)
+
+
+def _scores(shape: ModelShape, work: Workload) -> float:
+    """Operations of one token's attention in one block."""
+    mean_length = sum(work.lengths) / len(work.lengths)
+    return 4.0 * mean_length * shape.heads * shape.head_dim
+
+
+def seconds_a_token(shape: ModelShape, work: Workload, *, gflops: float) -> dict[str, float]:
+    """Seconds of a trained token on a processor with this matrix rate, by what they are spent on."""
+    efficiency = EFFICIENCY if work.processor is None else OWN_EFFICIENCY
+    rate = gflops * 1e9 * efficiency * sum(work.lengths) * work.epochs
+    return {name: flops / rate for name, flops in flops_by_part(shape, work).items()}
+
+
+def choose_host_micro_batches(
+    shape: ModelShape, work: Workload, *, limit_gib: float, width: int, checkpointed: bool = False
+) -> PlainStep | None:
+    """As many rows at a time as memory has room for; None where that is all rows of a step."""
+    rows, trainable = work.batch_rows, trained_by(shape, work)
+    while True:
+        parts = training_memory(
+            shape,
+            with_rows(work, rows),
+            parameters=total_parameters(shape),
+            trainable=trainable,
+            width=width,
+            checkpointed=checkpointed,
+        )
+        if rows == 1 or parts.total * HOST_SPREAD <= limit_gib * GIB:
+            break
+        rows //= 2
+    if rows == work.batch_rows and not checkpointed:
+        return None
+    return PlainStep(micro_rows=rows, checkpointed=checkpointed, peak_gib=parts.total / GIB)
+
+
+def with_rows(work: Workload, rows: int) -> Workload:
+    """The work as the memory of one pass of `rows` rows sees it."""
+    share = min(1.0, UNEVEN_REPLIES * rows / work.batch_rows)
+    return work.model_copy(update={"batch_rows": rows, "most_replies": round(work.most_replies * share)})

@@ -1,0 +1,158 @@
+"""What was taken and given back, in order; and the most that was held at once, by what it was for.
+
+Pure: no torch. A stream can be replayed by whoever knows how the card's allocator hands out memory.
+"""
+
+from collections.abc import Sequence
+
+from graftwork.records.base import Record
+from graftwork.records.fit import MemoryPeak, Optimizer
+from graftwork.records.units import MIB
+
+BLOCK = 512
+"""The allocator of CUDA hands out whole blocks."""
+
+
+class MemoryTrace(Record):
+    """A run of steps as the memory saw it."""
+
+    peak: MemoryPeak
+    sizes: tuple[int, ...]
+    """Bytes of each tensor, in the order in which they came."""
+    events: tuple[int, ...]
+    """n: the nth tensor came; ~n: it went."""
+    phases: dict[str, float]
+    """The most that was held in each phase of the last step."""
+
+
+class AllocationStream:
+    """Writes it down. Parts can be named later: a gradient is known once it hangs on its weight."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.parts: list[str] = []
+        self.events: list[int] = []
+        self.marks: list[tuple[int, str]] = []
+
+    def take(self, size: int, part: str) -> int:
+        self.sizes.append(size)
+        self.parts.append(part)
+        self.events.append(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
+    def give_back(self, number: int) -> None:
+        self.events.append(~number)
+
+    def use(self, size: int, part: str = "workspace") -> None:
+        """Taken and given back within one operation."""
+        if size > 0:
+            self.give_back(self.take(size, part))
+
+    def use_together(self, sizes: Sequence[int], part: str = "workspace") -> None:
+        """Taken one after the other; the last one goes first."""
+        numbers = [self.take(size, part) for size in sizes if size > 0]
+        for number in reversed(numbers):
+            self.give_back(number)
+
+    def enter(self, phase: str) -> None:
+        self.marks.append((len(self.events), phase))
+
+    def finish(self) -> MemoryTrace:
+        """Sum it up. The first phase is where the model is set up: no peak of training stands there."""
+        phases: dict[str, float] = {}
+        held, most, at, phase = 0, -1, 0, ""
+        marks = iter([*self.marks, (len(self.events) + 1, "")])
+        following = next(marks)
+        for place, event in enumerate(self.events):
+            while place >= following[0]:
+                phase = following[1]
+                phases[phase] = held
+                following = next(marks)
+            held += rounded(self.sizes[event]) if event >= 0 else -rounded(self.sizes[~event])
+            phases[phase] = max(phases.get(phase, 0), held)
+            if held > most and phase != "setup":
+                most, at, peak_phase = held, place, phase
+        parts: dict[str, float] = {}
+        for number in self._alive(at):
+            parts[self.parts[number]] = parts.get(self.parts[number], 0) + rounded(self.sizes[number])
+        peak = MemoryPeak(allocated=most, reserved=most, parts=parts, phase=peak_phase)
+        return MemoryTrace(peak=peak, sizes=tuple(self.sizes), events=tuple(self.events), phases=phases)
+
+    def _alive(self, place: int) -> set[int]:
+        alive: set[int] = set()
+        for event in self.events[: place + 1]:
+            if event >= 0:
+                alive.add(event)
+            else:
+                alive.discard(~event)
+        return alive
+
+
+def rounded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+ROUND_QUERIES = 128
+CUBLAS_WORKSPACE = 32 * MIB
+"""What PyTorch gives a cuBLAS handle on Hopper; the forward and the backward thread have one each."""
+QUANTISED_BLOCK, SCALES_BLOCK = 64, 256
+"""NF4: weights that share a scale, and scales that share one of their own."""
+
+
+def flash_backward_sizes(
+    rows: int, queries: int, keys: int, heads: int, kv_heads: int, head_dim: int, width: int
+) -> list[int]:
+    """The queries' gradients summed in float32, a row of sums; keys and values spread over the heads."""
+    padded = -(-queries // ROUND_QUERIES) * ROUND_QUERIES
+    wide = -(-head_dim // 32) * 32 if head_dim <= 128 else -(-head_dim // 64) * 64
+    sizes = [rows * heads * padded * 4, rows * padded * heads * wide * 4]
+    if kv_heads != heads:
+        sizes += [rows * keys * heads * head_dim * width] * 2
+    return sizes
+
+
+def dequantised_sizes(weights: int, width: int) -> list[int]:
+    """The weights in the type of the product, and the scales of their blocks in float32."""
+    return [weights // QUANTISED_BLOCK * 4, weights * width]
+
+
+def tile_places(places: int, width: int, vocabulary: int) -> int:
+    """As many places that their logits take what the hidden states do, as a power of two."""
+    share = -(-places // -(-vocabulary // width))
+    return min(1 << (share - 1).bit_length(), places)
+
+
+SMALL = 4096
+STATES_BLOCK = 256
+
+Weight = tuple[int, int]
+"""Elements, and bytes of one."""
+
+
+def keep_states(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
+    """What the first step makes and later ones find."""
+    if optimizer == "sgd":
+        return
+    for count, width in weights:
+        if optimizer != "adamw_8bit":
+            if optimizer == "adamw_fused":
+                stream.take(4, "optimizer")  # its step, counted on the card
+            stream.take(count * width, "optimizer")
+            stream.take(count * width, "optimizer")
+        elif count < SMALL:
+            stream.take(count * 4, "optimizer")
+            stream.take(count * 4, "optimizer")
+        else:
+            for _ in range(2):
+                stream.take(count, "optimizer")
+                stream.take(-(-count // STATES_BLOCK) * 4, "optimizer")
+
+
+def take_step(stream: AllocationStream, weights: Sequence[Weight], optimizer: Optimizer) -> None:
+    """What a step takes and gives back."""
+    if optimizer == "adamw_foreach":
+        for width in {width for _, width in weights}:
+            stream.use_together([count * width for count, kind in weights if kind == width])
+    if optimizer == "adamw_loop":
+        for count, width in weights:
+            stream.use_together([count * width, count * width])

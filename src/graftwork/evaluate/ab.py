@@ -1,0 +1,361 @@
+"""Two releases compared while the answers come in: stopped when it is decided, not before. Pure.
+
+In: graded answers in an order that nothing in them has decided. Out: who won, if anybody, and on how many
+sessions. Each session counts once, for what is said in one session hangs together. The tests hold however
+often one looks (evaluate.statistics.anytime); looking again reads the same answers in the same order, so what
+was decided stays decided. Does not know who asked the models.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from graftwork.evaluate.cases import clusters_of
+from graftwork.evaluate.statistics.anytime import MeanTest, PairedTest, TwoArms
+from graftwork.evaluate.statistics.intervals import Interval
+from graftwork.records.base import Record
+from graftwork.records.errors import EXIT_DONE, EXIT_NOT_ENOUGH_EVIDENCE
+from graftwork.records.interaction import Capture
+from graftwork.records.release import Release
+from graftwork.records.report import Case
+
+Scores = Mapping[str, float | None]
+GradeBlock = Callable[[Sequence[Case]], tuple[Scores, Scores]]
+"""The grades of A and of B on some cases; asks whoever has not answered yet."""
+FIRST_BLOCK = 16
+
+
+class Unit(NamedTuple):
+    """What counts once: the cases of a session, or a case that stands alone."""
+
+    cases: tuple[Case, ...]
+
+
+class Replayed(NamedTuple):
+    """`asked` are the cases that both were asked; a block is begun before its answers can decide."""
+
+    test: MeanTest
+    used: int
+    ungraded: int
+    asked: int
+
+
+class Exchange(NamedTuple):
+    """A live answer: which arm gave it, in which session, and its grade, 0 to 1."""
+
+    arm: Literal["A", "B"]
+    session: str | None
+    grade: float | None
+
+
+@dataclass
+class LiveTest:
+    """Takes graded answers as they come: the first of each session counts, and once decided, none.
+
+    What was taken is never taken back, so it does not matter how many come at once, nor how often one looks.
+    """
+
+    alpha: float
+    lower_is_better: bool = False
+    goes_on: bool = False
+    """Whether answers are counted after the test is decided: what users say is looked at once more."""
+    used: int = 0
+    ungraded: int = 0
+    test: TwoArms = field(init=False)
+    _seen: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.test = TwoArms(self.alpha)
+
+    def take(self, exchange: Exchange) -> None:
+        if self.test.decided and not self.goes_on:
+            return
+        if exchange.session is not None:
+            if exchange.session in self._seen:
+                return
+            self._seen.add(exchange.session)
+        if exchange.grade is None:
+            self.ungraded += 1
+            return
+        self.used += not self.test.decided
+        mark = min(max(exchange.grade, 0.0), 1.0)
+        success = 1 - mark if self.lower_is_better else mark
+        arm: Literal["candidate", "baseline"] = "candidate" if exchange.arm == "B" else "baseline"
+        self.test.update(arm, successes=success, failures=1 - success)
+
+
+def survives_silence(test: TwoArms, *, dealt: tuple[int, int]) -> bool:
+    """Whether the winner of a test by feedback still wins if unequal silence is held against it.
+
+    `dealt` are the sessions of A and of B. Where users of one arm speak less often, the sessions that are
+    missing there, compared with the other arm, count as successes of the loser or as failures of the winner.
+    """
+    spoken = sum(test.baseline), sum(test.candidate)
+    if test.winner is None or not all(dealt) or not all(spoken):
+        return False
+    rates = [min(1.0, heard / sessions) for heard, sessions in zip(spoken, dealt, strict=True)]
+    missing = [max(0.0, max(rates) - rate) * sessions for rate, sessions in zip(rates, dealt, strict=True)]
+    won_by_b = test.winner == "candidate"
+    baseline, candidate = test.baseline, test.candidate
+    baseline = (baseline[0] + missing[0] * won_by_b, baseline[1] + missing[0] * (not won_by_b))
+    candidate = (candidate[0] + missing[1] * (not won_by_b), candidate[1] + missing[1] * won_by_b)
+    held = TwoArms(test.alpha, baseline=baseline, candidate=candidate)
+    ahead = held.difference if won_by_b else -held.difference
+    return ahead > 0 and held.log_evidence >= -math.log(test.alpha)
+
+
+def units_of(cases: Sequence[Case]) -> tuple[Unit, ...]:
+    """The sessions in an order drawn by hash; repeated questions share a unit.
+
+    A file is often sorted by topic or by date. A test that looks after every unit is only valid if the
+    order says nothing about the outcome, so the order of the file must not matter.
+    """
+    clusters = clusters_of(cases)
+    found: dict[str, list[Case]] = {}
+    for case in cases:
+        found.setdefault(clusters.get(case.id, f"case {case.id}"), []).append(case)
+    return tuple(Unit(tuple(found[key])) for key in sorted(found, key=_drawing_order))
+
+
+def _drawing_order(key: str) -> tuple[str, str]:
+    return hashlib.sha256(key.encode()).hexdigest(), key
+
+
+def run_replay(
+    units: Sequence[Unit],
+    grade_block: GradeBlock,
+    *,
+    alpha: float,
+    lower_is_better: bool = False,
+    first_block: int = FIRST_BLOCK,
+) -> Replayed:
+    """Ask both, block after block, each twice as large as the one before; stop where it is decided."""
+    test = MeanTest(alpha)
+    used = ungraded = asked = 0
+    for block in _blocks(units, first_block):
+        cases = [case for unit in block for case in unit.cases]
+        of_a, of_b = grade_block(cases)
+        asked += len(cases)
+        for unit in block:
+            difference = judge_unit(unit, of_a, of_b, lower_is_better=lower_is_better)
+            if difference is None:
+                ungraded += 1
+                continue
+            used += 1
+            test.update(difference)
+            if test.decided:
+                return Replayed(test, used, ungraded, asked)
+    return Replayed(test, used, ungraded, asked)
+
+
+def judge_unit(unit: Unit, of_a: Scores, of_b: Scores, *, lower_is_better: bool) -> float | None:
+    """The mean mark of B less that of A in this session; None where no case of it has both grades."""
+    both = [
+        (first, second)
+        for case in unit.cases
+        if (first := of_a.get(case.id)) is not None and (second := of_b.get(case.id)) is not None
+    ]
+    if not both:
+        return None
+    ahead = math.fsum(min(max(b, 0.0), 1.0) - min(max(a, 0.0), 1.0) for a, b in both) / len(both)
+    # A sum of floats that ought to be nothing is a tie.
+    ahead = 0.0 if abs(ahead) < 1e-12 else min(max(ahead, -1.0), 1.0)
+    return -ahead if lower_is_better else ahead
+
+
+def _blocks(units: Sequence[Unit], first: int) -> Iterator[Sequence[Unit]]:
+    start, size = 0, first
+    while start < len(units):
+        yield units[start : start + size]
+        start, size = start + size, size * 2
+
+
+class ArmFacts(Record):
+    """How one release did in live traffic, beside what is tested. Describes; decides nothing."""
+
+    release: str
+    exchanges: int
+    sessions: int
+    failures: int
+    """Exchanges that ended with an error instead of an answer."""
+    hung_up: int
+    """Callers who left before the answer was whole."""
+    feedback: int
+    """Exchanges that somebody said something about."""
+    median_ms: float | None
+    p95_ms: float | None
+    first_token_ms: float | None
+    """Median, of streamed answers."""
+
+
+class ABResult(Record):
+    """`low` to `high` is B less A: of the mean marks in live traffic, of wins less losses in replay."""
+
+    a: str
+    b: str
+    metric: str
+    traffic: Literal["captures", "cases"]
+    winner: Literal["A", "B"] | None
+    used: int
+    """Sessions that the test counted, up to the one that decided it."""
+    ungraded: int
+    asked: int
+    """Cases that both releases were asked; 0 for live traffic."""
+    counts: dict[str, int | float]
+    e_value: float
+    p_value: float
+    low: float
+    high: float
+    confidence: float
+    sentence: str
+    remarks: tuple[str, ...] = ()
+    experiment: str | None = None
+    """The experiment that drew who answers; None for cases, and for traffic that nobody dealt."""
+    arms: dict[str, ArmFacts] = {}
+    """By "A" and "B"; empty for cases."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_DONE if self.winner is not None else EXIT_NOT_ENOUGH_EVIDENCE
+
+
+def tell(
+    pair: tuple[Release, Release],
+    metric: str,
+    traffic: Literal["captures", "cases"],
+    *,
+    winner: str | None,
+    used: int,
+    ungraded: int,
+    asked: int,
+    counts: Mapping[str, int | float],
+    evidence: tuple[float, float],
+    interval: Interval,
+    confidence: float,
+    remarks: tuple[str, ...],
+    experiment: str | None = None,
+    arms: Mapping[str, ArmFacts] | None = None,
+) -> ABResult:
+    side: Literal["A", "B"] | None = None if winner is None else "B" if winner == "candidate" else "A"
+    better = pair[1] if side == "B" else pair[0]
+    sentence = (
+        f"not decided after {used} sessions: go on, and look again as often as you like"
+        if side is None
+        else f"{side} ({better.id[:12]}) is better by {metric}: decided after {used} sessions"
+    )
+    return ABResult(
+        a=pair[0].id,
+        b=pair[1].id,
+        metric=metric,
+        traffic=traffic,
+        winner=side,
+        used=used,
+        ungraded=ungraded,
+        asked=asked,
+        counts=dict(counts),
+        e_value=evidence[0],
+        p_value=evidence[1],
+        low=interval.low,
+        high=interval.high,
+        confidence=confidence,
+        sentence=sentence,
+        remarks=remarks,
+        experiment=experiment,
+        arms=dict(arms or {}),
+    )
+
+
+SURE = 0.999
+"""Shares are looked at as often as the test, and a false alarm would cost the whole experiment."""
+
+
+@dataclass
+class ArmTally:
+    release: str
+    exchanges: int = 0
+    failures: int = 0
+    hung_up: int = 0
+    share: float | None = None
+    """What was dealt to this arm."""
+    alone: int = 0
+    """Exchanges without a session: each is one of its own."""
+    sessions: set[str] = field(default_factory=set)
+    spoken_of: set[str] = field(default_factory=set)
+    total_ms: list[float] = field(default_factory=list)
+    first_token_ms: list[float] = field(default_factory=list)
+
+    def see(self, capture: Capture) -> None:
+        self.exchanges += 1
+        if capture.session is None:
+            self.alone += 1
+        else:
+            self.sessions.add(capture.session)
+        if capture.share is not None:
+            self.share = capture.share if capture.arm == "challenger" else 1 - capture.share
+        if capture.finish_reason == "error":
+            self.failures += 1
+        elif capture.disconnected:
+            self.hung_up += 1
+        else:
+            self.total_ms.append(capture.total_ms)
+            if capture.first_token_ms is not None:
+                self.first_token_ms.append(capture.first_token_ms)
+
+    def hear(self, capture_id: str) -> None:
+        self.spoken_of.add(capture_id)
+
+    @property
+    def units(self) -> int:
+        return len(self.sessions) + self.alone
+
+    def facts(self) -> ArmFacts:
+        return ArmFacts(
+            release=self.release,
+            exchanges=self.exchanges,
+            sessions=self.units,
+            failures=self.failures,
+            hung_up=self.hung_up,
+            feedback=len(self.spoken_of),
+            median_ms=_quantile(self.total_ms, 0.5),
+            p95_ms=_quantile(self.total_ms, 0.95),
+            first_token_ms=_quantile(self.first_token_ms, 0.5),
+        )
+
+
+def check_shares(a: ArmTally, b: ArmTally) -> list[str]:
+    """Lots that come out otherwise than they were drawn: exchanges of one arm got lost on the way."""
+    dealt = b.share if b.share is not None else None if a.share is None else 1 - a.share
+    if dealt is None or not a.units + b.units:
+        return []
+    seen = PairedTest(wins=b.units, losses=a.units).interval(SURE)
+    if seen.low <= dealt <= seen.high:
+        return []
+    return [
+        f"B got {b.units / (a.units + b.units):.1%} of the sessions and {dealt:.1%} were dealt: exchanges of "
+        "one arm are missing, so what is left may not be alike; find out why before you believe it"
+    ]
+
+
+def check_voices(a: ArmTally, b: ArmTally, *, spoken: tuple[int, int]) -> list[str]:
+    """Users of one arm who speak more often than those of the other: who speaks may be who is unhappy."""
+    if not (a.units and b.units):
+        return []
+    heard = [min(said, arm.units) for said, arm in zip(spoken, (a, b), strict=True)]
+    first, second = (
+        PairedTest(wins=said, losses=arm.units - said).interval(SURE)
+        for said, arm in zip(heard, (a, b), strict=True)
+    )
+    if first.low <= second.high and second.low <= first.high:
+        return []
+    return [
+        f"users of A spoke in {heard[0] / a.units:.1%} of the sessions, those of B in "
+        f"{heard[1] / b.units:.1%}: the silent ones may think otherwise, so a winner counts only if it wins "
+        "with the missing voices held against it"
+    ]
+
+
+def _quantile(values: list[float], share: float) -> float | None:
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else None

@@ -1,0 +1,200 @@
+"""Answers by what was asked: a second evaluation of the same subject costs nothing.
+
+In: a question as a subject gets it, and its answer. Out: the same answer, later, to whoever asks the same
+subject the same with the same settings; nothing for a file that is torn or was changed. One small file an
+answer, named by the hash of the question: any number of processes may write and read at once. Does not
+know who answers.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from graftwork.evaluate.cases import insert_example
+from graftwork.files.disk import Journal, write_atomic
+from graftwork.records.base import fingerprint
+from graftwork.records.report import Answer, Case, EvalJob
+
+
+class KeptAnswers:
+    """A folder of answers; without one, nothing is kept and nothing is found."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    def get(self, key: str, *, case_id: str) -> Answer | None:
+        """The answer, under the name that the case has here."""
+        if self._folder is None:
+            return None
+        try:
+            kept = json.loads(self._path(key).read_bytes())
+            if kept["key"] != key or kept["hash"] != fingerprint(kept["answer"]):
+                return None
+            answer = Answer.model_validate(kept["answer"])
+        except (OSError, ValueError, KeyError, TypeError):
+            # Gone, torn by a power cut, or of another version: asking again mends it.
+            return None
+        return answer.model_copy(update={"case_id": case_id})
+
+    def put(self, key: str, answer: Answer) -> None:
+        """Keep the first answer; only one that cannot be read any more is replaced."""
+        if self._folder is None or self.get(key, case_id=answer.case_id) is not None:
+            return
+        body = answer.model_dump(mode="json")
+        content = json.dumps({"key": key, "hash": fingerprint(body), "answer": body}, ensure_ascii=False)
+        # Not waited for: what a power cut takes is found to be torn, and asked again.
+        write_atomic(self._path(key), content, durable=False)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        if self._folder is not None:
+            for key in keys:
+                self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        assert self._folder is not None
+        return self._folder / key[:2] / f"{key}.json"
+
+
+def key_of(job: EvalJob, case: Case, *, repeat: int = 0) -> str:
+    """The hash of all that decides an answer: who, what was asked, and how.
+
+    The case's own name does not: the same question under another name has the same answer.
+    """
+    asked = insert_example(case.messages, example=job.worked_example)
+    return fingerprint(
+        {
+            "subject": job.identity,
+            "messages": [[message.role, message.content] for message in asked],
+            "max_new_tokens": job.max_new_tokens,
+            "reasoning": job.reasoning,
+            "device": job.device.partition(":")[0],
+            "sampling": [job.temperature, job.top_p, job.seed, repeat] if job.temperature > 0 else None,
+            "weighed": case.reference if job.perplexity else None,
+            # Two engines, or two precisions, differ in their last digits, and a word later in their answers.
+            **({"answered_by": [job.engine, job.precision]} if job.endpoint is None else {}),
+        }
+    )
+
+
+def repeats_of(job: EvalJob) -> int:
+    """How often each case is asked: once where every answer would be the same."""
+    return job.repeats if job.temperature > 0 else 1
+
+
+ANSWERS_FILE = "answers.jsonl"
+BATCHES_FILE = "batches.jsonl"
+PLAN_FILE = "plan.json"
+
+
+class CaseBatch(NamedTuple):
+    """Cases that are asked together, and which of their several answers it is."""
+
+    repeat: int
+    cases: tuple[str, ...]
+
+
+class AnswerBook:
+    """Use one at a time for a folder; the worker's lock sees to that."""
+
+    def __init__(self, job: EvalJob, cases: Sequence[Case]) -> None:
+        self._job = job
+        self._cases = {case.id: case for case in cases}
+        self._folder = Path(job.folder)
+        self._journal = Journal(self._folder / ANSWERS_FILE)
+        self._batches = Journal(self._folder / BATCHES_FILE)
+        self._kept = open_kept(job)
+        self._there = {(answer.case_id, answer.repeat) for answer in read_answers(self._folder)}
+
+    @property
+    def answered(self) -> int:
+        return len(self._there)
+
+    @property
+    def total(self) -> int:
+        if self._job.batches is not None:
+            return sum(len(cases) for _, cases in self._job.batches)
+        return len(self._cases) * repeats_of(self._job)
+
+    def plan(self, lengths: Mapping[str, int]) -> list[CaseBatch]:
+        """The batches of this job, as they were cut when it first began."""
+        if self._job.batches is not None:
+            return [CaseBatch(repeat, cases) for repeat, cases in self._job.batches]
+        path = self._folder / PLAN_FILE
+        if not path.exists():
+            self._take_over()
+            planned = cut_missing(
+                lengths, self._there, size=self._job.batch_size, repeats=repeats_of(self._job)
+            )
+            write_atomic(path, json.dumps(planned))
+        return [CaseBatch(repeat, tuple(cases)) for repeat, cases in json.loads(path.read_bytes())]
+
+    def open_batches(self, planned: Iterable[CaseBatch]) -> list[CaseBatch]:
+        """Those that are not answered to their last row; a torn one is asked whole."""
+        return [b for b in planned if not self._there.issuperset((case, b.repeat) for case in b.cases)]
+
+    def write(self, answer: Answer) -> None:
+        """Keep an answer; the first one where there are two."""
+        place = (answer.case_id, answer.repeat)
+        if place in self._there:
+            return
+        self._journal.append(answer.model_dump(mode="json"))
+        self._there.add(place)
+        self._kept.put(key_of(self._job, self._cases[answer.case_id], repeat=answer.repeat), answer)
+
+    def close_batch(self, batch: CaseBatch, *, peak_memory_gib: float) -> None:
+        self._batches.append({"rows": len(batch.cases), "peak_memory_gib": peak_memory_gib})
+
+    def peaks(self) -> list[float]:
+        return [float(batch["peak_memory_gib"]) for batch in self._batches.read()]
+
+    def copy_from(self, folders: Iterable[Path]) -> None:
+        """Take over what other processes answered for this job."""
+        for folder in folders:
+            for answer in read_answers(folder):
+                self.write(answer)
+            for batch in Journal(folder / BATCHES_FILE).read():
+                self._batches.append(batch)
+
+    def _take_over(self) -> None:
+        for case in self._cases.values():
+            for repeat in range(repeats_of(self._job)):
+                if (case.id, repeat) in self._there:
+                    continue
+                kept = self._kept.get(key_of(self._job, case, repeat=repeat), case_id=case.id)
+                if kept is not None:
+                    self._journal.append(kept.model_copy(update={"repeat": repeat}).model_dump(mode="json"))
+                    self._there.add((case.id, repeat))
+
+
+def open_kept(job: EvalJob) -> KeptAnswers:
+    """What is kept of the job's subject; nothing of one that cannot be told from others."""
+    return KeptAnswers(Path(job.answers_folder) if job.answers_folder and job.identity else None)
+
+
+def cut_missing(
+    lengths: Mapping[str, int], there: set[tuple[str, int]], *, size: int, repeats: int
+) -> list[CaseBatch]:
+    """What is not there yet, in batches of like length: little padding, and the same ones every time."""
+    batches = []
+    for repeat in range(repeats):
+        missing = [case for case in lengths if (case, repeat) not in there]
+        ordered = sorted(missing, key=lambda case: (lengths[case], case))
+        batches += [CaseBatch(repeat, tuple(ordered[i : i + size])) for i in range(0, len(ordered), size)]
+    return batches
+
+
+def read_answers(folder: Path) -> list[Answer]:
+    """The answers so far; the first one where a case was answered twice."""
+    answers: dict[tuple[str, int], Answer] = {}
+    for value in Journal(folder / ANSWERS_FILE).read():
+        answer = Answer.model_validate(value)
+        answers.setdefault((answer.case_id, answer.repeat), answer)
+    return list(answers.values())
+
+
+def forget_answers(job: EvalJob, cases: Sequence[Case]) -> None:
+    """Everything that was answered to these cases for this job, here and in what is kept."""
+    for name in (ANSWERS_FILE, BATCHES_FILE, PLAN_FILE):
+        (Path(job.folder) / name).unlink(missing_ok=True)
+    open_kept(job).forget([key_of(job, case, repeat=r) for case in cases for r in range(repeats_of(job))])

@@ -1,0 +1,299 @@
+"""How long the rest of the answers takes, judged by those that are there and by the batch in the making.
+
+In: batches as they begin and end, and each token of the open one. Out: seconds. Pure but for the clock.
+Before the first batch is done, its longest row is taken to go on to the limit: that is the most it takes.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from graftwork.evaluate.ask.answers import (
+    AnswerBook,
+    CaseBatch,
+    read_answers,
+    repeats_of,
+)
+from graftwork.evaluate.cases import cases_to_time, insert_example
+from graftwork.inference.engine import DecodingSettings, MeasuringEngine, RenderedPrompt, Timing
+from graftwork.inference.selection import ADAPTER
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import StoppedInOrder
+from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, EvalJob, Generation
+
+BEAT_SECONDS = 1.0
+"""Between two words about a batch that is being written."""
+
+
+class Pace:
+    """`left` counts the answers that are still to come, those of the open batch among them."""
+
+    def __init__(self, *, left: int, longest: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._longest, self._clock = left, longest, clock
+        self._done, self._spent = 0, 0.0
+        self._rows, self._began, self._first, self._told = 0, 0.0, 0.0, 0.0
+        self._tokens: dict[int, int] = {}
+
+    def begin(self, rows: int) -> None:
+        self._rows, self._began = rows, self._clock()
+        self._told, self._tokens = self._began, {}
+
+    def hear(self, row: int) -> bool:
+        """One more token of this row; whether it is time to tell of it."""
+        if not self._rows:
+            return False
+        now = self._clock()
+        if not self._tokens:
+            self._first = now
+        self._tokens[row] = self._tokens.get(row, 0) + 1
+        due = now - self._told >= BEAT_SECONDS
+        self._told = now if due else self._told
+        return due
+
+    def end(self) -> None:
+        self._spent += self._clock() - self._began
+        self._done += self._rows
+        self._left -= self._rows
+        self._rows = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of the open batch, so far."""
+        return sum(self._tokens.values())
+
+    def tokens_per_second(self) -> float:
+        """Of the open batch, its prompts' reading included."""
+        elapsed = self._clock() - self._began
+        return self.tokens / elapsed if elapsed > 0 else 0.0
+
+    def seconds_left(self) -> float | None:
+        """None as long as nothing is known."""
+        elapsed = self._clock() - self._began if self._rows else 0.0
+        # A torn batch is asked whole: it may have more rows than there are answers to come.
+        behind = max(self._left - self._rows, 0)
+        if self._done:
+            each = self._spent / self._done
+            return max(each * self._rows - elapsed, 0.0) + each * behind
+        whole = self._whole_batch()
+        if whole is None:
+            return None
+        return max(whole - elapsed, 0.0) + whole / self._rows * behind
+
+    def _whole_batch(self) -> float | None:
+        """Seconds of the open batch if its longest row goes on to the limit."""
+        steps = max(self._tokens.values(), default=0) - 1
+        if not self._rows or steps < 1:
+            return None
+        each = (self._clock() - self._first) / steps
+        return self._first - self._began + each * (self._longest - 1)
+
+
+class Progress(Protocol):
+    def beat(
+        self,
+        phase: str,
+        done: float,
+        total: float,
+        *,
+        seconds_left: float | None = None,
+        **detail: float | str,
+    ) -> None: ...
+
+
+def time_in_turn(
+    prompts: Mapping[str, Sequence[RenderedPrompt]],
+    *,
+    time_one: Callable[[str, RenderedPrompt], Timing],
+    after_round: Callable[[int], None] = lambda _round: None,
+) -> dict[str, tuple[Timing, ...]]:
+    """Every subject's requests, one case after the other, each case put to all subjects before the next.
+
+    Load that comes and goes then falls on all subjects alike. Who is first changes from case to case.
+    """
+    names = list(prompts)
+    timings: dict[str, list[Timing]] = {name: [] for name in names}
+    for number, asked in enumerate(zip(*prompts.values(), strict=True)):
+        by_name = dict(zip(names, asked, strict=True))
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            timings[name].append(time_one(name, by_name[name]))
+        after_round(number + 1)
+    return {name: tuple(found) for name, found in timings.items()}
+
+
+class CaseRunner:
+    """Asks all cases of one job with one engine. `details` goes into the report besides the engine's own."""
+
+    def __init__(
+        self,
+        job: EvalJob,
+        *,
+        engine: MeasuringEngine,
+        progress: Progress,
+        stop_asked: Callable[[], bool],
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._job, self._engine, self._progress = job, engine, progress
+        self._stop_asked = stop_asked
+        self._details = dict(details or {})
+        self._adapter = ADAPTER if job.adapter_folder is not None else None
+        self._greedy = DecodingSettings(job.max_new_tokens, top_p=job.top_p)
+        self._as_asked = DecodingSettings(job.max_new_tokens, job.temperature, job.top_p, job.seed)
+        self._peaks: list[float] = []
+        self._warm = False
+        self._pace: Pace | None = None
+        self._book: AnswerBook | None = None
+
+    def ask_all(self, cases: Sequence[Case]) -> None:
+        """Answer every case that has no answer yet."""
+        prompts = {case.id: self._render(case) for case in cases}
+        by_id = {case.id: case for case in cases}
+        book = AnswerBook(self._job, cases)
+        planned = book.plan({case_id: len(prompt.tokens) for case_id, prompt in prompts.items()})
+        pace = Pace(left=book.total - book.answered, longest=self._job.max_new_tokens)
+        self._pace, self._book = pace, book
+        self._report("answering", book.answered, book.total)
+        for batch in book.open_batches(planned):
+            self._stop_if_asked(f"{book.answered} of {book.total} cases are answered")
+            pace.begin(len(batch.cases))
+            for answer in self._ask(batch, [by_id[case_id] for case_id in batch.cases], prompts):
+                book.write(answer)
+            book.close_batch(batch, peak_memory_gib=self._engine.peak_memory_gib())
+            pace.end()
+            self._report("answering", book.answered, book.total, left=pace.seconds_left())
+        self._peaks = book.peaks()
+
+    def _on_token(self, row: int, _token: int) -> bool:
+        """Report progress now and then while a batch is generated."""
+        if self._pace is not None and self._book is not None and self._pace.hear(row):
+            self._progress.beat(
+                "answering",
+                self._book.answered,
+                self._book.total,
+                seconds_left=self._pace.seconds_left(),
+                subject=self._job.subject,
+                tokens_per_second=self._pace.tokens_per_second(),
+            )
+        return True
+
+    def time_requests(self, cases: Sequence[Case]) -> tuple[Timing, ...]:
+        """One request at a time, as a user would wait for it: of as many sessions as there are."""
+        timings: list[Timing] = []
+        chosen = [self._render(case) for case in cases_to_time(cases, most=self._job.latency_cases)]
+        if chosen:
+            self._report("timing single requests", 0, len(chosen))
+        if chosen and not self._warm:
+            # The first pass of a process pays for lazy initialisation; no user's request does.
+            self._engine.answer([chosen[0]], self._greedy, adapter=self._adapter)
+        for prompt in chosen:
+            self._stop_if_asked("all cases are answered, single requests are being timed")
+            timings.append(self._engine.time_one(prompt, self._as_asked, adapter=self._adapter))
+            mean = sum(timing.total for timing in timings) / len(timings)
+            left = mean * (len(chosen) - len(timings))
+            self._report("timing single requests", len(timings), len(chosen), left=left)
+        return tuple(timings)
+
+    def summarise(
+        self,
+        *,
+        single_latency_seconds: tuple[float, ...],
+        first_token_seconds: tuple[float, ...] = (),
+    ) -> Generation:
+        return summarise(
+            self._job,
+            single_latency_seconds=single_latency_seconds,
+            first_token_seconds=first_token_seconds,
+            peak_memory_gib=max([*self._peaks, self._engine.peak_memory_gib()]),
+            details={**self._engine.facts.details, **self._details},
+        )
+
+    def _ask(
+        self, batch: CaseBatch, cases: Sequence[Case], prompts: Mapping[str, RenderedPrompt]
+    ) -> list[Answer]:
+        asked = [prompts[case_id] for case_id in batch.cases]
+        decoding = self._greedy
+        if self._job.temperature > 0:
+            decoding = self._as_asked._replace(seed=seed_of(self._job.seed, batch))
+        began = time.perf_counter()
+        replies = self._engine.answer(asked, decoding, adapter=self._adapter, on_token=self._on_token)
+        share = (time.perf_counter() - began) / len(asked)
+        self._warm = True
+        losses: Sequence[float | None] = [None] * len(asked)
+        if self._job.perplexity:
+            conversations = [(self._messages(case), case.reference) for case in cases]
+            losses = self._engine.reply_losses(conversations, adapter=self._adapter)
+        return [
+            Answer(
+                case_id=case.id,
+                text=reply.text,
+                tokens=reply.tokens,
+                prompt_tokens=reply.prompt_tokens,
+                finish_reason=reply.finish_reason,
+                seconds=share,
+                repeat=batch.repeat,
+                reference_loss=loss,
+            )
+            for case, reply, loss in zip(cases, replies, losses, strict=True)
+        ]
+
+    def _messages(self, case: Case) -> tuple[Message, ...]:
+        return insert_example(case.messages, example=self._job.worked_example)
+
+    def _render(self, case: Case) -> RenderedPrompt:
+        return self._engine.render(self._messages(case))
+
+    def _report(self, phase: str, done: int, total: int, *, left: float | None = None) -> None:
+        self._progress.beat(phase, done, total, seconds_left=left, subject=self._job.subject)
+
+    def _stop_if_asked(self, reached: str) -> None:
+        if self._stop_asked():
+            raise stopped(self._job, reached)
+
+
+def stopped(job: EvalJob, reached: str) -> StoppedInOrder:
+    return StoppedInOrder(
+        f"the evaluation of {job.subject} was stopped: {reached}",
+        fix="run `graft eval` again: it goes on from there",
+        where=job.folder,
+    )
+
+
+def summarise(
+    job: EvalJob,
+    *,
+    single_latency_seconds: tuple[float, ...],
+    first_token_seconds: tuple[float, ...],
+    peak_memory_gib: float,
+    details: Mapping[str, Any],
+) -> Generation:
+    """How the answers in the job's folder were made. Everything that decided them is named."""
+    answers = read_answers(Path(job.folder))
+    seconds = sum(answer.seconds for answer in answers)
+    greedy = job.temperature <= 0
+    sampling = {} if greedy else {"temperature": job.temperature, "top_p": job.top_p, "seed": job.seed}
+    return Generation(
+        subject=job.subject,
+        answers=len(answers),
+        seconds=seconds,
+        tokens_per_second=sum(a.tokens for a in answers) / seconds if seconds else 0.0,
+        single_latency_seconds=single_latency_seconds,
+        first_token_seconds=first_token_seconds,
+        peak_memory_gib=peak_memory_gib,
+        settings={
+            "decoding": "greedy" if greedy else "sampled",
+            **sampling,
+            "repeats": repeats_of(job),
+            "max_new_tokens": job.max_new_tokens,
+            "batch_size": job.batch_size,
+            "threads": job.threads,
+            "worked_example": bool(job.worked_example),
+            **details,
+        },
+    )
+
+
+def seed_of(seed: int, batch: CaseBatch) -> int:
+    """A seed of its own for each batch, the same whichever process asks it."""
+    return int(fingerprint([seed, batch.repeat, batch.cases])[:8], 16)

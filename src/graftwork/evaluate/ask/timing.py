@@ -1,0 +1,99 @@
+"""`python -m graftwork.evaluate.ask.timing JOB.json`: time single requests of several subjects in turn.
+
+In: a TimingJob as a file: subjects on one base, all of which have answered their cases. Out: each subject's
+`generation.json` with the new times, their cases and the group that they were timed in. Timed one subject
+after the other, load that comes or goes in between looks like a difference of the models; timed in turn it
+falls on all alike. The base is loaded once and the adapters take turns, as `graft serve` answers.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from graftwork.evaluate.ask.runner import stopped, time_in_turn
+from graftwork.evaluate.ask.worker import GENERATION_FILE
+from graftwork.evaluate.cases import cases_to_time, insert_example, read_cases
+from graftwork.files.disk import write_atomic
+from graftwork.inference.embedded import EmbeddedEngine
+from graftwork.inference.engine import DecodingSettings, RenderedPrompt, Timing
+from graftwork.inference.selection import settle, source_of
+from graftwork.process.heartbeat import Heart
+from graftwork.process.worker import run_worker, stop_asked
+from graftwork.records.base import fingerprint
+from graftwork.records.report import Case, EvalJob, Generation, TimingJob
+
+PHASE = "timing single requests in turn"
+
+
+def time_subjects(job: TimingJob) -> None:
+    """Load the base with all adapters, time the chosen cases in turn, note the times of each subject."""
+    first = settle(job.jobs[0])
+    cases = cases_to_time(read_cases(Path(first.cases_file)), most=job.requests)
+    with Heart(Path(job.folder)) as heart:
+        heart.beat("loading the model", 0, len(cases))
+        adapters = {
+            f"subject_{number}": Path(subject.adapter_folder)
+            for number, subject in enumerate(job.jobs)
+            if subject.adapter_folder is not None
+        }
+        engine = EmbeddedEngine(source_of(first)._replace(adapters=adapters))
+        adapter_of = {
+            subject.subject: f"subject_{number}" if subject.adapter_folder is not None else None
+            for number, subject in enumerate(job.jobs)
+        }
+        decoding = DecodingSettings(first.max_new_tokens, first.temperature, first.top_p, first.seed)
+        prompts = {
+            subject.subject: [
+                engine.render(insert_example(case.messages, example=subject.worked_example)) for case in cases
+            ]
+            for subject in job.jobs
+        }
+
+        def time_one(name: str, prompt: RenderedPrompt) -> Timing:
+            return engine.time_one(prompt, decoding, adapter=adapter_of[name])
+
+        def after_round(done: int) -> None:
+            heart.beat(PHASE, done, len(cases))
+            if stop_asked.is_set():
+                raise stopped(first, "all cases are answered, single requests are being timed")
+
+        for name, asked in prompts.items():
+            # The first pass pays for lazy initialisation; no user's request does.
+            time_one(name, asked[0])
+        timings = time_in_turn(prompts, time_one=time_one, after_round=after_round)
+        for subject in job.jobs:
+            note_times(subject, timings[subject.subject], cases=cases, group=job.group)
+        heart.beat("done", len(cases), len(cases))
+
+
+def note_times(job: EvalJob, timings: Sequence[Timing], *, cases: Sequence[Case], group: str) -> None:
+    """Put the times into the subject's record of how its answers were made."""
+    path = Path(job.folder) / GENERATION_FILE
+    firsts = [timing.first_token for timing in timings if timing.first_token is not None]
+    made = Generation.from_json(path.read_bytes()).model_copy(
+        update={
+            "single_latency_seconds": tuple(timing.total for timing in timings),
+            "first_token_seconds": tuple(firsts) if len(firsts) == len(timings) else (),
+            "timed_cases": tuple(case.id for case in cases),
+            "timed_group": group,
+        }
+    )
+    write_atomic(path, made.to_json())
+
+
+def group_of(jobs: Sequence[EvalJob], *, cases: Sequence[Case], requests: int) -> str:
+    """The name of a group: the same subjects on the same cases have the same."""
+    subjects = sorted((job.subject, job.identity, job.folder) for job in jobs)
+    return fingerprint([subjects, [case.id for case in cases_to_time(cases, most=requests)]])[:16]
+
+
+def is_timed(jobs: Sequence[EvalJob], group: str) -> bool:
+    """Whether all of these were timed in this very group before."""
+    paths = [Path(job.folder) / GENERATION_FILE for job in jobs]
+    return all(
+        path.exists() and Generation.from_json(path.read_bytes()).timed_group == group for path in paths
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(TimingJob, lambda job: Path(job.folder), time_subjects))

@@ -1,0 +1,247 @@
+"""A run of another tool, in the words that both formats share."""
+
+import io
+import json
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from graftwork.files.disk import explain_os_error
+from graftwork.records.base import Record
+from graftwork.records.errors import Damaged, UserMistake
+from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, Metric, SubjectReport
+
+MOST_BYTES = 2 << 30
+"""A file, or what an archive unpacks to, may be as large as this."""
+OWN_KEY = "graftwork"
+"""Under this key our exports carry what the other format has no place for."""
+
+
+class ForeignSample(Record):
+    """One answer to one question, with the marks that the other tool gave it."""
+
+    id: str
+    messages: tuple[Message, ...]
+    reference: str = ""
+    text: str = ""
+    scores: dict[str, float | None] = {}
+    repeat: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+    seconds: float = 0.0
+    truncated: bool = False
+    group: str | None = None
+    domain: str | None = None
+    session: str | None = None
+    origin_file: str = ""
+    origin_line: int = 0
+
+
+class ForeignTotal(Record):
+    """A figure without its samples: it can be shown and not compared in pairs."""
+
+    metric: str
+    value: float
+    stderr: float | None
+    n: int
+
+
+class ForeignRun(Record):
+    tool: str
+    subject: str
+    file: str
+    samples: tuple[ForeignSample, ...]
+    totals: tuple[ForeignTotal, ...] = ()
+    settings: dict[str, Any] = {}
+    notes: tuple[str, ...] = ()
+    """What is missing, one sentence each."""
+
+
+def read_document(path: Path) -> Any:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise too_large(path)
+        return parse(path.read_bytes(), where=str(path))
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+
+
+def parse(content: bytes | str, *, where: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(
+            "the file does not hold readable JSON",
+            why=str(error) or "it is nested too deeply",
+            fix="take the file as the other tool wrote it, and copy it whole",
+            where=where,
+        ) from error
+
+
+def too_large(path: Path) -> UserMistake:
+    return UserMistake(
+        f"the file holds more than {MOST_BYTES >> 30} GiB",
+        why="results are read into memory as a whole",
+        fix="write fewer samples into one log",
+        where=str(path),
+    )
+
+
+def not_as_expected(what: str, *, why: str, where: str) -> UserMistake:
+    return UserMistake(
+        what,
+        why=why,
+        fix="give an inspect-ai log (.json, .eval) or lm-eval's results_*.json or samples_*.jsonl",
+        where=where,
+    )
+
+
+def number_of(value: Any) -> float | None:
+    """A mark as a number; None where it is none."""
+    if isinstance(value, bool | int | float):
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if math.isfinite(number) else None
+    return None
+
+
+def text_of(content: Any) -> str:
+    """The text of a turn: plain, or in parts of which only those with text count."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = [
+            part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"
+        ]
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return ""
+
+
+def make_messages(turns: Any) -> tuple[Message, ...]:
+    """Turns as another tool wrote them; roles that we do not know count as the user's."""
+    messages = []
+    for turn in turns if isinstance(turns, list) else []:
+        if isinstance(turn, dict):
+            role = turn.get("role")
+            known = role if role in ("system", "user", "assistant", "tool") else "user"
+            messages.append(Message.model_validate({"role": known, "content": text_of(turn.get("content"))}))
+    return tuple(messages)
+
+
+def section(value: Any, key: str) -> dict[str, Any]:
+    """What stands under the key where that is an object; an empty one else."""
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def named(value: Any, key: str) -> str | None:
+    found = value.get(key) if isinstance(value, dict) else None
+    return found if isinstance(found, str) and found else None
+
+
+def whole_number(value: Any) -> int:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+ZSTD = 93
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+
+
+def read_members(path: Path, *, wanted: tuple[str, ...]) -> Iterator[tuple[str, bytes]]:
+    """Every member whose name begins with one of `wanted`, in the order of the archive."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            members = [m for m in archive.infolist() if m.filename.startswith(wanted)]
+            if sum(member.file_size for member in members) > MOST_BYTES:
+                raise too_large(path)
+            for member in members:
+                yield member.filename, _read(archive, file, member, path)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _read(archive: zipfile.ZipFile, file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
+    if member.compress_type != ZSTD:
+        return archive.read(member)
+    import zstandard
+
+    packed = io.BytesIO(_raw(file, member, path))
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(packed, read_across_frames=True) as stream:
+            # One byte more than promised: a member that lies about its size is seen.
+            content = stream.read(member.file_size + 1)
+    except zstandard.ZstdError as error:
+        raise _damaged(path, f"{member.filename}: {error}") from error
+    if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
+        raise _damaged(path, f"{member.filename} does not have the bytes that the archive promises")
+    return content
+
+
+def _raw(file: BinaryIO, member: zipfile.ZipInfo, path: Path) -> bytes:
+    file.seek(member.header_offset)
+    header = file.read(_LOCAL_HEADER.size)
+    if len(header) < _LOCAL_HEADER.size:
+        raise _damaged(path, f"{member.filename} is cut off")
+    *_, name_length, extra_length = _LOCAL_HEADER.unpack(header)
+    file.seek(name_length + extra_length, io.SEEK_CUR)
+    return file.read(member.compress_size)
+
+
+def _damaged(path: Path, why: str) -> Damaged:
+    return Damaged(
+        "the archive cannot be read",
+        why=why,
+        fix="copy it whole, or write it as JSON: `inspect log convert --to json`",
+        where=str(path),
+    )
+
+
+class Export(NamedTuple):
+    """`when` is the time that goes into the file, in ISO 8601 with its zone."""
+
+    task: str
+    cases: Sequence[Case]
+    subject: SubjectReport
+    answers: Sequence[Answer]
+    cases_hash: str
+    when: str
+    version: str
+
+
+def graded_metrics(subject: SubjectReport) -> dict[str, Metric]:
+    """Those that grade each answer: the others have no place in these formats."""
+    return {
+        name: metric
+        for name, metric in subject.metrics.items()
+        if metric.scores and any(value is not None for value in metric.scores.values())
+    }
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean, as both tools write it."""
+    if len(values) < 2:
+        return 0.0
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values))
+
+
+def own_facts(case: Case) -> dict[str, Any]:
+    """What the other formats have no place for, so that a way back loses nothing."""
+    facts = {"group": case.group, "domain": case.domain, "session": case.session}
+    told: dict[str, Any] = {key: value for key, value in facts.items() if value is not None}
+    return {**told, "file": case.origin.file, "line": case.origin.line}
+
+
+def write_json(document: Any, *, indent: int | None = None) -> str:
+    """Half characters, which a model may write and no reader takes, become the sign for a broken one."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", json.dumps(document, ensure_ascii=False, indent=indent))

@@ -1,0 +1,259 @@
+"""Which tool wrote a file, and what it says."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from graftwork.evaluate.cases import hash_cases
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.exchange.common import (
+    ForeignRun,
+    ForeignSample,
+    ForeignTotal,
+    not_as_expected,
+    read_document,
+)
+from graftwork.evaluate.exchange.inspect_ai import is_inspect, read_inspect
+from graftwork.evaluate.exchange.lm_eval import is_lm_eval, read_lm_eval
+from graftwork.evaluate.power import what_cases_show
+from graftwork.evaluate.report import slice_report
+from graftwork.evaluate.score import average, make_metric, sessions_of
+from graftwork.evaluate.statistics.intervals import clopper_pearson
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Origin
+from graftwork.records.report import Answer, Case, Comparison, Generation, Metric, Report, SubjectReport
+
+
+def read_foreign(path: Path) -> ForeignRun:
+    """Told by the ending where that is enough, else by what is in the file."""
+    if not path.is_file():
+        raise UserMistake(
+            f"there is no file {path}",
+            why="results of other tools are read from files",
+            fix="name the log: logs/….eval, or results_….json of lm-eval",
+            where=str(path),
+        )
+    if path.suffix == ".eval":
+        return read_inspect(path)
+    if path.suffix == ".jsonl":
+        return read_lm_eval(path)
+    document = read_document(path)
+    if is_inspect(document):
+        return read_inspect(path)
+    if is_lm_eval(document):
+        return read_lm_eval(path)
+    raise not_as_expected(
+        "neither inspect-ai nor lm-eval wrote this file",
+        why="it has neither `eval` and `status` nor `results`",
+        where=str(path),
+    )
+
+
+CUTS = ("group", "domain", "length")
+_Z = 1.959963984540054
+
+
+class Imported(Record):
+    """Results of other tools, read. `same_cases` says that they are this project's own cases."""
+
+    report: Report
+    cases: tuple[Case, ...] = ()
+    answers: dict[str, tuple[Answer, ...]] = {}
+    notes: tuple[str, ...] = ()
+    same_cases: bool = False
+    why: str = ""
+    """Why the gate can, or cannot, decide on it."""
+
+
+def import_runs(runs: Sequence[ForeignRun], *, own: Sequence[Case] = ()) -> Imported:
+    """The first run is the baseline, the second the candidate; one alone is only shown."""
+    if not runs:
+        raise UserMistake("there is nothing to import", fix="name at least one file")
+    runs = _name_apart(runs)
+    cases, clashing = _gather_cases(runs)
+    same, why = _held_against(cases, own)
+    if same:
+        runs, cases = _rename(runs, cases, own), tuple(own)
+    subjects = [_subject_report(run, sessions_of(cases)) for run in runs]
+    notes = [f"{run.subject}: {note}" for run in runs for note in run.notes]
+    if clashing:
+        notes.append(f"{len(clashing)} cases have one id and different prompts, and were not paired.")
+    report = _make_report(subjects, cases=cases, source=", ".join(dict.fromkeys(run.tool for run in runs)))
+    return Imported(
+        report=report,
+        cases=cases,
+        answers={run.subject: tuple(_answer(sample) for sample in run.samples) for run in runs},
+        notes=tuple(notes),
+        same_cases=same,
+        why=why,
+    )
+
+
+def prompt_key(case: Case | ForeignSample) -> str:
+    """What was asked and what counts as right, whatever it is called."""
+    asked = [[message.role, message.content] for message in case.messages]
+    return fingerprint([asked, case.reference])
+
+
+def _make_report(subjects: Sequence[SubjectReport], *, cases: Sequence[Case], source: str) -> Report:
+    sessions = sessions_of(cases)
+    baseline, candidate = subjects[0], subjects[min(1, len(subjects) - 1)]
+    pairs: tuple[Comparison, ...] = ()
+    for other in subjects[1:]:
+        pairs += tuple(c for c in compare(baseline, candidate=other, sessions=sessions) if c.n)
+    graded = next((c for c in pairs if candidate.metrics[c.metric].kind != "number"), None)
+    report = Report(
+        cases_hash=hash_cases(cases),
+        cases=len(cases) or max(m.n for one in subjects for m in one.metrics.values()),
+        baseline=baseline,
+        candidate=candidate,
+        comparisons=pairs,
+        groups={case.id: case.group for case in cases if case.group is not None},
+        sessions=sessions,
+        others=tuple(subjects[2:]),
+        power=what_cases_show(graded.n, comparison=graded) if graded is not None else None,
+        source=source,
+    )
+    sliced = slice_report(cases, report=report, by=CUTS)
+    return report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
+
+
+def _name_apart(runs: Sequence[ForeignRun]) -> list[ForeignRun]:
+    """Two runs of one model are two subjects."""
+    found: list[ForeignRun] = []
+    for run in runs:
+        name, number = run.subject, 2
+        while name in {other.subject for other in found}:
+            name, number = f"{run.subject} ({number})", number + 1
+        found.append(run.model_copy(update={"subject": name}))
+    return found
+
+
+def _gather_cases(runs: list[ForeignRun]) -> tuple[tuple[Case, ...], set[str]]:
+    """All cases, each once. The same id with another prompt is another case, renamed in its run."""
+    cases: dict[str, Case] = {}
+    clashing: set[str] = set()
+    for place, run in enumerate(runs):
+        samples = []
+        for read in run.samples:
+            known, sample = cases.get(read.id), read
+            if known is not None and prompt_key(known) != prompt_key(read):
+                clashing.add(read.id)
+                sample = read.model_copy(update={"id": f"{read.id} ({run.subject})"})
+            cases.setdefault(sample.id, _case(sample, len(cases), run))
+            samples.append(sample)
+        runs[place] = run.model_copy(update={"samples": tuple(samples)})
+    return tuple(cases.values()), clashing
+
+
+def _case(sample: ForeignSample, place: int, run: ForeignRun) -> Case:
+    return Case(
+        id=sample.id,
+        origin=Origin(file=sample.origin_file or run.file, line=sample.origin_line or place + 1),
+        messages=sample.messages,
+        reference=sample.reference,
+        group=sample.group,
+        domain=sample.domain,
+        session=sample.session,
+    )
+
+
+def _held_against(cases: Sequence[Case], own: Sequence[Case]) -> tuple[bool, str]:
+    if not own:
+        return False, "Not gated: this project has no evaluation yet whose cases these could be."
+    theirs, ours = {prompt_key(case) for case in cases}, {prompt_key(case) for case in own}
+    common = len(ours & theirs)
+    if theirs == ours and len(ours) == len(own):
+        return True, (
+            f"These are the {len(own)} cases of this project, so the answers were graded by its own metrics "
+            "too and can be held against its other subjects."
+        )
+    return False, (
+        f"Not gated: {common} of this project's {len(own)} cases are among the {len(cases)} imported ones, "
+        "and a verdict on other questions says nothing about these."
+    )
+
+
+def _rename(runs: Sequence[ForeignRun], cases: Sequence[Case], own: Sequence[Case]) -> list[ForeignRun]:
+    """Our ids for cases that are ours."""
+    ours = {prompt_key(case): case.id for case in own}
+    names = {case.id: ours[prompt_key(case)] for case in cases}
+    return [
+        run.model_copy(
+            update={"samples": tuple(s.model_copy(update={"id": names[s.id]}) for s in run.samples)}
+        )
+        for run in runs
+    ]
+
+
+def _subject_report(run: ForeignRun, sessions: dict[str, str]) -> SubjectReport:
+    marks: dict[str, dict[str, list[float | None]]] = {}
+    for sample in run.samples:
+        for name, mark in sample.scores.items():
+            marks.setdefault(name, {}).setdefault(sample.id, []).append(mark)
+    metrics = {
+        name: make_metric(
+            name, scores={case: average(given) for case, given in by_case.items()}, sessions=sessions
+        )
+        for name, by_case in marks.items()
+    }
+    metrics |= {total.metric: _total_metric(total) for total in run.totals}
+    if not metrics:
+        raise UserMistake(
+            "the file holds no marks",
+            why="without scores there is nothing to show or compare",
+            fix="score the run with the other tool first, or import its answers as a subject",
+            where=run.file,
+        )
+    seconds = sum(sample.seconds for sample in run.samples)
+    tokens = sum(sample.tokens for sample in run.samples)
+    generation = Generation(
+        subject=run.subject,
+        answers=len(run.samples),
+        seconds=seconds,
+        tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
+        single_latency_seconds=(),
+        peak_memory_gib=0.0,
+        settings=run.settings,
+    )
+    return SubjectReport(subject=run.subject, metrics=metrics, generation=generation)
+
+
+def _total_metric(total: ForeignTotal) -> Metric:
+    """A share that is a whole number of cases gets its exact interval; else the error that was told."""
+    successes = total.value * total.n
+    if total.n and 0 <= total.value <= 1 and math.isclose(successes, round(successes), abs_tol=1e-6):
+        low, high = clopper_pearson(round(successes), n=total.n)
+        return Metric(
+            name=total.metric,
+            kind="rate",
+            value=total.value,
+            low=low,
+            high=high,
+            n=total.n,
+            successes=round(successes),
+            method="exact (Clopper and Pearson)",
+        )
+    spread = _Z * (total.stderr or 0.0)
+    return Metric(
+        name=total.metric,
+        kind="number",
+        value=total.value,
+        low=total.value - spread,
+        high=total.value + spread,
+        n=max(1, total.n),
+        method="the other tool's standard error" if total.stderr else "",
+    )
+
+
+def _answer(sample: ForeignSample) -> Answer:
+    return Answer(
+        case_id=sample.id,
+        text=sample.text,
+        tokens=sample.tokens,
+        prompt_tokens=sample.prompt_tokens,
+        finish_reason="length" if sample.truncated else "stop",
+        seconds=sample.seconds,
+        repeat=sample.repeat,
+    )

@@ -1,0 +1,386 @@
+"""Not worse than another subject by more than a margin that was set beforehand.
+
+In: a guardrail and the report. Out: a RuleResult. Pure. The bound is one-sided at the report's confidence;
+what the point estimate keeps and the bound does not is "unknown".
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from graftwork.evaluate.gate.figures import (
+    Needed,
+    Ungraded,
+    all_wrong,
+    figure_of,
+    find_ungraded,
+    finite,
+    measured,
+    measurements_for,
+    needed_for_limit,
+    needed_for_mean,
+)
+from graftwork.evaluate.gate.pairs import (
+    SIDE_BY_SIDE,
+    Pair,
+    Surroundings,
+    explain_missing,
+    find_subject,
+    lower_is_better,
+    pair_up,
+)
+from graftwork.evaluate.gate.settings import FIGURES, GateSettings, Primary, Rule, Win
+from graftwork.evaluate.gate.wording import (
+    SUBJECTS,
+    held_figure,
+    say_counts,
+    say_like_these,
+    say_limit,
+    say_pairs_needed,
+    say_test,
+    say_ungraded,
+    say_unmeasured,
+    show_difference,
+    show_range,
+    show_size,
+    write_rule,
+)
+from graftwork.grading.metrics import name_of, show, show_points
+from graftwork.records.report import Metric, Report
+from graftwork.records.verdict import RuleKind, RuleOutcome, RuleResult
+
+
+def judge_guardrail(rule: Rule, *, report: Report, around: Surroundings) -> RuleResult:
+    """Non-inferiority: the least gain that the pairs still allow lies above minus the margin."""
+    other = find_subject(report, rule.reference, around)
+    pair = pair_up(report, rule.metric, with_subject=other, one_sided=True) if other is not None else None
+    if pair is None:
+        why = (
+            explain_missing(rule.reference, around)
+            if other is None
+            else f"it was not measured on the same cases as {SUBJECTS[rule.reference]}"
+        )
+        return not_compared(
+            rule.metric,
+            rule=write_rule(rule),
+            kind="guardrail",
+            limit=-rule.limit,
+            why=why,
+            against=rule.reference,
+        )
+    return judge_margin(
+        rule.metric,
+        pair=pair,
+        margin=rule.limit,
+        rule=write_rule(rule),
+        named=rule.reference,
+        look=max(around.look, 1),
+    )
+
+
+def judge_margin(
+    metric: str, *, pair: Pair, margin: float, rule: str, named: str, look: int = 1
+) -> RuleResult:
+    """A pair against a margin."""
+    outcome: RuleOutcome = "unknown" if pair.gain > -margin else "fail"
+    if pair.low > -margin and not pair.too_few:
+        outcome = "pass"
+    needed = _pairs_needed(pair, margin, look) if outcome == "unknown" else None
+    sign = -1 if lower_is_better(metric) else 1
+    size = show_size(metric, margin)
+    low, high = (sign * bound for bound in (pair.low, pair.high))
+    return RuleResult(
+        metric=metric,
+        rule=rule,
+        outcome=outcome,
+        value=sign * pair.gain,
+        low=finite(min(low, high)),
+        high=finite(max(low, high)),
+        limit=-sign * margin,
+        sentence=(
+            f"{name_of(metric)}: {say_counts(pair.seen)} against {_called(named)} "
+            f"({show_difference(metric, sign * pair.gain)}), {_say_end(metric, pair, outcome, size, needed)}."
+            f"{say_ungraded(pair.ungraded)}"
+        ),
+        **(needed.fields if needed else {}),
+        kind="guardrail",
+        against=pair.seen.baseline,
+        margin=margin,
+        n=pair.seen.n,
+        p_value=pair.seen.p_value if pair.seen.test != SIDE_BY_SIDE else None,
+        test=pair.seen.test,
+    )
+
+
+def _pairs_needed(pair: Pair, margin: float, look: int) -> Needed | None:
+    if pair.ungraded:
+        # It is not the number of cases that leaves it open.
+        return None
+    if pair.too_few:
+        return Needed(pair.pairs_for_a_bound)
+    tail = 1 - pair.confidence
+    if pair.kind != "number":
+        return needed_for_mean(pair.units, limit=-margin, tail=tail, look=look) if margin < 1 else None
+    return measurements_for(pair.gain, low=pair.low, beyond=-margin, n=pair.seen.n, tail=tail)
+
+
+def _say_end(metric: str, pair: Pair, outcome: RuleOutcome, size: str, needed: Needed | None) -> str:
+    if outcome == "fail":
+        return f"a loss of more than the margin of {size}"
+    if outcome == "unknown" and pair.too_few:
+        return f"too few to bound the loss; {say_pairs_needed(metric, needed)}"
+    if not math.isfinite(pair.low):
+        return "which what was not graded may undo"
+    worst = show_difference(metric, (-1 if lower_is_better(metric) else 1) * pair.low)
+    if outcome == "pass":
+        return f"at worst {worst}, which keeps the margin of {size}"
+    return f"at worst {worst}, beyond the margin of {size}; {say_pairs_needed(metric, needed)}"
+
+
+def not_compared(
+    metric: str, *, rule: str, kind: RuleKind, limit: float, why: str, against: str
+) -> RuleResult:
+    """A comparison that could not be made proves nothing."""
+    return RuleResult(
+        metric=metric,
+        rule=rule,
+        outcome="unknown",
+        value=None,
+        low=None,
+        high=None,
+        limit=limit,
+        sentence=f"{name_of(metric)} was not compared on any case, so nothing can be shown: {why}.",
+        kind=kind,
+        against=against,
+        n=0,
+    )
+
+
+def _called(named: str) -> str:
+    return next((words for against, words in SUBJECTS.items() if against == named), named)
+
+
+def judge_limit(rule: Rule, *, report: Report, look: int = 1) -> RuleResult:
+    """A limit or an invariant held against the candidate's figure."""
+    metric = figure_of(report.candidate, rule, sessions=report.sessions)
+    ungraded = find_ungraded(report, rule.metric)
+    return judge_rule(rule, metric=metric, ungraded=ungraded, sessions=report.sessions, look=look)
+
+
+def judge_rule(
+    rule: Rule,
+    *,
+    metric: Metric | None,
+    ungraded: Ungraded = Ungraded(),  # noqa: B008
+    sessions: Mapping[str, str] | None = None,
+    look: int = 1,
+) -> RuleResult:
+    """One rule against one figure; `ungraded` cases count against it."""
+    kind = "invariant" if rule.severity == "invariant" else "limit"
+    if metric is None or metric.n == 0:
+        return RuleResult(
+            metric=rule.metric,
+            rule=write_rule(rule),
+            outcome="unknown",
+            value=None,
+            low=None,
+            high=None,
+            limit=rule.limit,
+            sentence=say_unmeasured(rule, ungraded.total),
+            kind=kind,
+            n=0,
+        )
+    outcome: RuleOutcome = "fail"
+    if rule.clears(_held_at_worst(rule, metric, ungraded, sessions or {})):
+        outcome = "pass"
+    elif rule.clears(metric.value):
+        outcome = "unknown"
+    too_wide = outcome == "unknown" and not rule.clears(held_figure(rule, metric))
+    needed = needed_for_limit(rule, metric, sessions=sessions or {}, look=look) if too_wide else None
+    return RuleResult(
+        metric=rule.metric,
+        rule=write_rule(rule),
+        outcome=outcome,
+        value=metric.value,
+        low=finite(metric.low),
+        high=finite(metric.high),
+        limit=rule.limit,
+        sentence=say_limit(rule, metric, outcome, needed) + say_ungraded(ungraded.total),
+        **(needed.fields if needed else {}),
+        kind=kind,
+        n=metric.n,
+        test=metric.method,
+    )
+
+
+def explain_broken(rule: Rule, *, report: Report) -> str | None:
+    """Why an invariant ends the attempt: its whole interval lies on the wrong side. None if it does not."""
+    metric = figure_of(report.candidate, rule, sessions=report.sessions)
+    if rule.severity != "invariant" or metric is None or metric.n == 0:
+        return None
+    best = metric.value if rule.held_bound == "value" else metric.high if rule.wants_more else metric.low
+    if rule.clears(best):
+        return None
+    return (
+        f"the invariant {write_rule(rule)} is broken: {show(rule.metric, metric.value)} "
+        f"({show_range(rule.metric, metric.low, metric.high)})"
+    )
+
+
+def _held_at_worst(rule: Rule, metric: Metric, ungraded: Ungraded, sessions: Mapping[str, str]) -> float:
+    """The bound if every case that has no grade was wrong: that may be the answer's fault."""
+    if not ungraded.total:
+        return held_figure(rule, metric)
+    if rule.metric in FIGURES:
+        # Nobody knows how large a figure can be at worst: nothing is kept by it.
+        return math.nan
+    wrong = 0.0 if rule.wants_more else 1.0
+    worst = all_wrong(metric, ungraded.cases, wrong=wrong, sessions=sessions) if ungraded.cases else metric
+    held = held_figure(rule, worst)
+    return (held * worst.n + wrong * ungraded.nameless) / (worst.n + ungraded.nameless)
+
+
+MEASURED_ONCE = 0.05
+"""A figure that was measured once each, such as memory, must fall by this share to be a saving."""
+
+
+def judge_gains(
+    report: Report, settings: GateSettings, *, around: Surroundings, adjusted_p: float | None = None
+) -> list[RuleResult]:
+    """The primary metric and the declared saving, as far as there are any."""
+    gains = []
+    if (primary := settings.primary_rule) is not None:
+        gains.append(judge_primary(primary, report=report, around=around, adjusted_p=adjusted_p))
+    if (win := settings.win_rule) is not None:
+        gains.append(judge_win(win, report=report, around=around))
+    return _one_is_enough(gains)
+
+
+def p_of_primary(report: Report, settings: GateSettings, *, around: Surroundings) -> float | None:
+    """What Holm's correction over several adapters starts from; None without a primary metric."""
+    primary = settings.primary_rule
+    other = find_subject(report, primary.against, around) if primary else None
+    pair = pair_up(report, primary.metric, with_subject=other) if primary and other else None
+    return pair.worst_p if pair is not None else None
+
+
+def judge_primary(
+    primary: Primary, *, report: Report, around: Surroundings, adjusted_p: float | None = None
+) -> RuleResult:
+    """The one metric on which the candidate must be better."""
+    who = SUBJECTS[primary.against]
+    text = f"{name_of(primary.metric)} better than {who}"
+    found = _find(report, primary, around)
+    if isinstance(found, str):
+        return not_compared(
+            primary.metric, rule=text, kind="primary", limit=0.0, why=found, against=primary.against
+        )
+    seen = found.seen
+    p = found.worst_p if adjusted_p is None else max(adjusted_p, found.worst_p)
+    better = found.gain > 0 and p < 1 - found.confidence and (not found.ungraded or found.low > 0)
+    outcome: RuleOutcome = "pass" if better else "unknown" if found.gain > 0 else "fail"
+    too_few = outcome == "unknown" and not found.ungraded
+    tail = (1 - found.confidence) / 2 / around.tried
+    needed = needed_for_mean(found.units, limit=0.0, tail=tail, look=max(around.look, 1)) if too_few else None
+    settles = f"; {say_pairs_needed(primary.metric, needed)}" if needed else ""
+    endings: dict[RuleOutcome, str] = {
+        "pass": f"better on average over {say_like_these(seen)}",
+        "unknown": f"which may be chance{settles}" if too_few else "which what was not graded may undo",
+        "fail": f"so the adapter is no better than {who}",
+    }
+    return RuleResult(
+        metric=primary.metric,
+        rule=text,
+        outcome=outcome,
+        value=seen.difference,
+        low=seen.low,
+        high=seen.high,
+        limit=0.0,
+        sentence=(
+            f"{name_of(primary.metric)}: {say_counts(seen)} against {who} "
+            f"({show_points(seen.difference)}, {say_test(seen, adjusted=adjusted_p)}), {endings[outcome]}."
+            f"{say_ungraded(found.ungraded)}"
+        ),
+        **(needed.fields if needed else {}),
+        kind="primary",
+        against=seen.baseline,
+        n=seen.n,
+        p_value=seen.p_value,
+        adjusted_p=adjusted_p,
+        test=seen.test,
+    )
+
+
+def judge_win(win: Win, *, report: Report, around: Surroundings) -> RuleResult:
+    """The declared saving: its least likely size lies over what was asked for."""
+    who = SUBJECTS[win.against]
+    share = f" by at least {100 * win.by:g} %" if win.by else ""
+    less = "less" if lower_is_better(win.metric) else "more"
+    text = f"{name_of(win.metric)} {less} than {'that of ' if win.against != 'log' else ''}{who}{share}"
+    found = _find(report, win, around)
+    if isinstance(found, str):
+        return not_compared(win.metric, rule=text, kind="win", limit=0.0, why=found, against=win.against)
+    seen, asked = found.seen, _asked_saving(win, report=report, around=around, found=found)
+    outcome: RuleOutcome = "unknown" if found.gain > asked else "fail"
+    if found.low > asked and not found.too_few:
+        outcome = "pass"
+    needed: Needed | None = None
+    if outcome == "unknown" and not found.ungraded:
+        tail = (1 - found.confidence) / around.tried
+        needed = measurements_for(found.gain, low=found.low, beyond=asked, n=seen.n, tail=tail)
+        needed = Needed(found.pairs_for_a_bound) if found.too_few else needed
+    sign = -1 if lower_is_better(win.metric) else 1
+    size = show_size(win.metric, asked) if asked else "nothing"
+    endings: dict[RuleOutcome, str] = {
+        "pass": f"at the least {show_difference(win.metric, sign * found.low)}: the saving that was declared",
+        "unknown": f"which may be {f'no more than {size}' if asked else 'no saving at all'}; "
+        f"{say_pairs_needed(win.metric, needed)}",
+        "fail": f"not the saving of more than {size} that was declared",
+    }
+    return RuleResult(
+        metric=win.metric,
+        rule=text,
+        outcome=outcome,
+        value=seen.difference,
+        low=finite(min(sign * found.low, sign * found.high)),
+        high=finite(max(sign * found.low, sign * found.high)),
+        limit=sign * asked,
+        sentence=(
+            f"{name_of(win.metric)}: {show_difference(win.metric, seen.difference)} against {who} "
+            f"({say_counts(seen)}), {endings[outcome]}.{say_ungraded(found.ungraded)}"
+        ),
+        **(needed.fields if needed else {}),
+        kind="win",
+        against=seen.baseline,
+        n=seen.n,
+        p_value=seen.p_value if seen.test != SIDE_BY_SIDE else None,
+        test=seen.test,
+    )
+
+
+def _find(report: Report, wanted: Primary | Win, around: Surroundings) -> Pair | str:
+    """The pair, or why there is none. A saving is bounded from below; a gain is tested both ways."""
+    other = find_subject(report, wanted.against, around)
+    if other is None:
+        return explain_missing(wanted.against, around)
+    saving = isinstance(wanted, Win)
+    pair = pair_up(
+        report, wanted.metric, with_subject=other, one_sided=saving, tried=around.tried if saving else 1
+    )
+    return pair or f"it was not measured on the same cases as {SUBJECTS[wanted.against]}"
+
+
+def _asked_saving(win: Win, *, report: Report, around: Surroundings, found: Pair) -> float:
+    """In the metric's unit. One measurement each has no interval, so a small difference is no saving."""
+    other = find_subject(report, win.against, around)
+    now = measured(other, win.metric) if other is not None else None
+    least = MEASURED_ONCE if found.low == found.high else 0.0
+    return max(win.by, least) * (now.value if now is not None else 0.0)
+
+
+def _one_is_enough(gains: Sequence[RuleResult]) -> list[RuleResult]:
+    """Of two ways to gain the better one counts; the other is told beside it."""
+    if len(gains) < 2:
+        return list(gains)
+    rank = {"pass": 2, "unknown": 1, "fail": 0}
+    best = max(gains, key=lambda gain: rank[gain.outcome])
+    return [gain if gain is best else gain.model_copy(update={"must": False}) for gain in gains]

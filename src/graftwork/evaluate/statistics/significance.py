@@ -1,0 +1,336 @@
+"""Two subjects on the same cases, by wins and losses.
+
+In: wins and losses. Out: probabilities. Pure; does not know what a win is. The interval of the difference is
+in `bounded`.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from statistics import NormalDist
+
+from graftwork.evaluate.statistics.bounded import Units, approximate_chance, chance_not_positive
+from graftwork.evaluate.statistics.intervals import (
+    MOST_CASES,
+    at_most,
+    bisect,
+    clopper_pearson,
+    exactly,
+    first_count,
+)
+
+
+def mcnemar(wins: int, *, losses: int, mid_p: bool = False) -> float:
+    """The exact two-sided p of as uneven a split of the discordant pairs, were both sides equal.
+
+    `mid_p` counts the split that was seen by half, which is nearer to the level that was asked for and
+    may exceed it by a little (Fagerland, Lydersen, Laake, 2013). The gate uses the exact one.
+    """
+    discordant = wins + losses
+    fewer = min(wins, losses)
+    splits = total = 1
+    for losers in range(fewer):
+        splits = splits * (discordant - losers) // (losers + 1)
+        total += splits
+    ways = 2 * total - (splits if mid_p else 0)
+    return min(1.0, ways / (1 << discordant))
+
+
+def likeliest_loss_rate(wins: float, losses: float, n: float, difference: float) -> float:
+    """The chance of a loss that fits best, if wins are likelier than losses by just `difference`."""
+    b = -wins - losses + (2 * n - wins + losses) * difference
+    c = -losses * difference * (1 - difference)
+    return (math.sqrt(max(b * b - 8 * n * c, 0.0)) - b) / (4 * n)
+
+
+EXACT_FLIPS = 32
+"""So many differences can be flipped in every way: two halves of 2^16 sums each."""
+EXACT_STEPS = 2_000_000
+"""The work that an exact count of sums on a grid may take."""
+FINEST_GRID = 60
+"""Averages of up to six repeats lie on a grid of sixtieths."""
+RANDOM_FLIPS = 10_000
+MANY_FLIPS = 1000
+"""From here on the sum of all flips is normal to more digits than random flips would give."""
+
+
+def paired_permutation(
+    a: Sequence[float],
+    b: Sequence[float],
+    *,
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+    resamples: int = RANDOM_FLIPS,
+) -> float:
+    """The chance of as large a mean difference between `a` and `b`, were they alike."""
+    sums = sum_clusters([new - old for old, new in zip(a, b, strict=True)], clusters)
+    scale = max(map(abs, sums), default=0.0)
+    steps = [abs(s) for s in sums if abs(s) > 1e-12 * scale]
+    if not steps:
+        return 1.0
+    observed = abs(math.fsum(sums))
+    grid = _on_a_grid(steps)
+    if grid is not None:
+        return _flip_on_a_grid(grid, round(observed * sum(grid) / math.fsum(steps)))
+    reached = observed - 1e-9 * scale
+    if len(steps) <= EXACT_FLIPS:
+        return _flip_every_way(steps, reached)
+    if len(steps) > MANY_FLIPS:
+        return 2 * NormalDist().cdf(-observed / math.sqrt(math.fsum(step * step for step in steps)))
+    return _flip_at_random(steps, reached, seed=seed, resamples=resamples)
+
+
+def sum_clusters(values: Sequence[float], clusters: Sequence[Hashable] | None) -> list[float]:
+    """One sum a cluster, in the order of their first member."""
+    if clusters is None:
+        return list(values)
+    members: dict[Hashable, list[float]] = {}
+    for cluster, value in zip(clusters, values, strict=True):
+        members.setdefault(cluster, []).append(value)
+    return [math.fsum(group) for group in members.values()]
+
+
+def _on_a_grid(steps: Sequence[float]) -> list[int] | None:
+    """The steps as whole numbers of a common fraction, if there is a coarse one and it is worth it."""
+    for parts in range(1, FINEST_GRID + 1):
+        if all(abs(step * parts - round(step * parts)) < 1e-9 for step in steps):
+            whole = [round(step * parts) for step in steps]
+            return whole if 2 * sum(whole) * len(whole) <= EXACT_STEPS else None
+    return None
+
+
+def _flip_on_a_grid(steps: Sequence[int], observed: int) -> float:
+    """Counts the flips that lead to each sum, one step after another."""
+    ways = {0: 1}
+    for step in steps:
+        after: dict[int, int] = {}
+        for total, count in ways.items():
+            after[total + step] = after.get(total + step, 0) + count
+            after[total - step] = after.get(total - step, 0) + count
+        ways = after
+    far = sum(count for total, count in ways.items() if abs(total) >= observed)
+    return far / (1 << len(steps))
+
+
+def _flip_every_way(steps: Sequence[float], reached: float) -> float:
+    """Both halves flipped in every way; the sorted sums of one are walked against those of the other."""
+    if reached <= 0:
+        return 1.0
+    left, right = _all_sums(steps[::2]), _all_sums(steps[1::2])
+    far, start = 0, len(right)
+    for total in left:
+        # The larger the sum of the left half, the smaller a sum of the right half will do.
+        while start and total + right[start - 1] >= reached:
+            start -= 1
+        far += len(right) - start
+    # For every flip that reaches so far up, its mirror image reaches as far down.
+    return min(1.0, 2 * far / (1 << len(steps)))
+
+
+def _all_sums(steps: Sequence[float]) -> list[float]:
+    sums = [0.0]
+    for step in steps:
+        sums = sorted([total - step for total in sums] + [total + step for total in sums])
+    return sums
+
+
+def _flip_at_random(steps: Sequence[float], reached: float, *, seed: int, resamples: int) -> float:
+    """What was seen counts as one of the flips, so that p is never 0 (Phipson and Smyth, 2010)."""
+    # Eight steps at a time: a random byte picks one of their 256 sums.
+    tables = [_all_sums(steps[i : i + 8]) for i in range(0, len(steps), 8)]
+    tables = [table * (256 // len(table)) for table in tables]
+    draw = random.Random(seed)
+    far = 0
+    for _ in range(resamples):
+        total = sum(table[byte] for table, byte in zip(tables, draw.randbytes(len(tables)), strict=True))
+        far += abs(total) >= reached
+    return (far + 1) / (resamples + 1)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjusted p (Scandinavian Journal of Statistics, 1979), in the order of the names given.
+
+    Those under alpha can all be called differences, with a chance of at most alpha that any one of
+    them is none, however the tests hang together.
+    """
+    ranked = sorted(p_values, key=lambda name: p_values[name])
+    adjusted: dict[str, float] = {}
+    so_far = 0.0
+    for rank, name in enumerate(ranked):
+        so_far = max(so_far, min(1.0, (len(ranked) - rank) * p_values[name]))
+        adjusted[name] = so_far
+    return {name: adjusted[name] for name in p_values}
+
+
+USUAL_LOSS_RATE = 0.05
+"""One case in twenty gets worse even by a change for the better: what is assumed until losses are seen."""
+USUAL_POWER = 0.8
+"""What "n cases would settle it" means: in four evaluations of five."""
+LUCK = 0.015
+FEWEST_DRAWS, MOST_DRAWS, DRAWN_NUMBERS = 200, 400, 10_000
+"""Test sets that are drawn to find the power: the fewer, the more kinds of units there are."""
+FEW_ENOUGH_TO_SUM = 50_000
+"""Beyond so many cases the normal approximation is within one in a hundred of the exact sum."""
+NEGLIGIBLE_DEVIATIONS = 9.0
+"""Counts of discordant pairs farther than this from their mean have no weight in a sum."""
+
+
+def units_for_power(
+    units: Units, *, limit: float, lowest: float, tail: float, start: int | None = None, seed: int = 0
+) -> int | None:
+    """How many units like these show that their mean lies above `limit` in four test sets of five.
+
+    A unit is a case, a pair, or a session with all of its cases. Test sets of every size are drawn from the
+    units seen, and the test of `bounded` is made on each. None where the mean seen is not above the limit.
+    `start` is a guess.
+    """
+    import numpy as np
+
+    off = [total - limit * size for total, size in zip(units.totals, units.sizes, strict=True)]
+    if not off or math.fsum(off) <= 1e-12 * len(off):
+        return None
+    if limit <= lowest:
+        return 1
+    kinds = Counter(zip(units.totals, units.sizes, strict=True))
+    totals, sizes = (np.array(column, dtype=float) for column in zip(*kinds, strict=True))
+    shares = np.array(list(kinds.values()), dtype=float) / len(off)
+    draws = 1 if len(kinds) == 1 else max(FEWEST_DRAWS, min(MOST_DRAWS, DRAWN_NUMBERS // len(kinds)))
+
+    def shows(count: int) -> bool:
+        drawn = np.random.default_rng(seed).multinomial(count, shares, draws).astype(float)
+        added = (drawn @ sizes**2) / (drawn @ sizes)
+        weights = np.broadcast_to(totals - limit * sizes, drawn.shape)
+        weights = np.column_stack([weights, (lowest - limit) * added])
+        # Where nothing varies, one case more or less shows.
+        chance = chance_not_positive if draws == 1 else approximate_chance
+        chances = chance(weights, np.column_stack([drawn, np.ones(draws)]))
+        # The first size that passes is one with lucky draws: without this it would be a little too small.
+        return float((chances < tail).mean()) >= (USUAL_POWER + LUCK if draws > 1 else 1.0)
+
+    guess = start or _guess_units(off, worst=(limit - lowest) * units.added_size, tail=tail)
+    return first_count(shows, start=guess)
+
+
+def _guess_units(off: Sequence[float], *, worst: float, tail: float) -> int:
+    """Where to start the search: the normal approximation, and the added unit that must be outweighed."""
+    count, gain = len(off), math.fsum(off) / len(off)
+    spread = math.sqrt(max(math.fsum(x * x for x in off) / count - gain**2, 0.0))
+    reach = NormalDist().inv_cdf(1 - tail) + NormalDist().inv_cdf(USUAL_POWER)
+    return max(
+        1, min(MOST_CASES, math.ceil((reach * spread / gain) ** 2 - math.log(tail) * worst / gain / 2))
+    )
+
+
+def successes_to_clear(n: int, *, limit: float, confidence: float = 0.95) -> int | None:
+    """The fewest of `n` that put the lower bound over `limit`; None if even all of them do not."""
+    if n < 1 or clopper_pearson(n, n=n, confidence=confidence).low <= limit:
+        return None
+    low, high = 0, n
+    while high - low > 1:
+        middle = (low + high) // 2
+        clears = clopper_pearson(middle, n=n, confidence=confidence).low > limit
+        low, high = (low, middle) if clears else (middle, high)
+    return high
+
+
+def mcnemar_power(n: int, *, win_rate: float, loss_rate: float, confidence: float = 0.95) -> float:
+    """The chance that `n` pairs show the candidate to be better, by McNemar's exact two-sided test.
+
+    Sums over the number of discordant pairs m, and for each m over the splits that the test rejects.
+    Both tails are carried on from m to m + 1, so that a sum takes microseconds a term.
+    """
+    discordant = win_rate + loss_rate
+    if min(win_rate, loss_rate) < 0 or discordant > 1 + 1e-12:
+        raise ValueError(f"wins of {win_rate} and losses of {loss_rate} are no shares of one whole")
+    if discordant == 0 or n == 0:
+        return 0.0
+    tail, losing = (1 - confidence) / 2, loss_rate / discordant
+    m, last = _likely_counts(n, discordant)
+    most = _most_losses(m, tail)
+    under_null, beyond = at_most(most, n=m, rate=0.5), at_most(most, n=m, rate=losing)
+    weight = exactly(m, n=n, rate=discordant)
+    power = 0.0
+    while True:
+        power += weight * beyond
+        if m == last:
+            return min(1.0, max(0.0, power))
+        # P(X <= k of m + 1) is P(X <= k of m) less the chance that the last pair makes it k + 1.
+        under_null -= 0.5 * exactly(most, n=m, rate=0.5)
+        beyond -= losing * exactly(most, n=m, rate=losing)
+        weight *= discordant / (1 - discordant) * (n - m) / (m + 1)
+        m += 1
+        if under_null + (more := exactly(most + 1, n=m, rate=0.5)) <= tail:
+            most += 1
+            under_null += more
+            beyond += exactly(most, n=m, rate=losing)
+
+
+def detectable_difference(
+    n: int, *, power: float = 0.8, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95
+) -> float:
+    """The smallest gain (wins less losses, as a share) that `n` pairs show with the chance `power`.
+
+    `loss_rate` is the share of the cases that get worse all the same. Infinite where no gain would show.
+    """
+    _check_power(power, loss_rate)
+    room = 1 - 2 * loss_rate
+
+    def shows(gain: float) -> bool:
+        return (
+            mcnemar_power(n, win_rate=loss_rate + gain, loss_rate=loss_rate, confidence=confidence) >= power
+        )
+
+    if not shows(room):
+        return math.inf
+    return bisect(shows, 0.0, room, steps=30)
+
+
+def cases_for_difference(
+    difference: float, *, power: float = 0.8, loss_rate: float = USUAL_LOSS_RATE, confidence: float = 0.95
+) -> int:
+    """How many pairs show a gain of `difference` (0.05 is 5 points) with the chance `power`."""
+    _check_power(power, loss_rate)
+    if not 0 < difference <= 1 - 2 * loss_rate + 1e-12:
+        raise ValueError(
+            f"a difference must lie between 0 and {1 - 2 * loss_rate:g} (0.05 is 5 points), not {difference}"
+        )
+    win_rate = min(loss_rate + difference, 1 - loss_rate)
+    guess = _guess_cases(win_rate, loss_rate, power=power, confidence=confidence)
+    if guess > FEW_ENOUGH_TO_SUM:
+        return guess
+    found = first_count(
+        lambda n: mcnemar_power(n, win_rate=win_rate, loss_rate=loss_rate, confidence=confidence) >= power,
+        start=guess,
+    )
+    return found if found is not None else guess
+
+
+def _guess_cases(win_rate: float, loss_rate: float, *, power: float, confidence: float) -> int:
+    """Where to start the search: the normal approximation, with a correction for whole counts."""
+    normal = NormalDist()
+    discordant, difference = win_rate + loss_rate, win_rate - loss_rate
+    reach = normal.inv_cdf((1 + confidence) / 2) * math.sqrt(discordant)
+    reach += normal.inv_cdf(power) * math.sqrt(max(discordant - difference**2, 0.0))
+    return max(1, math.ceil((reach / difference) ** 2 + 2 / difference))
+
+
+def _likely_counts(n: int, rate: float) -> tuple[int, int]:
+    if rate >= 1 - 1e-12:
+        return n, n
+    spread = NEGLIGIBLE_DEVIATIONS * math.sqrt(n * rate * (1 - rate)) + NEGLIGIBLE_DEVIATIONS
+    return max(0, math.floor(n * rate - spread)), min(n, math.ceil(n * rate + spread))
+
+
+def _most_losses(discordant: int, tail: float) -> int:
+    """The most losses among the discordant pairs that still reject; -1 if none do."""
+    fewest = first_count(lambda k: at_most(k - 1, n=discordant, rate=0.5) > tail)
+    assert fewest is not None  # at_most reaches 1
+    return fewest - 2
+
+
+def _check_power(power: float, loss_rate: float) -> None:
+    if not 0 < power < 1:
+        raise ValueError(f"power must lie between 0 and 1, not {power}")
+    if not 0 <= loss_rate < 0.5:
+        raise ValueError(f"a loss rate must lie between 0 and 0.5, not {loss_rate}")

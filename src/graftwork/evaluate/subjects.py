@@ -1,0 +1,220 @@
+"""Subjects as a user names them.
+
+In: a text of `--subject` or of `evaluate.subjects`. Out: what kind of subject is meant, and which. Does
+not know whether it exists.
+
+    base                                 the base model alone
+    adapter                              what the last training of this model left
+    adapter:FOLDER                       a PEFT folder
+    run:ID                               the adapter of a run
+    release:ID, release:ALIAS            a release; `champion` stands for `release:champion`
+    log                                  the replies and durations that the log holds
+    URL#model, URL#model,key=VARIABLE    an OpenAI-compatible endpoint; the key is in that variable,
+                                         and `,concurrency=16` asks so many questions at a time
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
+
+from graftwork.evaluate.cases import cases_to_time
+from graftwork.inference.selection import agree_on_engine, is_vllm
+from graftwork.records.errors import UserMistake
+from graftwork.records.interaction import Message
+from graftwork.records.report import Answer, Case, Endpoint, EvalJob, Generation
+from graftwork.text.redact import is_variable_name
+
+Kind = Literal["base", "adapter", "folder", "run", "release", "log", "endpoint"]
+PLAIN: dict[str, Kind] = {"base": "base", "adapter": "adapter", "log": "log"}
+CHAMPION = "champion"
+MOST_AT_A_TIME = 256
+
+
+class NamedSubject(NamedTuple):
+    """`which` is a folder, a run, a release or an alias, as the kind has it."""
+
+    name: str
+    kind: Kind
+    which: str = ""
+    endpoint: Endpoint | None = None
+
+
+def parse_subject(text: str) -> NamedSubject:
+    said = text.strip()
+    if said in PLAIN:
+        return NamedSubject(said, PLAIN[said])
+    if said == CHAMPION:
+        return NamedSubject(said, "release", which=CHAMPION)
+    if said.startswith(("http://", "https://")):
+        return _parse_endpoint(said)
+    before, colon, which = said.partition(":")
+    kinds: dict[str, Kind] = {"adapter": "folder", "run": "run", "release": "release"}
+    if colon and which and before in kinds:
+        return NamedSubject(said, kinds[before], which=which)
+    raise UserMistake(
+        f"{text!r} is no subject",
+        why="a subject is base, adapter, adapter:FOLDER, run:ID, release:ID, champion, log, or URL#model",
+        fix="name one of these, for example `--subject release:champion`",
+        where="--subject",
+    )
+
+
+def parse_subjects(texts: Iterable[str]) -> tuple[NamedSubject, ...]:
+    """Each subject once, in the order in which they were first named."""
+    return tuple({subject.name: subject for subject in map(parse_subject, texts)}.values())
+
+
+def _parse_endpoint(said: str) -> NamedSubject:
+    address, _, rest = said.partition("#")
+    model, *options = rest.split(",")
+    parts = urlsplit(address)
+    if not parts.hostname or not model:
+        raise _wrong(address, "it names a URL and, behind #, the model that is asked there")
+    if parts.username or parts.password or parts.query:
+        raise _wrong(address.split("@")[-1].split("?")[0], "a key in a URL would be written into the report")
+    endpoint = Endpoint(url=address.rstrip("/"), model=model)
+    for option in options:
+        key, _, value = option.partition("=")
+        if key == "key" and is_variable_name(value):
+            endpoint = endpoint.model_copy(update={"key_variable": value})
+        elif key == "concurrency" and value.isdigit() and 1 <= int(value) <= MOST_AT_A_TIME:
+            endpoint = endpoint.model_copy(update={"concurrency": int(value)})
+        else:
+            # Not repeated: whoever mistook the key's place for the key would read it in a log.
+            raise _wrong(
+                f"{address}#{model}",
+                f"behind the comma stands key=NAME_OF_A_VARIABLE or concurrency=1…{MOST_AT_A_TIME}",
+            )
+    return NamedSubject(f"{endpoint.url}#{model}", "endpoint", endpoint=endpoint)
+
+
+def _wrong(said: str, why: str) -> UserMistake:
+    return UserMistake(
+        f"the endpoint {said} cannot be asked",
+        why=why,
+        fix="write it as https://host/v1#model,key=NAME_OF_THE_VARIABLE",
+        where="--subject",
+    )
+
+
+LOG = "log"
+
+
+def answers_of_log(cases: Sequence[Case]) -> list[Answer]:
+    """The recorded reply of each case. What the log does not state, its tokens, is 0."""
+    return [
+        Answer(
+            case_id=case.id,
+            text=case.reference,
+            tokens=0,
+            prompt_tokens=0,
+            finish_reason="stop",
+            seconds=(case.duration_ms or 0.0) / 1000,
+        )
+        for case in cases
+    ]
+
+
+def generation_of_log(cases: Sequence[Case], *, latency_cases: int) -> Generation:
+    """Durations of the cases that the other subjects are timed on, where the log holds all of these."""
+    timed = [case.duration_ms for case in cases_to_time(cases, most=latency_cases)]
+    known = [duration / 1000 for duration in timed if duration is not None]
+    return Generation(
+        subject=LOG,
+        answers=len(cases),
+        seconds=sum((case.duration_ms or 0.0) / 1000 for case in cases),
+        tokens_per_second=0.0,
+        single_latency_seconds=tuple(known) if len(known) == len(timed) else (),
+        peak_memory_gib=0.0,
+        settings={
+            "decoding": "as recorded",
+            "durations": sum(case.duration_ms is not None for case in cases),
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What all subjects of one evaluation share."""
+
+    cases_file: Path
+    example: tuple[Message, ...] = ()
+    """Shown to whoever was not trained on these tasks."""
+    shards: int = 1
+    timed: bool = True
+    """Whether some of the requests are timed alone, too."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A subject that can be asked. `job` is None for the log, `release` names one where it is one."""
+
+    name: str
+    folder: Path
+    job: EvalJob | None = None
+    identity: str = ""
+    release: str | None = None
+
+    @property
+    def is_endpoint(self) -> bool:
+        return self.job is not None and self.job.endpoint is not None
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who is compared. The candidate is measured against each of `references`, as against the baseline;
+    `others` are candidates like it."""
+
+    baseline: Subject
+    candidate: Subject
+    champion: Subject | None = None
+    others: tuple[Subject, ...] = ()
+    references: tuple[Subject, ...] = ()
+
+    @property
+    def all(self) -> tuple[Subject, ...]:
+        champion = (self.champion,) if self.champion is not None else ()
+        return (self.baseline, self.candidate, *champion, *self.others, *self.references)
+
+
+def settle_engine(subjects: Sequence[Subject]) -> Callable[[Subject], Subject]:
+    """Gives each subject back with the engine that all models among these are asked with.
+
+    Answers of two engines differ a little with the same weights: a comparison of base and adapter would
+    take that for what training did. What another engine answered is not taken up: it is asked anew.
+    """
+    engine = agree_on_engine([subject.job for subject in subjects if subject.job is not None])
+
+    def settled(subject: Subject) -> Subject:
+        if subject.job is None or subject.job.endpoint is not None:
+            return subject
+        return replace(subject, job=subject.job.model_copy(update={"engine": engine}))
+
+    return settled
+
+
+def with_one_engine(lineup: Lineup) -> Lineup:
+    """The same subjects, all models among them asked with the same engine."""
+    settled = settle_engine(lineup.all)
+    return Lineup(
+        baseline=settled(lineup.baseline),
+        candidate=settled(lineup.candidate),
+        champion=settled(lineup.champion) if lineup.champion is not None else None,
+        others=tuple(settled(subject) for subject in lineup.others),
+        references=tuple(settled(subject) for subject in lineup.references),
+    )
+
+
+def timed_together(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those that one process can load beside each other; none where there is nobody to compare with."""
+    found = [
+        subject
+        for subject in subjects
+        if subject.job is not None
+        and not subject.is_endpoint
+        and subject.job.latency_cases
+        and not is_vllm(subject.job)
+    ]
+    return found if len(found) > 1 else []

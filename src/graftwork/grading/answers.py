@@ -1,0 +1,277 @@
+"""A reply read as a structured answer: what it says, what it cites, whether it refuses.
+
+In: the text of a reply and the names of its fields. Out: a StructuredAnswer, or None where the text
+is no JSON object; and the numbered sources of a prompt. Does not know what a right answer is.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from pydantic import field_validator
+
+from graftwork.grading.matching import require_schema
+from graftwork.records.base import Record
+from graftwork.records.report import Case
+
+_BRACKETED = re.compile(r"\[(\d{1,6})\]")
+_NUMBER = re.compile(r"\[?(\d{1,6})\]?")
+_SOURCE_START = re.compile(r"^[ \t]*\[(\d{1,6})\][:.]?", re.MULTILINE)
+MISSING = object()
+"""What `look_up` gives where a key is not there; null is a value."""
+
+REFUSALS = (
+    "i cannot answer",
+    "i can't answer",
+    "i can not answer",
+    "i don't know",
+    "i do not know",
+    "i'm unable to",
+    "i am unable to",
+    "not in the sources",
+    "the sources do not",
+    "the sources don't",
+    "no information",
+)
+
+
+class AnswerFields(Record):
+    """Which keys of the reply mean what. A dot leads inwards: `answer.text`."""
+
+    answer: str = "answer"
+    """The answer in words."""
+    citations: str = "citations"
+    """The numbers of the sources: a list, or a text that holds them as `[1][2]`."""
+    refused: str = "refused"
+    """True where the sources do not say."""
+    required: tuple[str, ...] = ()
+    """Keys that a reply must have to count as valid JSON."""
+    json_schema: dict[str, Any] | None = None
+    """The JSON Schema that `schema_valid` holds every reply against."""
+    form: Literal["json", "text"] = "json"
+    """`text`: a reply is plain words that cite as `[1]`; it refuses where it holds one of `refusals`."""
+    refusals: tuple[str, ...] = REFUSALS
+    """Of plain words: what only a refusal says, in any case."""
+
+    @field_validator("json_schema")
+    @classmethod
+    def _schema_is_understood(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None:
+            require_schema(schema)
+        return schema
+
+    def inner(self, text: str, path: str) -> str | None:
+        """What stands under a key of a JSON reply, as text; None where it is not there."""
+        document = parse_object(text)
+        value = MISSING if document is None else look_up(document, path)
+        if value is MISSING:
+            return None
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+class StructuredAnswer(NamedTuple):
+    """`refused` is None where the reply does not say; `citations` is None where they are malformed."""
+
+    answer: str
+    citations: frozenset[int] | None
+    refused: bool | None
+    complete: bool
+
+
+def read_answer(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
+    """The answer in the form that the fields name; None where the text does not have it."""
+    return _read_words(text, fields) if fields.form == "text" else read_document(text, fields=fields)
+
+
+def read_document(text: str, *, fields: AnswerFields) -> StructuredAnswer | None:
+    """The answer as a JSON object, whatever form the fields name."""
+    document = parse_object(text)
+    if document is None:
+        return None
+    answer = look_up(document, fields.answer)
+    refused = look_up(document, fields.refused)
+    return StructuredAnswer(
+        answer=answer if isinstance(answer, str) else "",
+        citations=_read_citations(look_up(document, fields.citations)),
+        refused=refused if isinstance(refused, bool) else None,
+        complete=all(look_up(document, key) is not MISSING for key in fields.required),
+    )
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that the whole text is, or None. NaN and Infinity are no JSON."""
+    parsed = parse_json(text)
+    return parsed[0] if parsed and isinstance(parsed[0], dict) else None
+
+
+def parse_json(text: str) -> tuple[Any, ...]:
+    """The one JSON value that the whole text is; empty where it is none (null is a value)."""
+    try:
+        return (json.loads(text, parse_constant=_refuse_constant),)
+    except (ValueError, RecursionError):
+        # Model output may be anything at all; "no JSON" is the answer, not a failure.
+        return ()
+
+
+def numbered_sources(case: Case) -> frozenset[int]:
+    """The sources `[n]` of the prompt; those of the system turn only where no other turn has any."""
+    asked = [m.content for m in case.messages if m.role in ("user", "tool")]
+    numbers = _bracketed("\n".join(asked))
+    return numbers or _bracketed("\n".join(m.content for m in case.messages))
+
+
+def source_texts(case: Case) -> dict[int, str]:
+    """The sources of the prompt by number: what follows `[n]` at the start of a line, up to the next.
+
+    The question that stands behind the last source is not part of it.
+    """
+    asked = [m.content for m in case.messages if m.role in ("user", "tool")]
+    return _cut_sources(asked) or _cut_sources([m.content for m in case.messages])
+
+
+def cited_numbers(text: str) -> frozenset[int]:
+    """The sources that a text cites inline, as `[1]`."""
+    return _bracketed(text)
+
+
+def _cut_sources(contents: list[str]) -> dict[int, str]:
+    sources: dict[int, str] = {}
+    for content in contents:
+        starts = list(_SOURCE_START.finditer(content)) or list(_BRACKETED.finditer(content))
+        for place, start in enumerate(starts):
+            end = starts[place + 1].start() if place + 1 < len(starts) else len(content)
+            body = content[start.end() : end]
+            if place == len(starts) - 1:
+                body = _without_question(body)
+            number = int(start[1])
+            sources[number] = f"{sources[number]}\n{body}".strip() if number in sources else body.strip()
+    return sources
+
+
+def _without_question(body: str) -> str:
+    """The last paragraph is the question; without paragraphs, a last line that asks."""
+    before, gap, _ = body.strip().rpartition("\n\n")
+    if gap:
+        return before
+    before, gap, last = body.strip().rpartition("\n")
+    return before if gap and last.rstrip().endswith("?") else body
+
+
+def _read_words(text: str, fields: AnswerFields) -> StructuredAnswer | None:
+    if not text.strip():
+        return None
+    plain = text.casefold().replace("\u2019", "'")
+    return StructuredAnswer(
+        answer=text,
+        citations=_bracketed(text),
+        refused=any(phrase.casefold() in plain for phrase in fields.refusals),
+        complete=True,
+    )
+
+
+def _read_citations(value: Any) -> frozenset[int] | None:
+    if value is MISSING or value is None:
+        return frozenset()
+    if isinstance(value, str):
+        return _bracketed(value)
+    if not isinstance(value, list):
+        return None
+    numbers: set[int] = set()
+    for item in value:
+        match = _NUMBER.fullmatch(item.strip()) if isinstance(item, str) else None
+        if isinstance(item, int) and not isinstance(item, bool):
+            numbers.add(item)
+        elif match:
+            numbers.add(int(match[1]))
+        else:
+            return None
+    return frozenset(numbers)
+
+
+def _bracketed(text: str) -> frozenset[int]:
+    return frozenset(int(number) for number in _BRACKETED.findall(text))
+
+
+def look_up(document: dict[str, Any], path: str) -> Any:
+    """What stands under a key, a dot inwards; MISSING where nothing does."""
+    value: Any = document
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return MISSING
+        value = value[key]
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…。！？])[\"')\]]*\s+|\n+")
+_ONLY_CITATIONS = re.compile(r"(?:\s*\[\d{1,6}\])+\s*[.;,]?\s*")
+_CITATION = re.compile(r"\[\d{1,6}\]")
+
+# Words that nearly every English text holds: sharing them supports nothing.
+_COMMON = """
+a an the is are was were be been being am do does did has have had of to in on at by for with from as and or
+but not no nor so if then than that this these those it its he she they we you i his her their our your there
+here which who whom what when where how can could will would shall should may might must also very just about
+into over under out up down
+"""
+_EMPTY_WORDS = frozenset(_COMMON.split())
+
+
+def words_of(text: str) -> list[str]:
+    """The words without case, accents, punctuation and articles."""
+    plain = unicodedata.normalize("NFKD", text.casefold())
+    plain = "".join(char for char in plain if not unicodedata.combining(char))
+    return [word for word in re.findall(r"\w+", plain) if word not in ("a", "an", "the")]
+
+
+def shared_words(given: list[str], expected: list[str]) -> float:
+    """The F1 of two bags of words."""
+    shared = sum((Counter(given) & Counter(expected)).values())
+    return 2 * shared / (len(given) + len(expected)) if shared else 0.0
+
+
+def split_claims(text: str) -> list[str]:
+    """The sentences, each with the citations that stand behind its full stop.
+
+    Headings and list marks without a word of substance are no claims.
+    """
+    claims: list[str] = []
+    for piece in _SENTENCE_END.split(text):
+        leading = _ONLY_CITATIONS.match(piece) if claims else None
+        if leading:
+            claims[-1] += " " + leading[0].strip()
+        rest = piece[leading.end() :] if leading else piece
+        if _tells(rest):
+            claims.append(rest.strip())
+    return claims
+
+
+def telling_words(text: str) -> set[str]:
+    """The words that carry meaning: numbers and all but the commonest; citations left out."""
+    return {word for word in words_of(_CITATION.sub(" ", text)) if word not in _EMPTY_WORDS}
+
+
+def support(claim: str, sources: Iterable[str]) -> float:
+    """The share of the claim's telling words that stand in the sources. Without any such word: 1.
+
+    A number of the claim that no source holds refutes it: 0, however many words agree.
+    """
+    told = telling_words(claim)
+    if not told:
+        return 1.0
+    known: set[str] = set()
+    for source in sources:
+        known |= telling_words(source)
+    if any(word.isdigit() and word not in known for word in told):
+        return 0.0
+    return len(told & known) / len(told)
+
+
+def _tells(piece: str) -> bool:
+    return bool(telling_words(piece)) and not piece.strip().endswith(":")

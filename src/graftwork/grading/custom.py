@@ -1,0 +1,191 @@
+"""Own metrics: a function of the project, named in graft.yaml as `file.py:function` or `module:function`.
+
+In: the name, the project's folder. Out: the function, and its grades. Only files within the project's
+folder are loaded, and only those that graft.yaml names. A function that fails is reported with metric,
+case and line; the evaluation goes on.
+"""
+
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import sha256
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import PrivateAttr
+
+from graftwork.grading.interface import CannotGrade, Grade, GradeContext
+from graftwork.records.errors import UserMistake
+from graftwork.records.report import Case
+
+OwnFunction = Callable[[Case, str], float | bool | None]
+LONGEST_WORDS = 200
+_NAMED = re.compile(r"(?P<place>[^:\0]+):(?P<function>[A-Za-z_]\w*)")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def is_own(name: str) -> bool:
+    return ":" in name
+
+
+def require_own_name(name: str) -> None:
+    found = _NAMED.fullmatch(name)
+    if not found or not (found["place"].endswith(".py") or _MODULE.fullmatch(found["place"])):
+        raise ValueError(
+            f"{name} names no function: write path/file.py:function or module:function, "
+            "within the project's folder"
+        )
+
+
+def load_own(name: str, *, folder: Path) -> OwnFunction:
+    """The function; UserMistake with file and line where it cannot be had."""
+    require_own_name(name)
+    place, _, function = name.rpartition(":")
+    path = _find(place, name=name, folder=folder.resolve())
+    return _load(str(path), function, sha256(path.read_bytes()).hexdigest())
+
+
+def hash_own(name: str, *, folder: Path) -> str:
+    """The hash of the file that the function stands in: changed, it grades anew."""
+    place, _, _ = name.rpartition(":")
+    return sha256(_find(place, name=name, folder=folder.resolve()).read_bytes()).hexdigest()
+
+
+def grade_own(name: str, case: Case, text: str, context: GradeContext) -> Grade:
+    if context.folder is None:
+        raise CannotGrade(f"{name}: there is no project folder to load it from")
+    function = load_own(name, folder=context.folder)
+    watched = _watch(case) if context.is_reference else None
+    try:
+        given = _plain(function(case if watched is None else watched, text))
+    except (Exception, SystemExit) as error:
+        said = _show(error, str)
+        place = _place_of(error, function)
+        raise CannotGrade(f"{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
+    if given is None or (watched is not None and watched.has_read_reference):
+        # The log's answer is the reference: held against itself it would be right whatever it says.
+        return None
+    if isinstance(given, bool | int | float) and 0 <= given <= 1:
+        return float(given)
+    shown = _show(given, repr)[:40]
+    raise CannotGrade(f"{name} gave {shown}: a grade is true, false, None or a number from 0 to 1")
+
+
+def require_named(name: str, context: GradeContext) -> None:
+    """A case may ask for a function of the project only where graft.yaml asks for it too."""
+    if is_own(name) and name not in {check.metric for check in context.checks.values()}:
+        raise CannotGrade(f"the case asks for {name}, and graft.yaml does not name it under evaluate.checks")
+
+
+class _WatchedCase(Case):
+    """A case that notes whether its reference was looked at: the log's own answer is that reference."""
+
+    _read: list[bool] = PrivateAttr(default_factory=list)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("reference", "model_dump", "model_dump_json", "__iter__", "__dict__"):
+            object.__getattribute__(self, "__pydantic_private__")["_read"].append(True)
+        return super().__getattribute__(name)
+
+    @property
+    def has_read_reference(self) -> bool:
+        return bool(self._read)
+
+
+def _watch(case: Case) -> _WatchedCase:
+    watched = _WatchedCase.model_construct(**{name: getattr(case, name) for name in Case.model_fields})
+    watched._read.clear()
+    return watched
+
+
+def _plain(given: Any) -> Any:
+    """A single number of numpy or torch as Python's own."""
+    return given.item() if getattr(given, "shape", None) == () and hasattr(given, "item") else given
+
+
+def _show(value: object, how: Callable[[object], str]) -> str:
+    """In words, on one line; whatever a user's object does when it is asked for them."""
+    try:
+        joined = " ".join(how(value).split())
+    except Exception:
+        return f"something that cannot be shown ({type(value).__name__})"
+    return joined if len(joined) <= LONGEST_WORDS else f"{joined[:LONGEST_WORDS]}…"
+
+
+def _find(place: str, *, name: str, folder: Path) -> Path:
+    if place.endswith(".py"):
+        candidates = [folder / place]
+    else:
+        inner = folder.joinpath(*place.split("."))
+        candidates = [inner.with_suffix(".py"), inner / "__init__.py"]
+    for candidate in candidates:
+        path = candidate.resolve()
+        if not path.is_relative_to(folder):
+            raise UserMistake(
+                f"the metric {name} lies outside the project's folder",
+                why="nothing is run that is not part of the project",
+                fix=f"copy the file into {folder}",
+                where=str(path),
+            )
+        if path.is_file():
+            return path
+    raise UserMistake(
+        f"there is no file for the metric {name}",
+        why="own metrics are loaded from the project's folder alone",
+        fix=f"write {candidates[0]}, or mend the name under evaluate.checks",
+        where=str(candidates[0]),
+    )
+
+
+class _AsWritten(SourceFileLoader):
+    """Loads the file as it is now, and leaves no compiled copy in the user's folder."""
+
+    def path_stats(self, path: object) -> NoReturn:
+        raise OSError("no compiled copy is looked for")
+
+
+@lru_cache(maxsize=64)
+def _load(path: str, function: str, content: str) -> OwnFunction:
+    module_name = f"graftwork_own_{content[:16]}"
+    loader = _AsWritten(module_name, path)
+    spec = importlib.util.spec_from_loader(module_name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses and the like look their module up by name.
+    sys.modules[module_name] = module
+    try:
+        loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(module_name, None)
+        raise UserMistake(
+            f"{Path(path).name} cannot be loaded: {type(error).__name__}: {error}",
+            fix="run it with python by itself, and mend what it says",
+            where=_line_in(error, path) or path,
+        ) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [name for name, value in vars(module).items() if callable(value) and name[0] != "_"]
+        raise UserMistake(
+            f"{Path(path).name} has no function {function}",
+            fix=f"it has {', '.join(known)}" if known else "write it: def name(case, text) -> float",
+            where=path,
+        )
+    own: OwnFunction = found
+    return own
+
+
+def _place_of(error: BaseException, function: OwnFunction) -> str:
+    path = getattr(getattr(function, "__code__", None), "co_filename", "")
+    return _line_in(error, path) or path or getattr(function, "__name__", "the function")
+
+
+def _line_in(error: BaseException, path: str) -> str:
+    """file:line of the deepest step within the user's file."""
+    if isinstance(error, SyntaxError) and error.filename == path:
+        return f"{path}:{error.lineno}"
+    lines = [step.lineno for step in traceback.extract_tb(error.__traceback__) if step.filename == path]
+    return f"{path}:{lines[-1]}" if lines else ""

@@ -1,0 +1,66 @@
+"""What a grader may need besides the case and the answer, and how it says that it could not grade.
+
+In: nothing. Out: the types that all graders share. A grade is 1.0 for right, 0.0 for wrong, something
+between for a score, None where the question does not arise. Knows no metric.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from graftwork.grading.answers import AnswerFields
+from graftwork.records.base import Record
+from graftwork.records.report import Case
+
+Grade = float | None
+GradeFunction = Callable[[Case, str, AnswerFields], Grade]
+
+
+class CannotGrade(Exception):
+    """The grader itself failed: nothing is known about the answer, and the report says so."""
+
+
+class FailedGrade(NamedTuple):
+    """A grade that could not be given, and why."""
+
+    metric: str
+    case_id: str
+    reason: str
+
+
+class Rater(Protocol):
+    """A judge that gives one answer a mark from 0 to 1; raises CannotGrade where it has none."""
+
+    def rate(self, case: Case, text: str) -> float: ...
+
+
+@dataclass(frozen=True)
+class GradeContext:
+    """Everything here is optional: most metrics need the fields alone."""
+
+    fields: AnswerFields = field(default_factory=AnswerFields)
+    checks: Mapping[str, Any] = field(default_factory=dict)
+    """The checks of graft.yaml by name."""
+    parameters: Any = None
+    """The parameters of the check that is being graded: a Record of its kind."""
+    folder: Path | None = None
+    """The project's folder: the only place that own metrics are loaded from."""
+    sandbox: Any = None
+    """What generated code runs in; without one, such checks cannot be graded."""
+    judge: Rater | None = None
+    is_reference: bool = False
+    """Whether the answers are the references themselves, as the log's are: then comparing tells nothing."""
+    failed: list[FailedGrade] = field(default_factory=list)
+    """Grows with every grade that could not be given; the evaluation goes on."""
+
+
+ContextGrader = Callable[[Case, str, GradeContext], Grade]
+
+
+class CheckKind(NamedTuple):
+    """`main` is the parameter that the brief form `{kind: value}` gives."""
+
+    parameters: type[Record]
+    grade: ContextGrader
+    main: str | None = None

@@ -1,0 +1,304 @@
+"""The embedded engine: a model in this process, on the processor or a card.
+
+In: an EngineSource. Out: answers, the time of one request, the loss of a given reply. The base is loaded as
+it is served: in the device's precision and never quantized, whatever the adapter was trained on. A batch
+that a card has no room for is cut in halves.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graftwork.inference.engine import (
+    DecodingSettings,
+    EngineFacts,
+    EngineReply,
+    EngineSource,
+    OnToken,
+    RenderedPrompt,
+    Timing,
+)
+from graftwork.process.memory import peak_memory_gib
+from graftwork.records.interaction import Message
+from graftwork.records.units import GIB
+
+if TYPE_CHECKING:
+    from graftwork.model.generate.generator import Generated, Sampling
+
+EMBEDDED = "graftwork"
+"""The name of this engine in jobs and reports."""
+SCORED_TOGETHER = 4
+"""Rows whose losses are computed at once: each holds a row of the vocabulary for every token."""
+
+
+class EmbeddedEngine:
+    """The base and any number of adapters, one of which is active at a time."""
+
+    def __init__(self, source: EngineSource) -> None:
+        import torch
+
+        from graftwork.model.chat.template import ChatTemplate
+        from graftwork.model.generate.generator import Generator
+        from graftwork.model.load import load_base
+        from graftwork.model.threads import guard_spinning, use_threads
+
+        threads = use_threads(source.threads)
+        guard_spinning(threads)
+        on_card = source.device.startswith("cuda") and torch.cuda.is_available()
+        self._device = source.device if on_card else "cpu"
+        dtype = source.precision if on_card else "float32"
+        self._model = load_base(source.base_folder, dtype=dtype, device=self._device)
+        self._active: str | None = None
+        self._adapters: tuple[str, ...] = ()
+        for name, folder in source.adapters.items():
+            self.load_adapter(name, folder)
+        self.template = ChatTemplate.from_folder(source.base_folder, reasoning=source.reasoning)
+        stop = [self.template.eos]
+        self._generator = Generator(self._model, stop_tokens=stop, recorded=on_card)
+        # Single requests are timed as `graft serve` answers them: it changes adapters and records nothing.
+        self._single = Generator(self._model, stop_tokens=stop)
+        self._peak_of_one = 0
+        self.facts = EngineFacts(
+            name=EMBEDDED,
+            precision=dtype,
+            fingerprint=source.fingerprint,
+            details={
+                "engine": EMBEDDED,
+                "device": torch.cuda.get_device_name(self._device) if on_card else "cpu",
+                "base_as": f"{dtype}, not quantised",
+                "threads": None if on_card else threads,
+            },
+        )
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return self._adapters
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        from graftwork.model.adapters.peft import activate, load_adapter
+
+        load_adapter(self._model, folder, name=name)
+        activate(self._model, self._active)
+        self._adapters = (*self._adapters, name)
+
+    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
+        return RenderedPrompt(messages, self.template.prompt(messages))
+
+    def answer(
+        self,
+        prompts: Sequence[RenderedPrompt],
+        decoding: DecodingSettings,
+        *,
+        adapter: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[EngineReply]:
+        self._activate(adapter)
+        asked = [prompt.tokens for prompt in prompts]
+        replies = self._generate_fitting(asked, _sampling(decoding), on_token)
+        return [
+            EngineReply(
+                self.template.decode(list(reply.tokens)), len(reply.tokens), len(tokens), reply.finish_reason
+            )
+            for tokens, reply in zip(asked, replies, strict=True)
+        ]
+
+    def stream(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Iterator[str]:
+        """Generate in a thread and yield text as it becomes certain; a consumer that leaves ends it."""
+        self._activate(adapter)
+        tokens: queue.SimpleQueue[int | BaseException | None] = queue.SimpleQueue()
+        left = threading.Event()
+
+        def hear(_row: int, token: int) -> bool:
+            tokens.put(token)
+            return not left.is_set()
+
+        def generate() -> None:
+            try:
+                self._single.generate([prompt.tokens], _sampling(decoding), on_token=hear)
+                tokens.put(None)
+            except BaseException as error:  # raised again in the consumer's thread
+                tokens.put(error)
+
+        thread = threading.Thread(target=generate, daemon=True)
+        thread.start()
+        heard: list[int] = []
+        shown = ""
+        try:
+            while (token := tokens.get()) is not None:
+                if isinstance(token, BaseException):
+                    raise token
+                if token != self.template.eos:
+                    heard.append(token)
+                text = self.template.decode(heard)
+                # A character of several tokens is broken until its last one has come.
+                if text.startswith(shown) and not text.endswith("\ufffd") and text != shown:
+                    yield text[len(shown) :]
+                    shown = text
+            if (text := self.template.decode(heard)) != shown and text.startswith(shown):
+                yield text[len(shown) :]
+        finally:
+            left.set()
+            thread.join()
+
+    def time_one(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Timing:
+        self._activate(adapter)
+        first: list[float] = []
+        self._make_room_for_one()
+        began = time.perf_counter()
+
+        def hear(_row: int, _token: int) -> bool:
+            if not first:
+                first.append(time.perf_counter() - began)
+            return True
+
+        self._single.generate([prompt.tokens], _sampling(decoding), on_token=hear)
+        total = time.perf_counter() - began
+        self._note_peak_of_one()
+        return Timing(first[0] if first else total, total)
+
+    def reply_losses(
+        self, conversations: Sequence[tuple[tuple[Message, ...], str]], *, adapter: str | None = None
+    ) -> list[float | None]:
+        from graftwork.model.chat.template import CannotProve
+
+        self._activate(adapter)
+        rows: list[tuple[int, Sequence[int], int]] = []
+        for place, row in enumerate(self.template.render_batch(list(conversations))):
+            if not isinstance(row, CannotProve):
+                rows.append((place, row.tokens, row.trained_from))
+        losses: list[float | None] = [None] * len(conversations)
+        for start in range(0, len(rows), SCORED_TOGETHER):
+            some = rows[start : start + SCORED_TOGETHER]
+            for (place, _, _), loss in zip(some, self._losses_of(some), strict=True):
+                losses[place] = loss
+        return losses
+
+    def close(self) -> None:
+        """Nothing outlives the engine but its weights, which go with the object."""
+
+    def _activate(self, adapter: str | None) -> None:
+        if adapter == self._active:
+            return
+        from graftwork.model.adapters.peft import activate
+
+        activate(self._model, adapter)
+        self._generator.forget_recording()
+        self._active = adapter
+
+    def peak_memory_gib(self) -> float:
+        """Of this process; on a card of its memory while single requests were timed, else of the weights.
+
+        Batches there are as large as there is room: their peak would say more of the card than of the model.
+        """
+        if self._device == "cpu":
+            return peak_memory_gib()
+        weights = sum(int(tensor.nbytes) for tensor in self._model.parameters())
+        return max(self._peak_of_one, weights) / GIB
+
+    def _make_room_for_one(self) -> None:
+        """Before the first timed request: what batches left on the card is no part of it."""
+        if self._device == "cpu" or self._peak_of_one:
+            return
+        import torch
+
+        self._generator.forget_recording()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _note_peak_of_one(self) -> None:
+        if self._device != "cpu":
+            import torch
+
+            self._peak_of_one = int(torch.cuda.max_memory_reserved(self._device))
+
+    def _losses_of(self, rows: Sequence[tuple[int, Sequence[int], int]]) -> list[float]:
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        width = max(len(tokens) for _, tokens, _ in rows)
+        # Only the replies' own places are scored: counted from the end of the longest row.
+        scored = width - min(begin for _, _, begin in rows) + 1
+        ids = torch.zeros(len(rows), width, dtype=torch.long)
+        mask = torch.zeros(len(rows), width, dtype=torch.long)
+        for place, (_, tokens, _) in enumerate(rows):
+            ids[place, : len(tokens)] = torch.tensor(list(tokens))
+            mask[place, : len(tokens)] = 1
+        with torch.inference_mode():
+            output = self._model(
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                logits_to_keep=scored,
+                use_cache=False,
+            )
+        first = width - scored
+        losses = []
+        for place, (_, tokens, begin) in enumerate(rows):
+            logits = output.logits[place, begin - 1 - first : len(tokens) - 1 - first].float()
+            wanted = ids[place, begin : len(tokens)].to(logits.device)
+            losses.append(float(cross_entropy(logits, wanted)))
+        return losses
+
+    def _generate_fitting(
+        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None
+    ) -> "Sequence[Generated]":
+        """On a card, no more rows at once than it has room for."""
+        if self._device == "cpu":
+            return self._generator.generate(prompts, sampling, on_token)
+        import torch
+
+        from graftwork.model.generate.recorded import rows_that_fit
+
+        free, _ = torch.cuda.mem_get_info(self._device)
+        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        rows = rows_that_fit(
+            self._model.config.get_text_config(decoder=True),
+            prompt_tokens=max(map(len, prompts)),
+            new_tokens=sampling.max_new_tokens,
+            free_bytes=free + cached + self._generator.held_bytes,
+        )
+        replies: list[Generated] = []
+        for start in range(0, len(prompts), rows):
+            part = prompts[start : start + rows]
+            replies += self._generate_in_halves(part, replace(sampling, first_row=start), on_token)
+        return replies
+
+    def _generate_in_halves(
+        self, prompts: list[list[int]], sampling: "Sampling", on_token: OnToken | None
+    ) -> "Sequence[Generated]":
+        import torch
+
+        def in_the_batch(row: int, token: int) -> bool:
+            return on_token is None or on_token(sampling.first_row + row, token)
+
+        try:
+            return self._generator.generate(prompts, sampling, in_the_batch if on_token else None)
+        except torch.cuda.OutOfMemoryError:
+            if len(prompts) == 1:
+                raise
+        self._generator.forget_recording()
+        torch.cuda.empty_cache()
+        middle = len(prompts) // 2
+        behind = replace(sampling, first_row=sampling.first_row + middle)
+        return [
+            *self._generate_in_halves(prompts[:middle], sampling, on_token),
+            *self._generate_in_halves(prompts[middle:], behind, on_token),
+        ]
+
+
+def _sampling(decoding: DecodingSettings) -> "Sampling":
+    from graftwork.model.generate.generator import Sampling
+
+    return Sampling(
+        max_new_tokens=decoding.max_new_tokens,
+        temperature=decoding.temperature,
+        top_p=decoding.top_p,
+        seed=decoding.seed or 0,
+    )

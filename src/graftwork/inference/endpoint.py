@@ -1,0 +1,360 @@
+"""An OpenAI-compatible endpoint as an engine: one chat client for subjects and for the judge.
+
+In: messages. Out: the answer with its times, or what went wrong: something that another attempt may cure
+(busy, broken, too slow, a stream cut off), or something that it cannot. The key comes from the environment
+and goes nowhere but into the header; redirects are not followed, so that it reaches no other host; and it
+is removed from whatever the server says.
+"""
+
+import json
+import os
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from graftwork.inference.engine import (
+    DecodingSettings,
+    EngineFacts,
+    EngineReply,
+    EngineUnavailable,
+    OnToken,
+    RenderedPrompt,
+)
+from graftwork.process.http_client import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    HttpAnswer,
+    HttpClient,
+    NoAnswer,
+    Retries,
+    may_pass,
+    retry_after,
+)
+from graftwork.records.base import fingerprint
+from graftwork.records.errors import EnvironmentLacks, GraftError, UserMistake
+from graftwork.records.interaction import Message
+from graftwork.records.report import Endpoint
+from graftwork.records.units import MIB
+from graftwork.text.messages import hide, redact_message
+
+LONGEST_REASON = 300
+LONGEST_REFUSAL = 64 * 2**10
+SHORTEST_LIMIT, BYTES_A_TOKEN = MIB, 4 * 2**10
+"""How large an answer may be: an event for each token is a few hundred bytes."""
+MOST_TOKENS = 10**9
+SHORTEST_IN_ANSWERS = 16
+"""A shorter key, such as the word `none` that some servers want, may be a part of an answer."""
+
+
+class EndpointRole(NamedTuple):
+    """How errors name an endpoint, and what fixes them."""
+
+    name: str = "the endpoint"
+    key_fix: str = "put a valid key into an environment variable and name it: URL#model,key=VARIABLE"
+    fix: str = "check the URL (it ends before /chat/completions), the model and the settings"
+    refusal: type[GraftError] = UserMistake
+
+
+SUBJECT = EndpointRole()
+JUDGE = EndpointRole(
+    name="the judge",
+    key_fix="check the key, or name its variable as evaluate.judge.key_variable",
+    fix="check evaluate.judge.url and evaluate.judge.model",
+    refusal=EnvironmentLacks,
+)
+
+
+class EndpointPolicy(NamedTuple):
+    """How patiently an endpoint is asked. `wait` passes a pause; a true result means: stop asking."""
+
+    role: EndpointRole = SUBJECT
+    streamed: bool = True
+    wait: Callable[[float], object] = time.sleep
+    first_pause: float = FIRST_PAUSE
+    longest_pause: float = LONGEST_PAUSE
+
+
+class TryAgain(Exception):
+    """The endpoint may answer the next time; `wait` is how long it asked us to wait.
+
+    `adapted`: the next request is another one, without what this endpoint does not understand. That happens
+    a few times at most, and is no failed attempt.
+    """
+
+    def __init__(self, why: str, *, wait: float | None = None, adapted: bool = False) -> None:
+        super().__init__(why)
+        self.wait, self.adapted = wait, adapted
+
+
+class EndpointEngine:
+    """Threads may share one. What an endpoint turns out not to understand is left out from then on."""
+
+    def __init__(self, endpoint: Endpoint, policy: EndpointPolicy = EndpointPolicy()) -> None:  # noqa: B008
+        self._endpoint, self._policy = endpoint, policy
+        self._limit_name = "max_tokens"
+        self._left_out: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+        self.retries = 0
+        """Requests that were sent again."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        url, model = self._endpoint.url, self._endpoint.model
+        details = {
+            "engine": "endpoint",
+            "endpoint": url,
+            "model": model,
+            "concurrency": self._endpoint.concurrency,
+            "asked_again": self.retries,
+            "left_out": sorted(self._left_out),
+            "device": "not known",
+        }
+        return EngineFacts("endpoint", "not known", fingerprint(["endpoint", url, model]), details)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """None: an endpoint serves an adapter as a model of its own."""
+        return ()
+
+    def render(self, messages: tuple[Message, ...]) -> RenderedPrompt:
+        return RenderedPrompt(messages, [])
+
+    def answer(
+        self,
+        prompts: Sequence[RenderedPrompt],
+        decoding: DecodingSettings,
+        *,
+        adapter: str | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[EngineReply]:
+        """Answer `concurrency` prompts at a time. `on_token` is not called: tokens are the server's."""
+        if len(prompts) == 1:
+            return [self._ask_patiently(prompts[0].messages, decoding)]
+        with ThreadPoolExecutor(max_workers=self._endpoint.concurrency) as pool:
+            return list(pool.map(lambda prompt: self._ask_patiently(prompt.messages, decoding), prompts))
+
+    def stream(
+        self, prompt: RenderedPrompt, decoding: DecodingSettings, *, adapter: str | None = None
+    ) -> Iterator[str]:
+        """Yield pieces as they come, in one attempt: what was shown cannot be taken back."""
+        with self._sent(prompt.messages, decoding) as answer:
+            for event in self._events(answer):
+                for choice in event.get("choices") or ():
+                    if text := _text_of(choice):
+                        yield self._mask_answer(_writable(text))
+
+    def close(self) -> None:
+        """Every request closes its own connection."""
+
+    def ask_once(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+        """Raise TryAgain where another attempt makes sense, a GraftError where it does not."""
+        began = time.perf_counter()
+        try:
+            with self._sent(messages, decoding) as answer:
+                return self._read(answer, began)
+        except NoAnswer as error:
+            # Not chained: the error itself may hold what the server said.
+            raise TryAgain(f"no answer: {self._clean(str(error))}") from None
+        except (AttributeError, TypeError, ValueError, LookupError, RecursionError) as error:
+            raise TryAgain(f"the reply is no chat completion ({type(error).__name__})") from None
+
+    def _ask_patiently(self, messages: Sequence[Message], decoding: DecodingSettings) -> EngineReply:
+        policy = self._policy
+        retries = Retries(
+            attempts=self._endpoint.attempts,
+            first_pause=policy.first_pause,
+            longest_pause=policy.longest_pause,
+        )
+        while True:
+            try:
+                return self.ask_once(messages, decoding)
+            except TryAgain as trouble:
+                with self._lock:
+                    self.retries += 1
+                pause = 0.0 if trouble.adapted else retries.after_failure(asked=trouble.wait)
+                if pause is None:
+                    raise EngineUnavailable(str(trouble), attempts=retries.failed) from trouble
+                if policy.wait(pause):
+                    why = f"{trouble}, and the run is being stopped"
+                    raise EngineUnavailable(why, attempts=retries.failed) from trouble
+
+    @contextmanager
+    def _sent(self, messages: Sequence[Message], decoding: DecodingSettings) -> Iterator[HttpAnswer]:
+        client = HttpClient(longest=SHORTEST_LIMIT + BYTES_A_TOKEN * decoding.max_new_tokens)
+        request = self._request(messages, decoding)
+        with client.send(request, seconds=self._endpoint.timeout_seconds) as answer:
+            if answer.status != 200:
+                raise self._explain(answer)
+            yield answer
+
+    def _request(self, messages: Sequence[Message], decoding: DecodingSettings) -> urllib.request.Request:
+        body: dict[str, Any] = {
+            "model": self._endpoint.model,
+            "messages": [{"role": message.role, "content": message.content} for message in messages],
+            self._limit_name: decoding.max_new_tokens,
+            "temperature": decoding.temperature,
+            "stream": self._policy.streamed,
+        }
+        if decoding.seed is not None:
+            body["seed"] = decoding.seed
+        if self._policy.streamed:
+            body["stream_options"] = {"include_usage": True}
+        if decoding.temperature > 0:
+            body["top_p"] = decoding.top_p
+        for name in self._left_out:
+            body.pop(name, None)
+        headers = {"Content-Type": "application/json"}
+        if self._policy.streamed:
+            headers["Accept"] = "text/event-stream"
+        if (key := self._key()) is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        return urllib.request.Request(
+            f"{self._endpoint.url}/chat/completions",
+            data=json.dumps(body).encode(),
+            headers=headers,
+            method="POST",
+        )
+
+    def _read(self, answer: HttpAnswer, began: float) -> EngineReply:
+        pieces: list[str] = []
+        first: float | None = None
+        finish: str | None = None
+        usage: dict[str, Any] = {}
+        spoke = False
+        for event in self._events(answer):
+            if "error" in event:
+                reason = self._clean(json.dumps(event["error"], ensure_ascii=False))
+                raise TryAgain(f"an error came in the stream: {reason}")
+            usage = event.get("usage") or usage
+            for choice in event.get("choices") or ():
+                finish = choice.get("finish_reason") or finish
+                text = _text_of(choice)
+                spoke = spoke or isinstance(text, str)
+                if text:
+                    first = first if first is not None else time.perf_counter() - began
+                    pieces.append(text)
+        total = time.perf_counter() - began
+        if finish is None and (self._policy.streamed or not spoke):
+            cut = f"the stream was cut off after {len(pieces)} pieces"
+            raise TryAgain(cut if self._policy.streamed else "the reply is no chat completion")
+        if not self._policy.streamed and not spoke:
+            raise TryAgain("the reply holds no text")
+        return EngineReply(
+            text=self._mask_answer(_writable("".join(pieces))),
+            tokens=_count_tokens(usage, "completion_tokens") or (len(pieces) if self._policy.streamed else 0),
+            prompt_tokens=_count_tokens(usage, "prompt_tokens"),
+            finish_reason="length" if finish == "length" else "stop",
+            first_token_seconds=total if first is None else first,
+            seconds=total,
+        )
+
+    def _events(self, answer: HttpAnswer) -> Iterator[dict[str, Any]]:
+        """The stream's events; of an endpoint that does not stream, its one answer."""
+        plain: list[bytes] = []
+        for line in answer.lines():
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                yield self._parse(data)
+            elif line.strip() and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+                plain.append(line)
+        if plain:
+            yield self._parse(b"\n".join(plain))
+
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError):
+            shown = self._clean(data.decode(errors="replace"))
+            raise TryAgain(f"the reply holds no JSON: {shown}") from None
+        if not isinstance(event, dict):
+            raise TryAgain("the reply holds something else than events")
+        return event
+
+    def _explain(self, answer: HttpAnswer) -> Exception:
+        role, status = self._policy.role, answer.status
+        try:
+            reason = self._clean(answer.read(most=LONGEST_REFUSAL).decode(errors="replace"))
+        except NoAnswer:
+            reason = ""
+        shown = f"status {status} {reason}".strip()
+        if may_pass(status):
+            return TryAgain(shown, wait=retry_after(answer.header("Retry-After")))
+        if status in (400, 422) and self._adapt(reason):
+            return TryAgain(shown, adapted=True)
+        where = f"{self._endpoint.url}#{self._endpoint.model}"
+        if status in (401, 403):
+            variable = self._endpoint.key_variable
+            return EnvironmentLacks(
+                f"{role.name} refuses us: {shown}",
+                why=f"the key is read from ${variable}" if variable else "no key is sent",
+                fix=role.key_fix,
+                where=where,
+            )
+        why = "another attempt would be answered the same"
+        return role.refusal(f"{role.name} refuses the question: {shown}", why=why, fix=role.fix, where=where)
+
+    def _adapt(self, reason: str) -> bool:
+        """Leave out what the endpoint says that it does not understand; whether there was such a thing."""
+        newer = "max_completion_tokens"
+        if self._limit_name == "max_tokens" and "max_tokens" in reason and newer in reason:
+            self._limit_name = newer
+            return True
+        for name in ("stream_options", "seed", "temperature", "top_p"):
+            if name in reason and name not in self._left_out:
+                self._left_out |= {name}
+                return True
+        return False
+
+    def _key(self) -> str | None:
+        """Read when it is sent: an evaluation that asks nothing needs no key."""
+        variable = self._endpoint.key_variable
+        if variable is None:
+            return None
+        key = os.environ.get(variable, "").strip()
+        if not key:
+            raise EnvironmentLacks(
+                f"the environment variable {variable} is empty or not set",
+                why=f"the key of {self._endpoint.url} is read from it",
+                fix=f"export {variable}=… and run the same command again",
+            )
+        if not (key.isascii() and key.isprintable()):
+            raise EnvironmentLacks(
+                f"the environment variable {variable} holds no key",
+                why="it has characters that no header can carry",
+                fix="copy the key once more",
+            )
+        return key
+
+    def _clean(self, text: str) -> str:
+        """What a server said, on one line: without the key and without a login in an address, then cut."""
+        key = self._key()
+        # Cut last: a key that is cut in the middle would no longer be found.
+        return redact_message(text, [key] if key else [], longest=LONGEST_REASON)
+
+    def _mask_answer(self, text: str) -> str:
+        """The answer without the key, unless the key is so short that it may be a word of it."""
+        key = self._key()
+        return hide(text, [key]) if key and len(key) >= SHORTEST_IN_ANSWERS else text
+
+
+def _text_of(choice: Any) -> Any:
+    return (choice.get("delta") or choice.get("message") or {}).get("content")
+
+
+def _writable(text: str) -> str:
+    """The text as UTF-8 can hold it: JSON may name halves of characters that no file takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _count_tokens(usage: Any, name: str) -> int:
+    """The tokens that a server reports, 0 where it reports none; ValueError where that is no number."""
+    count = (usage or {}).get(name) or 0
+    if not isinstance(count, int | float) or not 0 <= count <= MOST_TOKENS:
+        raise ValueError(f"{name} is no number of tokens")
+    return int(count)

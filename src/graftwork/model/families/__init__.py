@@ -1,0 +1,1 @@
+"""Model families, each defined once: layers, parameters, step recipe. `registry` finds them."""

@@ -1,0 +1,29 @@
+"""Gemma, Gemma 2 and Gemma 3."""
+
+from graftwork.model.families.family import ModelFamily, PlainRecipe
+
+FAMILIES = (
+    ModelFamily(
+        "gemma",
+        tied=True,
+        defaults={"head_dim": 256},
+        recipe=PlainRecipe(norm="gemma", scaled_embedding=True),
+    ),
+    ModelFamily("gemma2", norms=4, tied=True, defaults={"head_dim": 256}),
+    ModelFamily(
+        "gemma3_text",
+        norms=4,
+        head_norms="head",
+        tied=True,
+        defaults={
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+        },
+    ),
+)

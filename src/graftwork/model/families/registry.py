@@ -1,0 +1,105 @@
+"""Finds the definition of a model family, and counts the parameters of a decoder by it.
+
+In: a config. Out: the family, the linear layers of a block and how many parameters there are, without
+reading weights. To add a family, add a module to this package with its `FAMILIES`, and a test.
+"""
+
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from graftwork.model import families
+from graftwork.model.families.family import QKV, Linears, ModelFamily, Widths, separate_projections
+
+NESTED = "text_config"
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+LIKE_LLAMA = ModelFamily("")
+"""What a decoder of an unknown family is counted as."""
+
+
+class StatedParameters(NamedTuple):
+    """The linear layers of a block, and parameters: of a block, and outside blocks and tables."""
+
+    linears: Linears
+    block: int
+    outside: int
+
+
+@cache
+def all_families() -> Mapping[str, ModelFamily]:
+    """By `model_type`."""
+    found: dict[str, ModelFamily] = {}
+    for module in pkgutil.iter_modules(families.__path__):
+        for family in getattr(import_module(f"{families.__name__}.{module.name}"), "FAMILIES", ()):
+            found[family.name] = family
+    return found
+
+
+def find_family(model_type: str | None) -> ModelFamily | None:
+    return all_families().get(model_type or "")
+
+
+def family_or_llama(model_type: str | None) -> ModelFamily:
+    return find_family(model_type) or LIKE_LLAMA
+
+
+def recipe_family(model_type: str) -> ModelFamily:
+    """The family whose plain step is written out; else Llama, which is what its memory is estimated as."""
+    family = find_family(model_type)
+    return family if family is not None and family.recipe is not None else LIKE_LLAMA
+
+
+def has_recipe(model_type: str) -> bool:
+    return recipe_family(model_type).recipe is not None
+
+
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the decoder itself, with what its family leaves out."""
+    inner = dict(config.get(NESTED) or {})
+    whole = {**config, **inner}
+    whole.pop(NESTED, None)
+    if "model_type" not in inner and NESTED in config:
+        whole["model_type"] = f"{config.get('model_type', '')}_text"
+    defaults = family_or_llama(whole.get("model_type")).defaults
+    return {**defaults, **{key: value for key, value in whole.items() if value is not None}}
+
+
+def count_stated(config: Mapping[str, Any], *, q: int, kv: int, head_dim: int) -> StatedParameters:
+    """What a decoder of these sizes has, by its family; as Llama where the family is unknown."""
+    family = family_or_llama(config.get("model_type"))
+    h, i = config["hidden_size"], config["intermediate_size"]
+    linears = family.linears(Widths(h, i, q, kv))
+    norm = (2 if family.norm_bias else 1) * h
+    block = sum(a * b for a, b in linears.values()) + family.norms * norm
+    block += sum(linears[name][1] for name in _biased(config, family, linears))
+    if family.head_norms == "head":
+        block += 2 * head_dim
+    if family.head_norms == "width":
+        block += q + kv
+    experts = next((config[key] for key in EXPERTS if config.get(key)), 0)
+    if experts:
+        mlp = {name: linears.pop(name) for name in ("gate_proj", "up_proj", "down_proj")}
+        block -= sum(a * b for a, b in mlp.values())
+        block += experts * (3 * h * config.get("moe_intermediate_size", i) + h)
+        shared = config.get("shared_expert_intermediate_size", 0)
+        block += 3 * h * shared + (h if shared else 0)
+    outside = norm if family.final_norm else 0
+    outside += config["vocab_size"] if family.head_bias else 0
+    outside += config.get("max_position_embeddings", 0) * h if family.positions else 0
+    return StatedParameters(linears, block, outside)
+
+
+def _biased(config: Mapping[str, Any], family: ModelFamily, linears: Linears) -> list[str]:
+    """Layers with a bias: the family's, and those that the config asks for."""
+    named = list(family.biased)
+    if config.get("attention_bias") and family.linears is separate_projections:
+        named += [*QKV, "o_proj"]
+    if config.get("use_qkv_bias"):
+        named += QKV
+    if config.get("mlp_bias"):
+        named += ["gate_proj", "up_proj", "down_proj"]
+    if family.bias_switch and config.get(family.bias_switch) is False:
+        named = []
+    return [name for name in dict.fromkeys(named) if name in linears]

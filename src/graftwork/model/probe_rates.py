@@ -1,0 +1,210 @@
+"""How fast a device multiplies at a decoder's sizes, copies, and is called: measured with torch.
+
+In: a shape and a device. Out: rates. Every figure is the median of several goes; what a card does is
+waited for. Does not know what the figures are for.
+"""
+
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from graftwork.model.shape import linear_sizes
+from graftwork.records.fit import ProductRate
+from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB, MIB
+
+GOES = 5
+CARD_TOKENS = (256, 1024, 4096)
+PROCESSOR_TOKENS = (64, 256)
+CARD_GO_SECONDS, PROCESSOR_GO_SECONDS = 0.004, 0.02
+COPIED_BYTES = {"cuda": GIB, "cpu": 2**27}
+LAUNCHES = 2000
+
+
+def measure_products(shape: ModelShape, *, device: str, eight: bool) -> Iterator[ProductRate]:
+    """Each product of a block, in 16 bits on a card and 32 on a processor; in 8 bits where asked for."""
+    import torch
+
+    on_card = device == "cuda"
+    whole = "float32"
+    if on_card:
+        whole = "bfloat16" if torch.cuda.get_device_capability() >= (8, 0) else "float16"
+    for layer, (inputs, outputs) in joined_sizes(shape).items():
+        for tokens in CARD_TOKENS if on_card else PROCESSOR_TOKENS:
+            for dtype in (whole, "fp8") if eight else (whole,):
+                multiply = _product(tokens, inputs, outputs, dtype, device)
+                seconds = time_go(
+                    multiply, device=device, least=CARD_GO_SECONDS if on_card else PROCESSOR_GO_SECONDS
+                )
+                yield ProductRate(
+                    layer=layer,
+                    tokens=tokens,
+                    inputs=inputs,
+                    outputs=outputs,
+                    dtype=dtype,
+                    flops=2.0 * tokens * inputs * outputs / seconds,
+                )
+
+
+def joined_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the products as our step does them: queries, keys and values at once, gate and
+    up at once."""
+    sizes = dict(linear_sizes(shape))
+    found: dict[str, tuple[int, int]] = {}
+    for name, members in (("qkv", ("q_proj", "k_proj", "v_proj")), ("gate_up", ("gate_proj", "up_proj"))):
+        if all(member in sizes for member in members):
+            taken = [sizes.pop(member) for member in members]
+            found[name] = (taken[0][0], sum(outputs for _, outputs in taken))
+    return {**found, **sizes}
+
+
+def _product(tokens: int, inputs: int, outputs: int, dtype: str, device: str) -> Callable[[], Any]:
+    import torch
+
+    if dtype != "fp8":
+        kind = getattr(torch, dtype)
+        x = torch.randn(tokens, inputs, device=device, dtype=kind)
+        w = torch.randn(outputs, inputs, device=device, dtype=kind)
+        return lambda: torch.nn.functional.linear(x, w)
+    codes = torch.randn(tokens, inputs, device=device).to(torch.float8_e4m3fn)
+    weight = torch.randn(outputs, inputs, device=device).to(torch.float8_e4m3fn)
+    row, column = torch.ones(tokens, 1, device=device), torch.ones(1, outputs, device=device)
+    return lambda: torch._scaled_mm(
+        codes, weight.t(), scale_a=row, scale_b=column, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def measure_copy(*, device: str) -> float:
+    """Bytes read and written a second, together, by a plain copy that no cache holds."""
+    import torch
+
+    count = COPIED_BYTES[device]
+    source = torch.empty(count, dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source)
+    return 2 * count / time_go(lambda: target.copy_(source), device=device, least=0.01)
+
+
+def measure_launch(*, device: str) -> float:
+    """Seconds that one small kernel costs whoever calls it."""
+    import torch
+
+    x = torch.zeros(8, device=device)
+    found = []
+    for _ in range(GOES):
+        wait(device)
+        begun = time.perf_counter()
+        for _ in range(LAUNCHES):
+            x.add_(1)
+        wait(device)
+        found.append((time.perf_counter() - begun) / LAUNCHES)
+    return median(found)
+
+
+def time_go(work: Callable[[], Any], *, device: str, least: float) -> float:
+    """Median seconds of one call, where a go is as many calls as take `least` seconds."""
+    work()
+    wait(device)
+    begun = time.perf_counter()
+    work()
+    wait(device)
+    calls = max(1, min(200, round(least / max(time.perf_counter() - begun, 1e-6))))
+    found = []
+    for _ in range(GOES):
+        wait(device)
+        begun = time.perf_counter()
+        for _ in range(calls):
+            work()
+        wait(device)
+        found.append((time.perf_counter() - begun) / calls)
+    return median(found)
+
+
+def wait(device: str) -> None:
+    """Until the card has done what it was told."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+TRANSFERRED_BYTES = 2**28
+DISK_BYTES, DISK_PIECE = 2**28, 2**23
+
+
+class TransferRates(NamedTuple):
+    to_device: float
+    from_device: float
+
+
+class Disk(NamedTuple):
+    write: float
+    read: float | None
+    """None where the system would answer from memory."""
+
+
+def used_before() -> float | None:
+    """Bytes of the first card that others hold; must be asked before this process touches the card."""
+    ask = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
+        return float(said.split()[0]) * MIB
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def measure_context(before: float | None) -> float | None:
+    """Bytes that this process's context takes beside what it asked for."""
+    import torch
+
+    if before is None:
+        return None
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    held = total - free - before - torch.cuda.memory_reserved()
+    return float(held) if held > 0 else None
+
+
+def measure_transfers() -> TransferRates:
+    """Pinned host memory to the card and back."""
+    import torch
+
+    host = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, pin_memory=True)
+    card = torch.empty(TRANSFERRED_BYTES, dtype=torch.uint8, device="cuda")
+    there = time_go(lambda: card.copy_(host, non_blocking=True), device="cuda", least=0.02)
+    back = time_go(lambda: host.copy_(card, non_blocking=True), device="cuda", least=0.02)
+    return TransferRates(TRANSFERRED_BYTES / there, TRANSFERRED_BYTES / back)
+
+
+def measure_disk(folder: Path) -> Disk | None:
+    """A file written through to the disk, then read past the system's cache; None where there is no room."""
+    if shutil.disk_usage(folder).free < 4 * DISK_BYTES:
+        return None
+    file = folder / f".probe-{uuid.uuid4().hex[:8]}.part"
+    piece = os.urandom(DISK_PIECE)
+    try:
+        begun = time.perf_counter()
+        with file.open("wb", buffering=0) as handle:
+            for _ in range(DISK_BYTES // DISK_PIECE):
+                handle.write(piece)
+            os.fsync(handle.fileno())
+        return Disk(DISK_BYTES / (time.perf_counter() - begun), _read(file))
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _read(file: Path) -> float | None:
+    if not hasattr(os, "posix_fadvise"):
+        return None
+    with file.open("rb", buffering=0) as handle:
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        begun = time.perf_counter()
+        while handle.read(DISK_PIECE):
+            pass
+        return DISK_BYTES / (time.perf_counter() - begun)

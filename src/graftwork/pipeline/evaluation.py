@@ -1,0 +1,362 @@
+"""What grading needs of the outside, wired: the sandbox for generated code, the judge and what it said.
+
+In: an open workplace. Out: a GradeContext, and the report with the judge's word on its two subjects. Both
+are opened only where the settings ask for them.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graftwork.evaluate.ask.answers import ANSWERS_FILE, forget_answers, read_answers
+from graftwork.evaluate.ask.timing import group_of, is_timed
+from graftwork.evaluate.ask.worker import GENERATION_FILE
+from graftwork.evaluate.cases import read_cases
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.judge.judge import (
+    Judge,
+    JudgeBudget,
+    JudgeClient,
+    ReplyStore,
+    first_answers,
+    judge_subjects,
+)
+from graftwork.evaluate.judge.tally import add_judgement
+from graftwork.evaluate.power import wear_of
+from graftwork.evaluate.report import confuse, make_report, slice_report
+from graftwork.evaluate.score import score, sessions_of
+from graftwork.evaluate.settings import EvaluateSettings
+from graftwork.evaluate.subjects import (
+    LOG,
+    Lineup,
+    Subject,
+    answers_of_log,
+    generation_of_log,
+    timed_together,
+    with_one_engine,
+)
+from graftwork.files.dataset import iterate_drops
+from graftwork.files.disk import make_folder, write_atomic
+from graftwork.grading.code import CODE_COMPILES, CODE_PASSES, PYTHON_TESTS, RememberingRunner
+from graftwork.grading.interface import GradeContext
+from graftwork.grading.metrics import name_of
+from graftwork.inference.selection import PRECISIONS
+from graftwork.pipeline.open_project import OpenProject
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.supervise import WorkerTask, run_job
+from graftwork.process.sandbox import open_sandbox
+from graftwork.records.base import Record
+from graftwork.records.report import Answer, Case, Generation, Report, SubjectReport, TimingJob
+from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+
+JUDGED_FOLDER = "judged"
+CODE = frozenset({CODE_COMPILES, CODE_PASSES, PYTHON_TESTS})
+
+
+@dataclass(frozen=True)
+class Grading:
+    """One for a whole evaluation: what was run or asked for one subject is known for the next."""
+
+    work: OpenProject
+    judge: Judge | None
+    sandbox: RememberingRunner | None
+
+    def context(self) -> GradeContext:
+        """A fresh one for each subject: it gathers the grades that could not be given."""
+        return GradeContext(
+            fields=self.work.settings.evaluate.fields,
+            folder=self.work.project.root,
+            sandbox=self.sandbox,
+            judge=self.judge,
+        )
+
+    def prepare(self, cases: Sequence[Case], answers: Sequence[Answer]) -> None:
+        """Judge all answers of a subject side by side, so that grading finds them judged."""
+        settings = self.work.settings.evaluate.judge
+        if self.judge is not None and settings is not None and "pointwise" in settings.modes:
+            self.judge.rate_all(cases, first_answers(answers), progress=self._tell)
+
+    def add_preference(
+        self, report: Report, cases: Sequence[Case], answers: Mapping[str, Sequence[Answer]]
+    ) -> Report:
+        """Which of the two answers the judge would rather have, both orders asked."""
+        settings = self.work.settings.evaluate
+        if self.judge is None or settings.judge is None or "pairwise" not in settings.judge.modes:
+            return report
+        tally = judge_subjects(
+            self.judge,
+            settings=settings.judge,
+            cases=cases,
+            answers=answers,
+            baseline=report.baseline.subject,
+            candidate=report.candidate.subject,
+            confidence=settings.confidence,
+            progress=self._tell,
+        )
+        return add_judgement(report, tally)
+
+    def _tell(self, done: int, total: int) -> None:
+        self.work.reporter.progress("asking the judge", done, total, seconds_left=None, detail={})
+
+
+def open_grading(work: OpenProject, cases: Sequence[Case]) -> Grading:
+    settings = work.settings.evaluate
+    judge = None
+    if settings.judge is not None:
+        judge = Judge(
+            settings.judge,
+            speaker=JudgeClient(settings.judge),
+            replies=ReplyStore(work.project.state / JUDGED_FOLDER),
+            budget=JudgeBudget(settings.judge),
+        )
+    return Grading(work, judge, _open_runner(settings, cases))
+
+
+def _open_runner(settings: EvaluateSettings, cases: Sequence[Case]) -> RememberingRunner | None:
+    """Only where code is graded: a machine without a sandbox can still grade everything else."""
+    named = {*settings.metrics, *(check.metric for check in settings.checks)}
+    # A check is written in full or in brief: {metric: python_tests, tests: …} or {python_tests: …}.
+    named |= {name for case in cases for check in case.checks for name in (str(check.get("metric")), *check)}
+    if not named & CODE:
+        return None
+    return RememberingRunner(open_sandbox(settings.sandbox))
+
+
+class Evaluated(Record):
+    """The report, and the folders in which the answers lie."""
+
+    cases_file: str
+    folders: dict[str, str]
+    report: Report
+    champion: str | None = None
+    """The release that served when this was measured, where the candidate is another one."""
+    adapter_hash: str = ""
+    """The adapter that was measured; empty where none of this project's was."""
+    page: str = ""
+    """The page to read it on, where one was written."""
+
+
+def forget_subjects(lineup: Lineup, cases: Sequence[Case]) -> None:
+    """Everything that these subjects answered to these cases: they are asked again."""
+    for subject in with_one_engine(lineup).all:
+        (subject.folder / GENERATION_FILE).unlink(missing_ok=True)
+        if subject.job is not None:
+            # On a card only the worker knows which one it will be.
+            for precision in PRECISIONS:
+                forget_answers(subject.job.model_copy(update={"precision": precision}), cases)
+
+
+def ask_subject(work: OpenProject, subject: Subject, cases: Sequence[Case]) -> None:
+    """Bring the subject's answers into its folder. What is there already is not asked again."""
+    if subject.job is None:
+        answers = [answer.model_dump(mode="json") for answer in answers_of_log(cases)]
+        lines = [json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers]
+        write_atomic(subject.folder / ANSWERS_FILE, "".join(lines))
+        generation = generation_of_log(cases, latency_cases=work.settings.evaluate.latency_cases)
+        write_atomic(subject.folder / GENERATION_FILE, generation.to_json())
+        return
+    task = WorkerTask(
+        name=f"the evaluation of {subject.name}",
+        module="graftwork.evaluate.ask.worker",
+        job=subject.job,
+        folder=subject.folder,
+    )
+    run_job(task, reporter=work.reporter, place=work.place)
+
+
+def ask_everybody(work: OpenProject, lineup: Lineup, cases: Sequence[Case]) -> None:
+    """Endpoints first: a wrong address or key shows at once, and not after the models have answered.
+
+    Models of our own are timed at the end, in turn: load on the machine then falls on all alike.
+    """
+    subjects = sorted(with_one_engine(lineup).all, key=lambda one: not one.is_endpoint)
+    together = timed_together(subjects)
+    for subject in subjects:
+        ask_subject(work, _timed_later(subject) if subject in together else subject, cases)
+    if together:
+        time_together(work, together, cases)
+
+
+def _timed_later(subject: Subject) -> Subject:
+    """Its own worker times nothing, but on a card one request, whose memory it notes."""
+    assert subject.job is not None
+    requests = 1 if subject.job.device.startswith("cuda") else 0
+    return replace(subject, job=subject.job.model_copy(update={"latency_cases": requests}))
+
+
+def time_together(work: OpenProject, subjects: Sequence[Subject], cases: Sequence[Case]) -> None:
+    """Single requests of all subjects in turn, unless this very group was timed before."""
+    jobs = tuple(subject.job for subject in subjects if subject.job is not None)
+    requests = jobs[0].latency_cases
+    group = group_of(jobs, cases=cases, requests=requests)
+    if is_timed(jobs, group):
+        return
+    folder = work.project.evaluations / f"timing-{group}"
+    make_folder(folder)
+    task = WorkerTask(
+        name="timing the subjects in turn",
+        module="graftwork.evaluate.ask.timing",
+        job=TimingJob(folder=str(folder), jobs=jobs, requests=requests, group=group),
+        folder=folder,
+    )
+    run_job(task, reporter=work.reporter, place=work.place)
+
+
+def measure_subjects(
+    work: OpenProject, lineup: Lineup, *, cases: Sequence[Case], grading: Grading
+) -> dict[str, SubjectReport]:
+    """Ask everybody, then grade what they said: a judge that fails costs no answer."""
+    ask_everybody(work, lineup, cases)
+    scored = {}
+    for subject in lineup.all:
+        answers = read_answers(subject.folder)
+        grading.prepare(cases, answers)
+        generation = Generation.from_json((subject.folder / GENERATION_FILE).read_bytes())
+        scored[subject.name] = score(
+            cases,
+            answers=answers,
+            generation=generation,
+            settings=work.settings.evaluate,
+            context=grading.context(),
+        )
+    return scored
+
+
+def report_on(
+    work: OpenProject,
+    lineup: Lineup,
+    *,
+    cases: Sequence[Case],
+    scored: Mapping[str, SubjectReport],
+    grading: Grading,
+    looks: int,
+    looked_at: str,
+    remarks: Sequence[str] = (),
+) -> Report:
+    """Everybody compared on the same cases, in pairs; `remarks` are kept with it, and shown where it is.
+
+    `looked_at` is the subject whose look was logged.
+    """
+    settings = work.settings.evaluate
+    candidate = scored[lineup.candidate.name]
+    report = make_report(
+        cases,
+        baseline=scored[lineup.baseline.name],
+        candidate=candidate,
+        settings=settings,
+        looks=looks,
+        champion=scored[lineup.champion.name] if lineup.champion is not None else None,
+        others=[scored[subject.name] for subject in lineup.others],
+    )
+    # No candidates: they do not count among those that Holm's correction is for.
+    references = [scored[subject.name] for subject in lineup.references]
+    against = [
+        comparison
+        for reference in references
+        for comparison in compare(
+            reference, candidate=candidate, confidence=settings.confidence, sessions=sessions_of(cases)
+        )
+    ]
+    answers = {subject.name: read_answers(subject.folder) for subject in (lineup.baseline, lineup.candidate)}
+    report = grading.add_preference(report, cases, answers)
+    sliced = slice_report(cases, report=report, by=settings.slices)
+    return report.model_copy(
+        update={
+            "others": (*report.others, *references),
+            "comparisons": (*report.comparisons, *against),
+            "slices": sliced.figures,
+            "cuts": sliced.cuts,
+            "confusions": confuse(cases, answers, checks=settings.checks, confidence=settings.confidence),
+            "remarks": tuple(remarks),
+            "wear": wear_of(
+                report,
+                candidates=work.looks.candidates(report.cases_hash),
+                look=work.looks.position(report.cases_hash, subject=looked_at),
+            ),
+        }
+    )
+
+
+FILTER = "filter"
+"""The step of the preparation that judges each row by itself."""
+FAULTS = {
+    "truncated": "as cut off",
+    "failed_status": "as failed",
+    "claims_success_but_fails": "as failed",
+    "empty": "as empty or a stand-in",
+    "placeholder": "as empty or a stand-in",
+    "negative_feedback": "for negative feedback",
+}
+
+
+def remark_on_log(scored: Mapping[str, SubjectReport], *, prepared: PreparedData | None) -> tuple[str, ...]:
+    """`prepared` is None where the cases are not of the project's own log."""
+    log = scored.get(LOG)
+    if log is None:
+        return ()
+    kept = _say_kept(prepared) if prepared is not None else ""
+    ungraded = _say_ungraded(log, [one for one in scored.values() if one is not log])
+    return tuple(sentence for sentence in (kept, ungraded) if sentence)
+
+
+def _say_kept(prepared: PreparedData) -> str:
+    """Empty where no row was dropped for what its answer is."""
+    dataset = prepared.dataset
+    if not dataset.dropped.get(FILTER):
+        return ""
+    codes = Counter(
+        drop.reason.partition(":")[0] for drop in iterate_drops(Path(prepared.folder)) if drop.step == FILTER
+    )
+    why: Counter[str] = Counter()
+    for code, count in codes.items():
+        if code in FAULTS:
+            why[FAULTS[code]] += count
+    if not why:
+        return ""
+    read = max(sum(one.rows for one in dataset.inputs), dataset.kept_after.get("read", 0))
+    kept = list(dataset.kept_after.values())[-1] if dataset.kept_after else read
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in why.most_common())
+    return (
+        f"The log's answers are those of the {kept:,} of {read:,} rows that were kept (dropped: {dropped}), "
+        "which flatters it: see `graft data audit`."
+    )
+
+
+def _say_ungraded(log: SubjectReport, others: list[SubjectReport]) -> str:
+    graded = {
+        name: None
+        for one in others
+        for name, metric in one.metrics.items()
+        if metric.n and metric.kind in ("rate", "score")
+    }
+    names = [name_of(name) for name in graded if name not in log.metrics]
+    if not names:
+        return ""
+    return f"Not applicable to the log, whose answer is the reference: {', '.join(names)}."
+
+
+PAGE = "evaluation"
+
+
+def put_page(work: OpenProject, evaluated: Evaluated, *, beside: bool = False) -> Evaluated:
+    """`beside` is an evaluation that the gate does not decide on: its page does not replace the other."""
+    path = work.project.root / f"{page_name(work, beside=beside)}.html"
+    page = EvaluationPage(
+        project=work.settings.project,
+        report=evaluated.report,
+        cases=read_cases(Path(evaluated.cases_file)),
+        answers={name: tuple(read_answers(Path(folder))) for name, folder in evaluated.folders.items()},
+    )
+    write_atomic(path, render_evaluation(page))
+    return evaluated.model_copy(update={"page": str(path)})
+
+
+def page_name(work: OpenProject, *, beside: bool = False) -> str:
+    """One page a model; the main one has the short name."""
+    parts = [PAGE]
+    if work.model != work.settings.main_model:
+        parts.append(re.sub(r"[^\w.-]+", "_", work.model))
+    return "-".join([*parts, *(["asked"] if beside else [])])

@@ -1,0 +1,437 @@
+"""An evaluation as somebody asks for it now: other subjects, other cases, more processes, asked again.
+
+In: what was asked for. Out: the report, as the step of the pipeline makes one. An evaluation of other
+subjects or cases than the project's own stands beside the pipeline: the gate does not see it. Everything
+that is answered is kept for both.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from graftwork import __version__
+from graftwork.evaluate.ask.answers import read_answers
+from graftwork.evaluate.cases import draw_cases, hash_cases, read_case_file, read_cases
+from graftwork.evaluate.comparison import compare
+from graftwork.evaluate.exchange.common import Export, write_json
+from graftwork.evaluate.exchange.imports import Imported, import_runs, read_foreign
+from graftwork.evaluate.exchange.inspect_ai import write_inspect
+from graftwork.evaluate.exchange.lm_eval import write_lm_eval
+from graftwork.evaluate.gate.decide import Judged, decide_all, next_start
+from graftwork.evaluate.power import wear_of
+from graftwork.evaluate.report import slice_report
+from graftwork.evaluate.score import score, sessions_of
+from graftwork.evaluate.subjects import CHAMPION, Asking, Lineup, NamedSubject, parse_subjects
+from graftwork.files.disk import write_atomic
+from graftwork.grading.interface import GradeContext
+from graftwork.pipeline.evaluation import (
+    Evaluated,
+    ask_everybody,
+    forget_subjects,
+    measure_subjects,
+    open_grading,
+    page_name,
+    put_page,
+    remark_on_log,
+    report_on,
+)
+from graftwork.pipeline.evaluation_subjects import resolve_subject
+from graftwork.pipeline.gate import comparable, find_report, keep_report, read_report
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.releases import open_store
+from graftwork.pipeline.reporter import ModelReporter
+from graftwork.pipeline.step import StepOutputs
+from graftwork.pipeline.steps.data import PreparedData
+from graftwork.pipeline.steps.evaluate import (
+    ADAPTER,
+    LOG,
+    REFERENCES,
+    STEP,
+    held_out,
+    line_up,
+    log_look,
+    put_cases,
+    worked_example,
+)
+from graftwork.pipeline.steps.gate import finish, gather
+from graftwork.pipeline.table import run_pipeline
+from graftwork.records import errors
+from graftwork.records.base import Record, fingerprint
+from graftwork.records.errors import UserMistake
+from graftwork.records.report import Case, Report, SubjectReport
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import NextStart, Verdict
+from graftwork.report.evaluation_page import EvaluationPage, render_evaluation
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for; with nothing of it, the evaluation is the pipeline's own."""
+
+    subjects: tuple[str, ...] = ()
+    cases: Path | None = None
+    limit: int | None = None
+    shards: int = 1
+    again: bool = False
+
+    @property
+    def stands_beside(self) -> bool:
+        """Whether it is another evaluation than the one that the gate decides on."""
+        return bool(self.subjects) or self.cases is not None or self.limit is not None
+
+
+def evaluate_asked(work: OpenProject, asked: Asked) -> Evaluated:
+    if not asked.stands_beside:
+        if asked.shards > 1 or asked.again:
+            _ask_beforehand(work, asked)
+        return put_page(work, run_pipeline(work, upto=STEP.name).get(STEP.name, Evaluated))
+    named = parse_subjects(asked.subjects)
+    # Read first: a mistake in the file shall not cost a training.
+    checks = work.settings.evaluate.checks
+    given = read_case_file(asked.cases, named=checks) if asked.cases is not None else None
+    trained = not named or any(subject.name == ADAPTER for subject in named)
+    made = run_pipeline(work, upto="train" if trained else "prepare")
+    prepared = made.get("prepare", PreparedData)
+    cases = draw_cases(given or held_out(work, prepared), most=asked.limit)
+    asking = _asking(work, prepared, cases, asked)
+    outcome = made.get("train", TrainOutcome) if trained else None
+    lineup = _line_up(work, named, asking=asking, outcome=outcome)
+    if asked.again:
+        forget_subjects(lineup, cases)
+    grading = open_grading(work, cases)
+    scored = measure_subjects(work, lineup, cases=cases, grading=grading)
+    looks = log_look(work, cases, subject=lineup.candidate.identity)
+    # The answers of a user's own file are nobody's log.
+    remarks = remark_on_log(scored, prepared=prepared if given is None else None)
+    evaluated = Evaluated(
+        cases_file=str(asking.cases_file),
+        folders={subject.name: str(subject.folder) for subject in lineup.all},
+        report=report_on(
+            work,
+            lineup,
+            cases=cases,
+            scored=scored,
+            grading=grading,
+            looks=looks,
+            looked_at=lineup.candidate.identity,
+            remarks=remarks,
+        ),
+    )
+    name = fingerprint([hash_cases(cases), [subject.name for subject in lineup.all]])[:12]
+    write_atomic(work.project.evaluations / f"asked-{name}.json", evaluated.to_json())
+    return put_page(work, evaluated, beside=True)
+
+
+def _ask_beforehand(work: OpenProject, asked: Asked) -> None:
+    """Answer what the pipeline's evaluation will ask for, in several processes or anew."""
+    made: StepOutputs = run_pipeline(work, upto="train")
+    prepared = made.get("prepare", PreparedData)
+    cases = held_out(work, prepared)
+    lineup = line_up(
+        work, asking=_asking(work, prepared, cases, asked), outcome=made.get("train", TrainOutcome)
+    )
+    if asked.again:
+        work.ledger.forget(
+            STEP.name if work.model == work.settings.main_model else f"{STEP.name}@{work.model}"
+        )
+        forget_subjects(lineup, cases)
+    ask_everybody(work, lineup, cases)
+
+
+def _asking(work: OpenProject, prepared: PreparedData, cases: tuple[Case, ...], asked: Asked) -> Asking:
+    return Asking(put_cases(work, cases), example=worked_example(work, prepared), shards=asked.shards)
+
+
+def _line_up(
+    work: OpenProject, named: tuple[NamedSubject, ...], *, asking: Asking, outcome: TrainOutcome | None
+) -> Lineup:
+    """The first is the baseline, the second the candidate; one alone is measured against the log."""
+    if not named:
+        assert outcome is not None
+        return line_up(work, asking=asking, outcome=outcome)
+    if len(named) == 1:
+        if named[0].name == LOG:
+            raise UserMistake(
+                "the log alone cannot be compared",
+                why="its answers are what the others are measured against",
+                fix="name another subject too: --subject log --subject base",
+                where="--subject",
+            )
+        named = (*parse_subjects([LOG]), *named)
+    subjects = [resolve_subject(work, subject, asking=asking, outcome=outcome) for subject in named]
+    rest = list(zip(named[2:], subjects[2:], strict=True))
+    return Lineup(
+        baseline=subjects[0],
+        candidate=subjects[1],
+        champion=next((subject for name, subject in rest if name.name == CHAMPION), None),
+        others=tuple(s for n, s in rest if n.kind not in REFERENCES and n.name != CHAMPION),
+        references=tuple(s for n, s in rest if n.kind in REFERENCES),
+    )
+
+
+Format = Literal["inspect", "lm-eval"]
+
+
+class ImportedEvaluation(Record):
+    """What was read, where its page lies, and whether it is about this project's cases."""
+
+    report: Report
+    same_cases: bool
+    why: str
+    notes: tuple[str, ...] = ()
+    page: str = ""
+
+
+class Exported(Record):
+    format: str
+    files: tuple[str, ...]
+    subjects: tuple[str, ...]
+
+
+def import_evaluation(work: OpenProject, files: Sequence[Path]) -> ImportedEvaluation:
+    """Read, compare, keep and draw. The first file is the baseline, the second the candidate."""
+    runs = [read_foreign(path) for path in files]
+    last = last_evaluation(work)
+    own = read_cases(Path(last.cases_file)) if last is not None and Path(last.cases_file).is_file() else ()
+    imported = import_runs(runs, own=own)
+    if imported.same_cases:
+        imported = _log_look(work, _grade_by_our_metrics(work, imported, own))
+    path = work.project.root / f"{page_name(work)}-imported.html"
+    page = EvaluationPage(
+        project=work.settings.project,
+        report=imported.report,
+        cases=imported.cases,
+        answers=imported.answers,
+        notes=(imported.why, *imported.notes),
+    )
+    write_atomic(path, render_evaluation(page))
+    evaluation = ImportedEvaluation(
+        report=imported.report,
+        same_cases=imported.same_cases,
+        why=imported.why,
+        notes=imported.notes,
+        page=str(path),
+    )
+    kept = work.project.evaluations / f"imported-{imported.report.fingerprint()[:12]}.json"
+    write_atomic(kept, evaluation.to_json())
+    return evaluation
+
+
+def export_evaluation(
+    work: OpenProject, *, form: Format, out: Path, subjects: Sequence[str] = ()
+) -> Exported:
+    """The project's last evaluation: one log, or one folder of results, for each subject."""
+    last = last_evaluation(work)
+    if last is None:
+        raise UserMistake(
+            "there is no evaluation to export",
+            why="this project was not evaluated yet",
+            fix="run `graft eval` first",
+            where=str(work.project.root),
+        )
+    known = {one.subject: one for one in (last.report.baseline, last.report.candidate, *last.report.others)}
+    unknown = [name for name in subjects if name not in known]
+    if unknown:
+        raise UserMistake(
+            f"the evaluation has no subject {unknown[0]}",
+            why=f"it has: {', '.join(known)}",
+            fix="name one of these, or none for all",
+            where="--subject",
+        )
+    cases, when = read_cases(Path(last.cases_file)), timestamp()
+    written: list[str] = []
+    for name in subjects or known:
+        export = Export(
+            task=work.settings.project,
+            cases=cases,
+            subject=known[name],
+            answers=read_answers(Path(last.folders[name])),
+            cases_hash=last.report.cases_hash,
+            when=when,
+            version=__version__,
+        )
+        written += _write(export, form=form, out=out)
+    return Exported(format=form, files=tuple(written), subjects=tuple(subjects or known))
+
+
+def last_evaluation(work: OpenProject) -> Evaluated | None:
+    """What the gate would decide on; None before the first one."""
+    step = "evaluate" if work.model == work.settings.main_model else f"evaluate@{work.model}"
+    entry = work.ledger.get(step)
+    return Evaluated.model_validate(entry.output) if entry is not None else None
+
+
+def _write(export: Export, *, form: Format, out: Path) -> list[str]:
+    files = write_lm_eval(export)
+    if form == "inspect":
+        name = files.results_name.removeprefix("results_").removesuffix(".json")
+        path = out / f"{name}_{files.folder}.json"
+        content = {path: write_json(write_inspect(export), indent=1)}
+    else:
+        folder = out / files.folder
+        content = {
+            folder / files.results_name: write_json(files.results, indent=2),
+            folder / files.samples_name: "".join(write_json(sample) + "\n" for sample in files.samples),
+        }
+    for path, text in content.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    return [str(path) for path in content]
+
+
+def _grade_by_our_metrics(work: OpenProject, imported: Imported, own: Sequence[Case]) -> Imported:
+    """Our metrics beside theirs: the questions are the same, so the grades can be compared."""
+    # No judge: to read a file asks nobody anything.
+    settings = work.settings.evaluate.model_copy(update={"judge": None})
+    report = imported.report
+
+    def graded(subject: SubjectReport) -> SubjectReport:
+        answers = imported.answers[subject.subject]
+        if {answer.case_id for answer in answers} != {case.id for case in own}:
+            return subject
+        context = GradeContext(fields=settings.fields, folder=work.project.root)
+        ours = score(own, answers=answers, generation=subject.generation, settings=settings, context=context)
+        kept = {name: metric for name, metric in ours.metrics.items() if metric.scores}
+        return subject.model_copy(update={"metrics": {**kept, **subject.metrics}})
+
+    baseline, candidate = graded(report.baseline), graded(report.candidate)
+    others = tuple(graded(one) for one in report.others)
+    candidates = [one for one in (candidate, *others) if one.subject != baseline.subject]
+    pairs = [
+        pair
+        for one in candidates
+        for pair in compare(baseline, candidate=one, sessions=sessions_of(own))
+        if pair.n
+    ]
+    changed = {"baseline": baseline, "candidate": candidate, "others": others, "comparisons": tuple(pairs)}
+    report = report.model_copy(update=changed)
+    sliced = slice_report(own, report=report, by=settings.slices)
+    report = report.model_copy(update={"slices": sliced.figures, "cuts": sliced.cuts})
+    return imported.model_copy(update={"report": report})
+
+
+def _log_look(work: OpenProject, imported: Imported) -> Imported:
+    """Whoever measured it: another candidate was looked at on this project's cases."""
+    report = imported.report
+    said = imported.answers[report.candidate.subject]
+    subject = f"imported:{fingerprint([answer.text for answer in said])}"
+    looks = work.looks.log(report.cases_hash, subject=subject, when=timestamp())
+    report = report.model_copy(update={"looks": looks})
+    wear = wear_of(
+        report,
+        candidates=work.looks.candidates(report.cases_hash),
+        look=work.looks.position(report.cases_hash, subject=subject),
+    )
+    return imported.model_copy(update={"report": report.model_copy(update={"wear": wear})})
+
+
+WORST_FIRST = (errors.EXIT_ABORT, errors.EXIT_ITERATE, errors.EXIT_NOT_ENOUGH_EVIDENCE)
+
+
+class GatedAll(Record):
+    """All models of a project, the main one first."""
+
+    project: str
+    verdicts: dict[str, Verdict]
+
+    @property
+    def exit_code(self) -> int:
+        """That of the worst verdict: 0 only if all may be deployed."""
+        codes = {verdict.exit_code for verdict in self.verdicts.values()}
+        return next((code for code in WORST_FIRST if code in codes), errors.EXIT_DONE)
+
+
+def gate_all(work: OpenProject, *, may_do: Collection[str] | None = None) -> GatedAll:
+    """Bring every model up to date as far as its gate, by the steps that may be done; judge them together."""
+    works: dict[str, OpenProject] = {}
+    made: dict[str, StepOutputs] = {}
+    judged: dict[str, Judged] = {}
+    for name in work.project.settings.all_models:
+        works[name] = replace(work, asked_model=name, reporter=ModelReporter(work.reporter, name))
+        made[name] = run_pipeline(works[name], upto="gate", may_do=may_do)
+        judged[name] = gather(works[name], made[name])
+    verdicts = {
+        name: finish(works[name], made[name], judged[name], verdict)
+        for name, verdict in decide_all(judged).items()
+    }
+    for name, verdict in verdicts.items():
+        _remember(works[name], verdict)
+    return GatedAll(project=work.project.settings.project, verdicts=verdicts)
+
+
+def _remember(work: OpenProject, verdict: Verdict) -> None:
+    """In place of the verdict that did not know of the others: a release goes by this one."""
+    entry = "gate" if work.model == work.settings.main_model else f"gate@{work.model}"
+    last = work.ledger.get(entry)
+    if last is None or last.output == verdict.model_dump(mode="json"):
+        return
+    work.ledger.put(
+        entry,
+        fingerprint=last.fingerprint,
+        output=verdict.model_dump(mode="json"),
+        finished_at=timestamp(),
+        seconds=last.seconds,
+    )
+
+
+MOST_RUNS = 10_000
+
+
+def judge_session(work: OpenProject, *, may_do: Collection[str] | None = None) -> NextStart:
+    """Bring the model up to date as far as its evaluation, then compare with where the session began."""
+    made = run_pipeline(work, upto="evaluate", may_do=may_do)
+    report, outcome = made.get("evaluate", Evaluated).report, made.get("train", TrainOutcome)
+    keep_report(work, outcome.adapter_hash, report)
+    found = next_start(
+        _report_before(work, report, outcome),
+        report,
+        work.settings.gate,
+        # Both over the validation rows of this session: at its start and at its end.
+        loss_before=outcome.validation_loss_before,
+        loss_after=outcome.validation_loss_after,
+    )
+    if found.start == "this":
+        return _from(found, outcome.adapter_hash, outcome.adapter_folder)
+    before = outcome.started_from or ""
+    return _from(found, before, find_adapter(work, before) if before else "")
+
+
+def find_adapter(work: OpenProject, adapter_hash: str) -> str:
+    """The folder of an adapter that a run or a release holds; empty where neither does."""
+    for run in work.runs.list(limit=MOST_RUNS):
+        if run.outcome is None or run.outcome.get("adapter_hash") != adapter_hash:
+            continue
+        # A run that was cleared away leaves its record: the folder is looked for elsewhere then.
+        if Path(kept := str(run.outcome["adapter_folder"])).is_dir():
+            return kept
+    store = open_store(work)
+    for release in work.releases.list():
+        if release.adapter_hash == adapter_hash and store.has(release.id):
+            return str(store.get(release.id))
+    folder = (work.project.root / (work.settings.train.start_from or "")).expanduser()
+    return str(folder) if work.settings.train.start_from and Path(folder).is_dir() else ""
+
+
+def _report_before(work: OpenProject, report: Report, outcome: TrainOutcome) -> Report:
+    if outcome.started_from is None:
+        return report.model_copy(update={"candidate": report.baseline})
+    known = [find_report(work, outcome.started_from)]
+    for release in work.releases.list():
+        if release.adapter_hash == outcome.started_from:
+            known.append(read_report(work, release))
+    found = [one for one in known if one is not None]
+    if found:
+        # Of several the one that was asked the same cases in the same way.
+        return next((one for one in found if comparable(one, report)), found[0])
+    raise UserMistake(
+        f"the adapter that this session started from ({outcome.started_from[:12]}) was never evaluated here",
+        why="a session is judged by what it changed on the same cases",
+        fix="`graft gate` before each session keeps its report; or evaluate that adapter with "
+        "`graft eval --subject adapter:FOLDER`",
+        where=work.model,
+    )
+
+
+def _from(found: NextStart, adapter_hash: str, folder: str) -> NextStart:
+    return found.model_copy(update={"adapter_hash": adapter_hash, "adapter_folder": folder})

@@ -1,0 +1,244 @@
+"""The champion beside the candidate: from the report, or from what was measured when it was released.
+
+In: an open workplace, a report, the adapter it judges. Out: the report with the champion among its subjects
+where both answered the same cases in the same way. Asks no model.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from graftwork.evaluate.gate.advice import GoodRun, compare_plans
+from graftwork.evaluate.gate.decide import Judged, asked_otherwise, decide
+from graftwork.evaluate.gate.pairs import Surroundings
+from graftwork.evaluate.gate.settings import GateSettings
+from graftwork.evaluate.gate.wording import describe_change
+from graftwork.files.disk import Journal, file_digest, make_folder, write_atomic
+from graftwork.grading.metrics import FIRST_TOKEN, LATENCY, MEMORY, TOKENS_PER_SECOND
+from graftwork.pipeline.open_project import OpenProject, timestamp
+from graftwork.pipeline.releases import full_alias, open_store
+from graftwork.records.errors import Damaged
+from graftwork.records.plan import Plan
+from graftwork.records.release import Release
+from graftwork.records.report import Report
+from graftwork.records.run import TrainOutcome
+from graftwork.records.verdict import Verdict
+from graftwork.registry.peft import WEIGHTS
+
+CHAMPION = "champion"
+SERVED_ALREADY = "This very adapter is served already"
+HELD_AGAINST_BASE = "what is said of the champion was held against the base"
+REPORT = "report.json"
+OF_THE_MACHINE = (LATENCY, FIRST_TOKEN, TOKENS_PER_SECOND, MEMORY)
+UNTIMED = {
+    "single_latency_seconds": (),
+    "first_token_seconds": (),
+    "tokens_per_second": 0.0,
+    "peak_memory_gib": 0.0,
+}
+
+
+class Champion(NamedTuple):
+    """Whom a candidate is held against. Without a release the base stands in, and `instead` says why."""
+
+    release: Release | None
+    instead: str = ""
+
+
+def look_for_champion(work: OpenProject, *, adapter_hash: str) -> Champion:
+    """What is served now; where that is this very adapter, what it took the place of."""
+    release_id = work.releases.aliases().get(full_alias(work))
+    if release_id is None:
+        return Champion(None)
+    served = work.releases.get(release_id)
+    if served.adapter_hash != adapter_hash:
+        return Champion(served)
+    if served.parent is None:
+        return Champion(None, f"{SERVED_ALREADY}, and nothing was served before it: {HELD_AGAINST_BASE}.")
+    # Not by `get`, which takes a part of an id too: a parent is named in full, or is not known here.
+    known = next((one for one in work.releases.list() if one.id == served.parent), None)
+    if known is None:
+        missing = f"the release before it ({served.parent[:12]}) is not known here"
+        return Champion(None, f"{SERVED_ALREADY}, and {missing}: {HELD_AGAINST_BASE}.")
+    return Champion(known)
+
+
+def with_champion(work: OpenProject, report: Report, champion: Release | None) -> Report:
+    """The champion's own report stands in where it was not asked again on the same cases."""
+    if report.champion is not None or champion is None:
+        return report
+    known = read_report(work, champion)
+    if known is None or not comparable(known, report):
+        return report
+    # Seconds and bytes of another day, perhaps of another machine, say nothing about this one.
+    grades = {name: metric for name, metric in known.candidate.metrics.items() if name not in OF_THE_MACHINE}
+    generation = known.candidate.generation.model_copy(update=UNTIMED)
+    served = known.candidate.model_copy(
+        update={"subject": CHAMPION, "metrics": grades, "generation": generation}
+    )
+    return report.model_copy(update={"others": (*report.others, served), "champion": CHAMPION})
+
+
+def surroundings_of(champion: Champion) -> Surroundings:
+    if champion.release is None:
+        return Surroundings(no_champion=True, instead=champion.instead)
+    return Surroundings(champion=champion.release.id)
+
+
+def read_report(work: OpenProject, release: Release) -> Report | None:
+    """The report that a release carries, its bytes checked; None where it has none."""
+    promised = next((file.sha256 for file in release.files if file.path == REPORT), None)
+    path = open_store(work).folder(release.id) / REPORT
+    if promised is None or not path.is_file():
+        return None
+    body = path.read_bytes()
+    if hashlib.sha256(body).hexdigest() != promised:
+        raise Damaged(
+            f"the report of release {release.id[:12]} was changed",
+            why="its bytes are not those that the manifest promises",
+            fix="`graft release verify` checks the others; roll back to a sound one",
+            where=str(path),
+        )
+    try:
+        return Report.from_json(body)
+    except ValidationError:
+        # Made by another version: it cannot be compared, which the verdict says.
+        return None
+
+
+def comparable(known: Report, report: Report) -> bool:
+    """Whether both answered the same cases in the same way."""
+    return known.cases_hash == report.cases_hash and not asked_otherwise(known, report)
+
+
+def keep_report(work: OpenProject, adapter_hash: str, report: Report) -> None:
+    path = _place(work, adapter_hash)
+    write_atomic(path, report.to_json())
+
+
+def find_report(work: OpenProject, adapter_hash: str) -> Report | None:
+    """None where the adapter was never judged here, or by a version that wrote otherwise."""
+    path = _place(work, adapter_hash)
+    try:
+        return Report.from_json(path.read_bytes()) if path.is_file() else None
+    except ValidationError:
+        return None
+
+
+def keep_verdict(work: OpenProject, adapter_folder: Path, verdict: Verdict) -> None:
+    """By the content of the weights, wherever they are copied to: a refusal must not be forgotten."""
+    weights = adapter_folder / WEIGHTS
+    if not weights.is_file():
+        return
+    path = _verdict_place(work, file_digest(weights))
+    make_folder(path.parent)
+    write_atomic(path, verdict.to_json())
+
+
+def find_verdict(work: OpenProject, weights_sha256: str) -> Verdict | None:
+    """The last verdict about these weights: of a gate here, or of a release that holds them."""
+    path = _verdict_place(work, weights_sha256)
+    try:
+        if path.is_file():
+            return Verdict.from_json(path.read_bytes())
+    except ValidationError:
+        pass  # written by another version: the releases may still know
+    for release in work.releases.list():
+        if any(file.path == WEIGHTS and file.sha256 == weights_sha256 for file in release.files):
+            return Verdict(
+                decision=release.decision,
+                reason=f"release {release.id[:12]} says {release.decision}",
+                rules=(),
+                report_hash="",
+            )
+    return None
+
+
+def _verdict_place(work: OpenProject, weights_sha256: str) -> Path:
+    return work.project.evaluations / "verdicts" / f"{weights_sha256}.json"
+
+
+def find_better_run(work: OpenProject, outcome: TrainOutcome, report: Report) -> GoodRun | None:
+    """The newest earlier run that was better at the primary metric, with what was changed since."""
+    primary = work.settings.gate.primary_rule
+    now, plan = work.runs.get(outcome.run_id), None
+    if primary is not None and now is not None:
+        plan = _read_plan(now.plan)
+    mine = report.candidate.metrics.get(primary.metric) if primary is not None else None
+    if plan is None or primary is None or mine is None:
+        return None
+    for entry in work.runs.list():
+        if entry.id == outcome.run_id or entry.outcome is None:
+            continue
+        kept, before = find_report(work, str(entry.outcome.get("adapter_hash", ""))), _read_plan(entry.plan)
+        theirs = kept.candidate.metrics.get(primary.metric) if kept is not None else None
+        if kept is None or before is None or theirs is None or not theirs.n or theirs.value <= mine.value:
+            continue
+        return GoodRun(entry.id, kept, compare_plans(before, plan))
+    return None
+
+
+def _read_plan(given: dict[str, Any]) -> Plan | None:
+    try:
+        return Plan.model_validate(given)
+    except ValidationError:
+        return None
+
+
+def _place(work: OpenProject, adapter_hash: str) -> Path:
+    return work.project.evaluations / "reports" / f"{adapter_hash[:32]}.json"
+
+
+RULES = "rules.jsonl"
+Stage = Literal["trained", "evaluated", "judged"]
+
+
+class Noted(NamedTuple):
+    """`settings` is None where the rules of another version cannot be read any more."""
+
+    rules_hash: str
+    when: str
+    stage: Stage
+    settings: GateSettings | None
+
+
+def note_rules(work: OpenProject, run_id: str, *, stage: Stage) -> Noted:
+    """Note the rules as they stand, unless the last note says the same; the first one comes back."""
+    journal = Journal(work.project.runs / run_id / RULES)
+    kept, rules = journal.read(), work.settings.gate
+    if not kept or kept[-1]["rules_hash"] != rules.rules_hash():
+        note = {
+            "rules_hash": rules.rules_hash(),
+            "when": timestamp(),
+            "stage": stage,
+            "rules": rules.model_dump(mode="json"),
+        }
+        journal.append(note, durable=True)
+        kept = kept or [note]
+    return _read(kept[0])
+
+
+def with_changes(verdict: Verdict, judged: Judged, noted: Noted) -> Verdict:
+    """The verdict, saying so where its rules are not those that the run set out with."""
+    if noted.rules_hash == verdict.rules_hash:
+        return verdict
+    said = f"The rules were changed after this run was first {noted.stage} ({noted.when})"
+    if noted.settings is not None:
+        changes = describe_change(noted.settings, judged.settings)
+        then = decide(judged.report, noted.settings, training=judged.training, around=judged.around)
+        said += f": {changes}. By the rules as they stood the verdict would be: {_plain(then.decision)}"
+    return verdict.model_copy(update={"notes": (f"{said}.", *verdict.notes)})
+
+
+def _read(note: dict[str, Any]) -> Noted:
+    try:
+        settings = GateSettings.model_validate(note["rules"])
+    except ValidationError:
+        settings = None
+    return Noted(note["rules_hash"], note["when"], note["stage"], settings)
+
+
+def _plain(decision: str) -> str:
+    return decision.replace("_", " ")

@@ -1,0 +1,254 @@
+"""The plain step as a candidate: memory of card and host, seconds of a step, GRPO's generation. Pure.
+
+In: a question, how the run is shared, what the card reaches. Out: a FitCandidate. Plain means transformers
+and PEFT, or the step of `graft train` for families that it has no step of its own for.
+"""
+
+from graftwork.costmodel.distributed import Distribution, PlainRun, plain_step_parts
+from graftwork.costmodel.plain_memory import peak_of_each
+from graftwork.costmodel.time import StepRates, expected_longest
+from graftwork.model.shape import adapter_parameters, layer_parameters, total_parameters
+from graftwork.plan.fit.candidate import FitCandidate, StrategyOption
+from graftwork.plan.fit.question import card_room, half_precision, plain_setup
+from graftwork.records.base import Figure
+from graftwork.records.fit import FitQuestion, MemoryPeak, PlainSetup
+from graftwork.records.plan import ModelShape
+from graftwork.records.units import GIB
+
+PROCESS_GIB = (2.0, 2.5, 3.5)
+"""Python, torch and CUDA of one process on the host: least, usual, most (measured on small runs)."""
+OFFLOADED_BYTES = (16.0, 17.0, 18.0)
+"""A learned parameter with its gradient, states and pinned buffers on the host."""
+DEEPSPEED_PADS = 1.5
+
+
+def host_memory(question: FitQuestion, shared: Distribution, *, trainable: int, base_bytes: float) -> Figure:
+    """GiB of the host over all processes."""
+    low, usual, high = (gib * shared.cards for gib in PROCESS_GIB)
+    least, most = base_bytes / GIB, base_bytes / GIB
+    if shared.sharding in ("fsdp2", "zero3") and question.engine == "graft":
+        # Every process reads the whole base itself: its hash is proven before it is cut up.
+        most = least = shared.cards * base_bytes / GIB
+    elif shared.offload != "weights":
+        # Read shard by shard: of a file, pages that the system takes back where it must.
+        least = 0.0
+    down, middle, up = least, (least + most) / 2, most
+    if shared.offload != "none":
+        learned = tuple(trainable * one / GIB for one in OFFLOADED_BYTES)
+        frozen = base_bytes / GIB if shared.offload == "weights" and question.method != "full" else 0.0
+        # The reading is over when the states are made.
+        down, middle, up = (
+            max(read, one + frozen) for read, one in zip((down, middle, up), learned, strict=True)
+        )
+    return Figure(value=usual + middle, low=low + down, high=high + up, unit="GiB")
+
+
+def padded_gb(question: FitQuestion) -> float:
+    """What DeepSpeed's estimator would ask of the host for an offloaded optimizer, in 10⁹ bytes."""
+    return total_parameters(question.shape) * OFFLOADED_BYTES[2] * DEEPSPEED_PADS / 1e9
+
+
+KV_BYTES = 2
+LASTING = ("weights", "adapters", "optimizer", "reference")
+LAUNCH_KERNELS_A_BLOCK = 60
+"""Kernels of a block for one token, called from Python one by one (derived from the plain step's)."""
+REFERENCE_SHARE = 1 / 3
+"""Of a pass forward and backward, what the forward pass of the reference takes."""
+
+
+def cache_bytes(shape: ModelShape, *, tokens: int, sequences: int) -> float:
+    """Keys and values of `sequences` answers that grow to `tokens`."""
+    return 2.0 * shape.layers * shape.kv_heads * shape.head_dim * KV_BYTES * tokens * sequences
+
+
+def rows_at_once(question: FitQuestion, lasting: float, *, room: float, cards: int) -> int:
+    """Answers that a card generates side by side: all of its own, or even rounds that there is room for."""
+    most = max(-(-question.batch_rows // cards), 1)
+    a_row = sum(_generation_bytes(question, rows=1).values())
+    rounds = -(-most // max(min(most, int((room - lasting) // a_row)), 1))
+    return -(-most // rounds)
+
+
+def lasting_bytes(peak: MemoryPeak, *, whole_weights: float) -> float:
+    """What is there while answers are generated. Where weights are cut up, TRL gathers them for it."""
+    held = sum(peak.parts.get(name, 0.0) for name in LASTING)
+    return max(held, whole_weights)
+
+
+def with_reference(peak: MemoryPeak, question: FitQuestion) -> MemoryPeak:
+    """Without adapters to turn off, the reference is a second copy in 16 bits."""
+    if question.method != "full":
+        return peak
+    copy = total_parameters(question.shape) * 2.0
+    return peak.model_copy(
+        update={
+            "allocated": peak.allocated + copy,
+            "reserved": peak.reserved + copy,
+            "parts": {**peak.parts, "reference": copy},
+        }
+    )
+
+
+def with_generation(
+    peak: MemoryPeak, question: FitQuestion, *, rows: int, whole_weights: float
+) -> MemoryPeak:
+    """The peak of training or of generating, whichever is higher."""
+    lasting = {name: peak.parts.get(name, 0.0) for name in LASTING}
+    lasting["weights"] = max(lasting["weights"], whole_weights)
+    passing = _generation_bytes(question, rows=rows)
+    generating = sum(lasting.values()) + sum(passing.values())
+    if generating <= peak.allocated:
+        return peak
+    beyond = max(peak.reserved - peak.allocated, 0.02 * sum(passing.values()))
+    return MemoryPeak(
+        allocated=generating,
+        reserved=generating + beyond,
+        parts={**{name: size for name, size in lasting.items() if size}, **passing},
+        phase="generation",
+    )
+
+
+def _generation_bytes(question: FitQuestion, *, rows: int) -> dict[str, float]:
+    """What passes while `rows` answers are generated side by side."""
+    shape = question.shape
+    tokens = question.prompt_tokens + question.completion_tokens
+    return {
+        "key-value cache": cache_bytes(shape, tokens=tokens, sequences=rows),
+        # Hidden states of all prompts at once.
+        "activations": 8.0 * (shape.hidden_size + shape.intermediate_size) * question.prompt_tokens * rows,
+        # Of one token, in float32, sorted for sampling.
+        "logits": 12.0 * shape.vocab_size * rows,
+    }
+
+
+def generation_seconds(
+    question: FitQuestion, *, rows: int, cards: int, rates: StepRates, training: float
+) -> dict[str, float]:
+    """Seconds of a step that are spent before anything is learned: each card generates its own rows."""
+    own = max(-(-question.batch_rows // cards), 1)
+    read = own * question.prompt_tokens * 2.0 * _weights(question.shape)
+    return {
+        "generation": -(-own // rows) * decode_seconds(question, rows=min(rows, own), rates=rates),
+        "reading prompts": read / rates.half,
+        "reference": REFERENCE_SHARE * training,
+    }
+
+
+def decode_seconds(question: FitQuestion, *, rows: int, rates: StepRates) -> float:
+    """One answer of `completion_tokens` in each of `rows` rows: all weights are read for every token."""
+    shape = question.shape
+    weights = _weights(shape)
+    table = shape.vocab_size * shape.hidden_size * 2.0
+    reading = (weights * 2.0 + table) / rates.bandwidth
+    if question.method == "qlora":
+        # Half a byte read, two written, two read again for the product.
+        reading = (weights * 0.52 + table) / rates.bandwidth
+        reading += weights * 4.0 / (rates.bandwidth * rates.dequantising) * 0.5
+    middle = question.prompt_tokens + question.completion_tokens / 2
+    cache = cache_bytes(shape, tokens=round(middle), sequences=rows) / rates.bandwidth
+    launching = LAUNCH_KERNELS_A_BLOCK * shape.layers * rates.launch_seconds
+    return question.completion_tokens * max(reading + cache, launching)
+
+
+def _weights(shape: ModelShape) -> float:
+    return float(shape.layers * layer_parameters(shape))
+
+
+def say_why(question: FitQuestion) -> tuple[str, ...]:
+    """GRPO beside PPO, in figures."""
+    copy = total_parameters(question.shape) * 2.0 / GIB
+    tokens = question.prompt_tokens + question.completion_tokens
+    cache = cache_bytes(question.shape, tokens=tokens, sequences=question.generations) / GIB
+    first = (
+        f"GRPO needs no reference copy: it is the base with its adapters off; PPO would add a value model of "
+        f"{copy:.1f} GiB in 16 bits, with its own gradients and states"
+        if question.method != "full"
+        else f"with full weights GRPO keeps a reference copy of {copy:.1f} GiB; PPO would add a value model "
+        "of that size, with its own gradients and states"
+    )
+    return (first, f"keys and values of {question.generations} answers to a prompt take {cache:.2f} GiB")
+
+
+GENERATION_SHARE = 0.88
+"""Of the room, what answers may fill side by side: the rest is for what is not known to the last byte."""
+
+
+def plain_candidate(
+    question: FitQuestion,
+    way: StrategyOption,
+    *,
+    rates: StepRates,
+    correction: float = 1.0,
+    exact: bool = False,
+) -> FitCandidate:
+    """Memory at the longest row, time at the mean one. `exact` computes memory tensor by tensor."""
+    shared, longest = way.shared, max(question.lengths)
+    run = plain_run(question, rates=rates, correction=correction)
+    setup = plain_setup(
+        question, sharding=shared.sharding, rows=way.micro_rows, tokens=longest, checkpointed=way.checkpointed
+    )
+    peak = peak_of_each(run, setup, shared, exact=exact)
+    passes = -(-question.batch_rows // (way.micro_rows * shared.cards))
+    usual = setup.model_copy(update={"tokens": round(expected_longest(question.lengths, way.micro_rows))})
+    parts = plain_step_parts(run, usual, shared, passes=passes)
+    mean = sum(question.lengths) / len(question.lengths)
+    if question.algorithm == "grpo":
+        peak, more = _with_generation(question, run, setup, shared, peak, training=sum(parts.values()))
+        parts |= more
+    base = run.base_bytes(setup)
+    return FitCandidate(
+        way=way,
+        setup=setup,
+        tuning=None,
+        peak=peak,
+        floor=peak.reserved,
+        host=host_memory(question, shared, trainable=run.trainable, base_bytes=base),
+        seconds_a_step=sum(parts.values()),
+        step_parts=parts,
+        tokens_a_step=question.batch_rows * mean,
+        passes=passes,
+    )
+
+
+def plain_run(question: FitQuestion, *, rates: StepRates, correction: float) -> PlainRun:
+    return PlainRun(
+        shape=question.shape,
+        architecture=question.architecture,
+        trainable=trained(question),
+        half=half_precision(question),
+        rates=rates,
+        machine=question.machine,
+        predicted=question.trained_share if question.engine == "graft" else 1.0,
+        correction=correction,
+    )
+
+
+def _with_generation(
+    question: FitQuestion,
+    run: PlainRun,
+    setup: PlainSetup,
+    shared: Distribution,
+    peak: MemoryPeak,
+    *,
+    training: float,
+) -> tuple[MemoryPeak, dict[str, float]]:
+    """The peak and the seconds with the answers that are generated before they are learned from."""
+    peak = with_reference(peak, question)
+    whole = run.base_bytes(setup) if shared.sharding in ("zero3", "fsdp2") else 0.0
+    room = card_room(question, cards=shared.cards).value * GIB * GENERATION_SHARE
+    lasting = lasting_bytes(peak, whole_weights=whole)
+    rows = rows_at_once(question, lasting, room=max(room, peak.allocated), cards=shared.cards)
+    grown = with_generation(peak, question, rows=rows, whole_weights=whole)
+    return grown, generation_seconds(
+        question, rows=rows, cards=shared.cards, rates=run.rates, training=training
+    )
+
+
+def trained(question: FitQuestion) -> int:
+    return adapter_parameters(
+        question.shape,
+        rank=question.rank,
+        targets=question.targets,
+        layers=question.adapted_layers,
+        method=question.method,
+    )

@@ -1,0 +1,247 @@
+"""The question, with what the user left out filled in.
+
+In: a model, a machine and what the user stated. Out: a FitQuestion. Looks at no file and not at this machine.
+"""
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Literal
+
+from graftwork.model.families.registry import family_or_llama
+from graftwork.model.shape import linear_names
+from graftwork.plan.catalog.models import CatalogModel
+from graftwork.records.base import Figure
+from graftwork.records.errors import UserMistake
+from graftwork.records.fit import Algorithm, FitQuestion, Method, Optimizer, PlainSetup, Precision, Sharding
+from graftwork.records.hardware import Gpu, Machine
+
+DEFAULT_ROWS = 1000
+
+
+def make_question(
+    model: CatalogModel,
+    *,
+    machine: Machine,
+    method: Method = "qlora",
+    algorithm: Algorithm = "sft",
+    engine: Literal["graft", "hf"] = "graft",
+    seq: int | Sequence[int] = 2048,
+    rows: int | None = None,
+    epochs: float = 1.0,
+    batch_rows: int = 16,
+    rank: int = 16,
+    optimizer: Optimizer = "adamw_fused",
+    offload: Literal["auto", "none", "optimizer", "weights"] = "auto",
+    memory_limit_gib: float | None = None,
+    trained_share: float = 1.0,
+    adapted_layers: int | None = None,
+    targets: tuple[str, ...] | None = None,
+    prompt_tokens: int = 512,
+    completion_tokens: int = 512,
+    generations: int = 8,
+) -> FitQuestion:
+    """`seq` is one length for all rows, or the length of every row that there is."""
+    lengths = (seq,) if isinstance(seq, int) else tuple(sorted(seq))
+    if algorithm == "grpo":
+        # What is learned from is what was generated: a prompt and its answer.
+        lengths = (prompt_tokens + completion_tokens,)
+    _require_sense(lengths, batch_rows=batch_rows, epochs=epochs, rank=rank, machine=machine)
+    return FitQuestion(
+        model=model.name,
+        shape=model.shape,
+        architecture=model.architecture,
+        method=method,
+        algorithm=algorithm,
+        engine=engine,
+        lengths=lengths,
+        rows=rows or (len(lengths) if len(lengths) > 1 else DEFAULT_ROWS),
+        epochs=epochs,
+        batch_rows=batch_rows,
+        trained_share=trained_share,
+        rank=rank,
+        targets=targets or linear_names(model.shape),
+        adapted_layers=min(adapted_layers or model.shape.layers, model.shape.layers),
+        optimizer=optimizer,
+        offload=offload,
+        memory_limit_gib=memory_limit_gib,
+        machine=machine,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        generations=generations,
+    )
+
+
+def _require_sense(
+    lengths: tuple[int, ...], *, batch_rows: int, epochs: float, rank: int, machine: Machine
+) -> None:
+    """Numbers that no run can have are refused by name."""
+    stated = {
+        "--seq": min(lengths, default=0),
+        "--batch": batch_rows,
+        "--epochs": epochs,
+        "--rank": rank,
+        "--ram": machine.ram_gib,
+        "--gpus": machine.gpus if machine.gpu is not None else 1,
+    }
+    for option, value in stated.items():
+        if value <= 0:
+            raise UserMistake(
+                f"{option} is {value:g}",
+                why="a run needs more than nothing of it",
+                fix="give a number above 0",
+                where=option,
+            )
+
+
+def kind_of(question: FitQuestion) -> Literal["cpu", "cuda"]:
+    return "cpu" if question.machine.gpu is None else "cuda"
+
+
+def half_precision(question: FitQuestion) -> Precision:
+    """bfloat16 where the card has it, else float16 with scaling; processors work in float32."""
+    gpu = question.machine.gpu
+    if gpu is None:
+        cpu = question.machine.cpu
+        return "bfloat16" if cpu is not None and cpu.half_gflops else "float32"
+    return "bfloat16" if gpu.has_bf16 else "float16"
+
+
+def why_plain(question: FitQuestion) -> str | None:
+    """Why `graft train` would not take its own step on a card; None where it does."""
+    gpu, shape = question.machine.gpu, question.shape
+    if gpu is None:
+        return "there is no card"
+    if not gpu.has_bf16:
+        return f"{gpu.name} has no bfloat16: it is older than Ampere"
+    if question.method not in ("lora", "qlora"):
+        return f"method {question.method} is trained on the plain path"
+    if not family_or_llama(question.architecture).card_step:
+        return f"blocks of the family {question.architecture} are not written out"
+    if shape.hidden_size % 64 or shape.intermediate_size % 64:
+        return "its widths are no multiples of 64"
+    return None
+
+
+def plain_setup(
+    question: FitQuestion, *, sharding: Sharding, rows: int, tokens: int, checkpointed: int
+) -> PlainSetup:
+    """One pass of `rows` rows of `tokens` tokens."""
+    graft, full = question.engine == "graft", question.method == "full"
+    half = half_precision(question)
+    weights: Precision = half
+    if full:
+        # Learned weights stand in float32; DeepSpeed keeps that copy apart and computes in 16 bits.
+        weights = half if not graft and sharding in ("zero2", "zero3") else "float32"
+    return PlainSetup(
+        method=question.method,
+        rank=question.rank,
+        targets=question.targets,
+        adapted_layers=question.adapted_layers,
+        dtype=weights,
+        # Our own plain step mixes precisions only on one card where the weights themselves are learned.
+        autocast=half != "float32" and not (graft and full and sharding != "none"),
+        rows=rows,
+        tokens=tokens,
+        checkpointed=checkpointed,
+        optimizer=question.optimizer,
+        kbit_upcast=not graft and question.method == "qlora",
+    )
+
+
+CONTEXT_GIB = (0.3, 0.4, 0.5)
+"""CUDA's own on a card: least, usual, most (published)."""
+NCCL_GIB = (0.2, 0.35, 0.5)
+"""A communicator between cards (published: about 0.5)."""
+DESKTOP_GIB = (0.0, 0.2, 0.6)
+"""What a screen takes of a card that people play on too (guessed; `nvidia-smi` shows it)."""
+SYSTEM_GIB = 4.0
+"""What the operating system and its services keep of the host (guessed)."""
+TIGHT = 0.90
+
+_PLAYED_ON = re.compile(r"(?<!\d)[2-5]0[5-9]0(?!\d)")
+
+
+def card_room(question: FitQuestion, *, cards: int) -> Figure:
+    """GiB that the allocator may take of one card; of a processor, what the host has."""
+    if question.memory_limit_gib is not None:
+        return Figure.exact(question.memory_limit_gib, "GiB")
+    gpu = question.machine.gpu
+    if gpu is None:
+        return Figure.exact(host_room(question), "GiB")
+    taken = [CONTEXT_GIB]
+    if cards > 1:
+        taken.append(NCCL_GIB)
+    if shows_a_desktop(gpu):
+        taken.append(DESKTOP_GIB)
+    least, usual, most = (sum(one[at] for one in taken) for at in range(3))
+    total = gpu.memory_gib
+    return Figure(
+        value=max(total - usual, 0.0), low=max(total - most, 0.0), high=max(total - least, 0.0), unit="GiB"
+    )
+
+
+def host_room(question: FitQuestion) -> float:
+    """GiB of the host that a run may take."""
+    return max(question.machine.ram_gib - SYSTEM_GIB, 0.0)
+
+
+def shows_a_desktop(gpu: Gpu) -> bool:
+    """GeForce cards, by the number in their name."""
+    return _PLAYED_ON.search(gpu.name) is not None
+
+
+QUANTILES = tuple((at + 0.5) / 16 for at in range(16))
+RANGE_IN_DEVIATIONS = 2.0
+"""A stated range is taken for two standard deviations either way."""
+LONGEST_TAIL = 2.0
+"""How much longer than the longest known row an unknown one may be (guessed)."""
+
+
+def late_chance(
+    lengths: Sequence[int],
+    *,
+    rows_in_run: int,
+    rows_at_once: int,
+    largest_that_fits: Sequence[float],
+) -> float:
+    """Chance that some batch passes what fits and the first does not.
+
+    `largest_that_fits` are lengths for equally likely truths: nobody knows the peak to the last byte.
+    """
+    batches = max(rows_in_run // max(rows_at_once, 1), 1)
+    chances = []
+    for most in largest_that_fits:
+        long = share_above(lengths, most, rows_in_run=rows_in_run)
+        first = 1 - (1 - long) ** rows_at_once
+        chances.append((1 - first) - (1 - first) ** batches)
+    return max(sum(chances) / len(chances), 0.0) if chances else 0.0
+
+
+def share_above(lengths: Sequence[int], most: float, *, rows_in_run: int) -> float:
+    """Share of the rows that are longer than `most`."""
+    if len(lengths) == 1:
+        return float(lengths[0] > most)
+    ordered = sorted(lengths)
+    above = len(ordered) - bisect_right(ordered, most)
+    if above or len(ordered) >= rows_in_run:
+        return above / len(ordered)
+    # None of the sample is: by the rule of succession one in so many may be, the less the further off.
+    distance = most / max(ordered[-1], 1)
+    return 0.0 if distance >= LONGEST_TAIL else (LONGEST_TAIL - distance) / (len(ordered) + 1)
+
+
+def truths(value: float, *, spread: float) -> tuple[float, ...]:
+    """Equally likely values around the stated one."""
+    if spread <= 0:
+        return (value,)
+    normal = NormalDist(value, value * spread / RANGE_IN_DEVIATIONS)
+    return tuple(max(normal.inv_cdf(at), 0.0) for at in QUANTILES)
+
+
+def length_that_fits(*, room: float, floor: float, at_longest: float, longest: int) -> float:
+    """Tokens of a row at which the peak meets the room, where memory grows in proportion to them."""
+    a_token = (at_longest - floor) / max(longest, 1)
+    return math.inf if a_token <= 0 else max((room - floor) / a_token, 0.0)

@@ -1,0 +1,218 @@
+"""A run without a card: what the plain step on a processor holds and takes. Pure."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from graftwork.costmodel.distributed import WIDTH, Distribution
+from graftwork.costmodel.processor import (
+    MEMORY_SHARE,
+    TrunkTokens,
+    choose_host_micro_batches,
+    choose_kept,
+    packed_bytes,
+    seconds_a_token,
+    training_memory,
+    why_plain_here,
+    with_rows,
+)
+from graftwork.costmodel.time import StepRates
+from graftwork.model.shape import total_parameters, trained_by
+from graftwork.plan.fit.candidate import FitCandidate, StrategyOption, fits
+from graftwork.plan.fit.own_step import ALONE, own_step_candidates
+from graftwork.plan.fit.plain_step import plain_candidate
+from graftwork.plan.fit.question import card_room, half_precision, why_plain
+from graftwork.records.base import Figure
+from graftwork.records.fit import FitQuestion, Level, MemoryPeak, Offload, Sharding
+from graftwork.records.hardware import Cpu
+from graftwork.records.plan import ProcessorStep, Workload
+from graftwork.records.units import GIB
+
+MOST_ROWS = 20_000
+"""Of a longer run, so many rows stand for all."""
+UNKNOWN_CPU = Cpu(
+    name="a processor",
+    cores=8,
+    gflops=280.0,
+    bandwidth_gb_s=40.0,
+    watts=65.0,
+    source="guessed: 35 GFLOPS a core, two channels of DDR4",
+    dated="2026-11-15",
+)
+
+
+def processor_candidate(question: FitQuestion) -> FitCandidate:
+    """As many rows at a time as host memory has room for."""
+    shape, cpu = question.shape, question.machine.cpu or UNKNOWN_CPU
+    work, width = _processor_work(question, cpu), WIDTH[half_precision(question)]
+    limit = card_room(question, cards=1).value
+    fewer = choose_host_micro_batches(shape, work, limit_gib=limit, width=width)
+    rows = question.batch_rows if fewer is None else fewer.micro_rows
+    parts = training_memory(
+        shape,
+        work if fewer is None else with_rows(work, rows),
+        parameters=total_parameters(shape),
+        trainable=trained_by(shape, work),
+        width=width,
+    )
+    tokens = question.batch_rows * sum(question.lengths) / len(question.lengths)
+    a_token = seconds_a_token(shape, work, gflops=cpu.half_gflops or cpu.gflops)
+    seconds = {name: value * tokens for name, value in a_token.items()}
+    # The C library takes and gives back pages: what is reserved is what is allocated.
+    sizes = {name: float(size) for name, size in parts.model_dump().items()}
+    peak = MemoryPeak(allocated=parts.total, reserved=parts.total, parts=sizes, phase="loss")
+    return FitCandidate(
+        way=StrategyOption("graft", False, ALONE, rows, 0),
+        setup=None,
+        tuning=None,
+        peak=peak,
+        floor=peak.reserved,
+        host=Figure.about(parts.total / GIB, down=0.85, up=1.2, unit="GiB"),
+        seconds_a_step=sum(seconds.values()),
+        step_parts=seconds,
+        tokens_a_step=tokens,
+        passes=-(-question.batch_rows // rows),
+    )
+
+
+def _processor_work(question: FitQuestion, cpu: Cpu) -> Workload:
+    """The whole run, with graft's own step on processors where it takes that."""
+    count = max(min(question.rows, MOST_ROWS), question.batch_rows)
+    known = sorted(question.lengths)
+    lengths = tuple(known[at * len(known) // count] for at in range(count))
+    work = Workload(
+        lengths=lengths,
+        trained_tokens=round(sum(lengths) * question.trained_share),
+        batch_rows=question.batch_rows,
+        epochs=max(round(question.epochs), 1),
+        rank=question.rank,
+        targets=question.targets,
+        adapted_layers=question.adapted_layers,
+        method=question.method,
+    )
+    plain = why_plain_here(
+        {"model_type": question.architecture},
+        method=question.method,
+        dtype=half_precision(question),
+        longest=max(lengths),
+        alone=True,
+    )
+    if plain is not None:
+        return work
+    memory, distinct = question.machine.ram_gib * GIB, sum(lengths) - len(lengths)
+    own = ProcessorStep(
+        packed=packed_bytes(question.shape, adapted=work.adapted_layers) <= memory * MEMORY_SHARE,
+        kept=choose_kept(
+            question.shape,
+            TrunkTokens(distinct, distinct * work.epochs),
+            adapted=work.adapted_layers,
+            memory_bytes=memory,
+            disk_bytes=0.0,
+            threads=cpu.cores,
+        ),
+        distinct_tokens=distinct,
+    )
+    return work.model_copy(update={"processor": own})
+
+
+class Searched(NamedTuple):
+    """What was reckoned: the ways that fit, and those that do not with the least that each needs."""
+
+    fitting: tuple[FitCandidate, ...]
+    failing: tuple[FitCandidate, ...]
+
+
+def search(
+    question: FitQuestion,
+    *,
+    rates: StepRates | None,
+    level: Level = "computed",
+    correction: float = 1.0,
+    own_step: bool = True,
+) -> Searched:
+    """Every way with as many rows at a time as fit. `correction` is a traced peak over the computed one."""
+    fitting: list[FitCandidate] = []
+    failing: list[FitCandidate] = []
+    if question.machine.gpu is None or rates is None:
+        found = [processor_candidate(question)]
+        return _sorted_out(question, found, level)
+    for way in _families(question):
+        rows = 1
+        while True:
+            candidate = plain_candidate(
+                question, way._replace(micro_rows=rows), rates=rates, correction=correction
+            )
+            if not fits(candidate, question, level):
+                if rows == 1:
+                    failing.append(candidate)
+                break
+            fitting.append(candidate)
+            if rows * way.shared.cards >= question.batch_rows:
+                break
+            rows = min(2 * rows, -(-question.batch_rows // way.shared.cards))
+    if own_step and takes_own_step(question):
+        own = _sorted_out(question, own_step_candidates(question, rates=rates, level=level), level)
+        fitting += own.fitting
+        failing += own.failing
+    return Searched(tuple(fitting), tuple(failing))
+
+
+def _sorted_out(question: FitQuestion, found: list[FitCandidate], level: Level) -> Searched:
+    good = tuple(one for one in found if fits(one, question, level))
+    return Searched(good, tuple(one for one in found if one not in good))
+
+
+def takes_own_step(question: FitQuestion) -> bool:
+    return question.engine == "graft" and why_plain(question) is None
+
+
+def _families(question: FitQuestion) -> Iterator[StrategyOption]:
+    """Ways of the plain step, before the number of rows is chosen."""
+    layers = question.shape.layers
+    graft = question.engine == "graft"
+    # Both engines checkpoint all blocks or none.
+    depths = (0, layers)
+    for shared in _sharings(question, graft=graft):
+        if graft and shared.cards == 1 and takes_own_step(question):
+            continue
+        for checkpointed in depths:
+            yield StrategyOption("graft" if graft else "hf", False, shared, 1, checkpointed)
+
+
+def _sharings(question: FitQuestion, *, graft: bool) -> Iterator[Distribution]:
+    """How cards can share it, with what may wait in host memory."""
+    cards = question.machine.gpus
+    yield Distribution("none", "none", 1)
+    kinds: tuple[Sharding, ...] = ("zero2", "zero3", "fsdp2")
+    if question.method == "qlora":
+        # 4-bit weights and their scales must stay together; there is nothing else to cut up.
+        kinds = ()
+    elif (graft and half_precision(question) == "float16") or question.optimizer == "adamw_8bit":
+        # DeepSpeed scales by itself, and keeps states of its own.
+        kinds = ("fsdp2",)
+    if cards > 1:
+        yield Distribution("ddp", "none", cards)
+    for kind in kinds:
+        if cards == 1 and (graft or kind == "fsdp2"):
+            # Alone, there is nothing to share; only DeepSpeed's offload makes sense.
+            continue
+        for offload in _offloads(question, kind, graft=graft):
+            if cards > 1 or offload != "none":
+                yield Distribution(kind, offload, cards)
+
+
+def _offloads(question: FitQuestion, kind: Sharding, *, graft: bool) -> Iterator[Offload]:
+    """What may wait in host memory: what was asked for, what the kind can, what is worth it."""
+    able: tuple[Offload, ...] = {
+        "zero2": ("none", "optimizer"),
+        # Our own setting moves both or nothing.
+        "zero3": ("none", "weights") if graft else ("none", "optimizer", "weights"),
+        "fsdp2": ("none", "weights"),
+    }[kind]
+    for offload in able:
+        if offload == "optimizer" and question.method != "full":
+            continue
+        if offload != "none" and question.optimizer == "adamw_8bit":
+            # Its states are stepped on the card.
+            continue
+        if question.offload in ("auto", offload):
+            yield offload

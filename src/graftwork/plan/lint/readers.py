@@ -1,0 +1,486 @@
+"""What the readers share: values by any of their names, turned into plain types.
+
+In: a written file and, for each field, the names that it goes by. Out: values and the places they were
+found at. `auto` and what cannot be read as the type is left out: nothing is guessed in its place.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from graftwork.plan.lint.facts import (
+    ConfigLocation,
+    Configuration,
+    Kind,
+    WrittenConfig,
+    placeholders,
+    texts_for_numbers,
+)
+from graftwork.records.errors import UserMistake
+
+Convert = Callable[[Any], Any]
+
+DTYPES = {
+    "bf16": "bfloat16",
+    "bfloat16": "bfloat16",
+    "fp16": "float16",
+    "float16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float32": "float32",
+    "no": "float32",
+}
+WHEN = {"steps": "steps", "epoch": "epoch", "no": "no", "best": "best"}
+
+
+class Names(NamedTuple):
+    """How a field is called, the usual name first, and how its value is read."""
+
+    names: tuple[str, ...]
+    read: Convert
+
+
+class FoundValue(NamedTuple):
+    values: dict[str, Any]
+    places: dict[str, ConfigLocation]
+
+
+def number(value: Any) -> float | None:
+    """A number, also where YAML made a text of it."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        read = float(value)
+    except (TypeError, ValueError):
+        return None
+    return read if math.isfinite(read) else None
+
+
+def whole(value: Any) -> int | None:
+    read = number(value)
+    return int(read) if read is not None and read == int(read) else None
+
+
+def positive(value: Any) -> int | None:
+    read = whole(value)
+    return read if read is not None and read > 0 else None
+
+
+def yes(value: Any) -> bool | None:
+    if isinstance(value, str):
+        return {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(
+            value.lower()
+        )
+    return bool(value) if isinstance(value, bool | int) else None
+
+
+def text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def dtype(value: Any) -> str | None:
+    if value is False:
+        return "float32"
+    return DTYPES.get(str(value).removeprefix("torch.").lower())
+
+
+def when(value: Any) -> str | None:
+    # `no` without quotes is False to YAML 1.1.
+    return "no" if value is False else WHEN.get(str(value).lower())
+
+
+def names_list(value: Any) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",")) if value else None
+    return tuple(str(part) for part in value) if isinstance(value, list) and value else None
+
+
+def gather(written: WrittenConfig, fields: Mapping[str, Names]) -> FoundValue:
+    values: dict[str, Any] = {}
+    places: dict[str, ConfigLocation] = {}
+    for field, names in fields.items():
+        for name in names.names:
+            found = written.named(name)
+            read = names.read(found[1].value) if found else None
+            if found is not None and read is not None:
+                values[field] = read
+                places[field] = ConfigLocation(key=found[0], line=found[1].line)
+                break
+    return FoundValue(values, places)
+
+
+def move(found: FoundValue, field: str, to: str, value: Any) -> None:
+    """What was read as `field` is meant as `to`."""
+    found.values.pop(field, None)
+    found.values[to] = value
+    found.places[to] = found.places.pop(field)
+
+
+def settle_halves(found: FoundValue) -> None:
+    """The switches `bf16` and `fp16` become one precision; both at once are remembered as such."""
+    on = [field for field in ("bf16", "fp16") if found.values.pop(field, None)]
+    if len(on) == 2:
+        found.values["both_halves"] = True
+        found.places["both_halves"] = found.places["fp16"]
+    for field in on:
+        move(found, field, "precision", DTYPES[field])
+
+
+def configure(written: WrittenConfig, kind: Kind, found: FoundValue) -> Configuration:
+    unfilled = placeholders(written)
+    texts = {} if written.file.endswith(".json") else texts_for_numbers(written)
+    by_key = {
+        key: ConfigLocation(key=key, line=written.leaves[tuple(key.split("."))].line)
+        for key in (*unfilled, *texts)
+        if tuple(key.split(".")) in written.leaves
+    }
+    return Configuration.model_validate(
+        {
+            **found.values,
+            "file": written.file,
+            "kind": kind,
+            "places": {**by_key, **found.places},
+            "unfilled": unfilled,
+            "texts_for_numbers": texts,
+        }
+    )
+
+
+STATED = {
+    "rows": Names(("train_rows", "train_examples", "num_train_samples", "train_samples"), positive),
+    "test_rows": Names(("test_rows", "test_examples"), positive),
+    "cards": Names(("num_gpus", "n_gpus", "world_size", "num_processes", "cards"), positive),
+    "gpu": Names(("gpu", "gpu_type", "gpu_name"), text),
+    "on_processor": Names(("use_cpu", "no_cuda"), yes),
+    "ram_gib": Names(("ram_gib", "ram_gb"), number),
+    "spot": Names(("spot", "use_spot", "interruptible", "use_spot_instances"), yes),
+    "mirror": Names(("checkpoint_mirror", "checkpoint_s3_uri", "mirror", "hub_model_id"), text),
+    "stated_batch": Names(("effective_batch_size", "effective_batch", "global_batch_size"), positive),
+    "stated_epoch_steps": Names(("steps_per_epoch",), positive),
+    "stated_steps": Names(("total_steps", "total_training_steps"), positive),
+    "stated_weights_gb": Names(("base_model_memory_gb", "weights_gb"), number),
+    "stated_memory_gb": Names(("training_memory_gb", "memory_gb"), number),
+    "stated_download_gb": Names(("model_download_gb", "download_gb"), number),
+    "stated_trainable": Names(("trainable_params", "trainable_parameters"), positive),
+    "serving_gb": Names(("serving_memory_gb", "deploy_memory_gb"), number),
+    "target_rate": Names(("target_success_rate", "success_rate"), number),
+    "expected_minutes": Names(("expected_minutes",), number),
+    "deadline_minutes": Names(("deadline_minutes", "session_minutes", "max_runtime_minutes"), number),
+    "data_model": Names(("data_model", "logged_model", "teacher_model"), text),
+    "deployed_model": Names(("deployed_model", "serving_model"), text),
+    "algorithm": Names(("algorithm", "rl_algorithm"), text),
+}
+
+
+TRAINING_FIELDS = {
+    "model": Names(
+        ("model_name_or_path", "base_model", "model_name", "model.name", "model.base", "model.id"), text
+    ),
+    "rank": Names(("lora_r", "lora_rank", "lora.r", "lora.rank", "adapter.r", "adapter.rank", "r"), positive),
+    "alpha": Names(("lora_alpha", "lora.alpha", "adapter.alpha"), number),
+    "stabilised": Names(("use_rslora",), yes),
+    "targets": Names(("target_modules", "lora_target_modules", "lora_target"), names_list),
+    "learning_rate": Names(("learning_rate", "lr"), number),
+    "optimizer": Names(("optim", "optimizer"), text),
+    "epochs": Names(("num_train_epochs", "num_epochs", "epochs"), number),
+    "max_steps": Names(("max_steps",), positive),
+    "micro_batch": Names(("per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size"), positive),
+    "accumulation": Names(("gradient_accumulation_steps", "gradient_accumulation"), positive),
+    "warmup_steps": Names(("warmup_steps",), number),
+    "warmup_share": Names(("warmup_ratio",), number),
+    "save_when": Names(("save_strategy",), when),
+    "save_steps": Names(("save_steps",), number),
+    "eval_when": Names(("eval_strategy", "evaluation_strategy"), when),
+    "eval_steps": Names(("eval_steps",), number),
+    "keep_best": Names(("load_best_model_at_end",), yes),
+    "best_metric": Names(("metric_for_best_model",), text),
+    "patience": Names(("early_stopping_patience", "early_stopping"), whole),
+    "max_length": Names(("max_seq_length", "max_seq_len", "max_length", "model_max_length"), positive),
+    "packing": Names(("packing",), yes),
+    "document_masks": Names(("document_masks", "padding_free", "packing_document_masks"), yes),
+    "packing_strategy": Names(("packing_strategy",), text),
+    "bf16": Names(("bf16",), yes),
+    "fp16": Names(("fp16",), yes),
+    "precision": Names(("mixed_precision", "precision"), dtype),
+    "weights_dtype": Names(("torch_dtype", "model_dtype", "dtype"), dtype),
+    "four": Names(("load_in_4bit",), yes),
+    "eight": Names(("load_in_8bit",), yes),
+    "compute_dtype": Names(("bnb_4bit_compute_dtype", "compute_dtype"), dtype),
+    "flash_attention": Names(("use_flash_attention", "use_flash_attention_2", "flash_attention"), yes),
+    "attention": Names(("attn_implementation",), text),
+    "tf32": Names(("tf32",), yes),
+    "recompute": Names(("gradient_checkpointing",), yes),
+    "method_name": Names(("method", "adapter.method", "adapter.type", "finetuning_type"), text),
+    **STATED,
+}
+
+
+def read_training(written: WrittenConfig) -> Configuration:
+    found = gather(written, TRAINING_FIELDS)
+    settle(found)
+    return configure(written, "training", found)
+
+
+def settle(found: FoundValue) -> None:
+    """Names that say the same thing in different ways become one field."""
+    _settle_precision(found)
+    _settle_schedule(found)
+    values = found.values
+    if values.pop("attention", None) == "flash_attention_2":
+        values.setdefault("flash_attention", True)
+        found.places.setdefault("flash_attention", found.places["attention"])
+    strategy = values.pop("packing_strategy", None)
+    if strategy in ("bfd", "bfd_split", "bfd-requeue") and values.get("flash_attention"):
+        # TRL's best-fit packing keeps rows apart by their positions, which only flash attention obeys.
+        values.setdefault("document_masks", True)
+    patience = values.pop("patience", None)
+    if patience:
+        values["stops_early"] = True
+        found.places["stops_early"] = found.places["patience"]
+    _settle_method(found)
+
+
+def _settle_precision(found: FoundValue) -> None:
+    settle_halves(found)
+    for field, bits in (("four", 4), ("eight", 8)):
+        if found.values.pop(field, None):
+            move(found, field, "bits", bits)
+
+
+def _settle_schedule(found: FoundValue) -> None:
+    values = found.values
+    warmup = values.get("warmup_steps")
+    if warmup is not None:
+        # Below one it is a share to transformers 5 as well.
+        if 0 < warmup < 1:
+            move(found, "warmup_steps", "warmup_share", warmup)
+        else:
+            values["warmup_steps"] = int(warmup)
+    for field in ("save_steps", "eval_steps"):
+        if field in values:
+            # Intervals below one are shares of the run to transformers; there the rules have nothing to find.
+            steps = values.pop(field)
+            if steps >= 1:
+                values[field] = int(steps)
+
+
+def _settle_method(found: FoundValue) -> None:
+    values = found.values
+    name = str(values.pop("method_name", "")).lower()
+    if name in ("lora", "qlora", "dora", "full", "sft_full"):
+        values["method"] = "full" if name == "sft_full" else name
+        found.places["method"] = found.places["method_name"]
+    elif "rank" in values:
+        values["method"] = "lora"
+        found.places["method"] = found.places["rank"]
+    if values.get("method", "lora") == "lora" and values.get("bits") == 4:
+        values["method"] = "qlora"
+        found.places["method"] = found.places["bits"]
+
+
+AXOLOTL_FIELDS = {
+    **TRAINING_FIELDS,
+    "model": Names(("base_model",), text),
+    "micro_batch": Names(("micro_batch_size",), positive),
+    "epochs": Names(("num_epochs",), number),
+    "max_length": Names(("sequence_len",), positive),
+    "packing": Names(("sample_packing",), yes),
+    "method_name": Names(("adapter",), text),
+    "patience": Names(("early_stopping_patience",), whole),
+    "saves_per_epoch": Names(("saves_per_epoch",), positive),
+    "evals_per_epoch": Names(("evals_per_epoch",), positive),
+}
+
+
+def read_axolotl(written: WrittenConfig) -> Configuration:
+    found = gather(written, AXOLOTL_FIELDS)
+    values = found.values
+    for field, when in (("saves_per_epoch", "save_when"), ("evals_per_epoch", "eval_when")):
+        if values.pop(field, None) is not None:
+            values[when] = "epoch"
+            found.places[when] = found.places[field]
+    values["document_masks"] = True
+    settle(found)
+    if values.get("method") is None:
+        # Without an adapter all of the weights are trained.
+        values["method"] = "full"
+    return configure(written, "axolotl", found)
+
+
+DEEPSPEED_FIELDS = {
+    **{name: names for name, names in STATED.items() if name != "stated_batch"},
+    "batch": Names(("train_batch_size",), positive),
+    "micro_batch": Names(("train_micro_batch_size_per_gpu",), positive),
+    "accumulation": Names(("gradient_accumulation_steps",), positive),
+    "bf16": Names(("bf16.enabled", "bfloat16.enabled"), yes),
+    "fp16": Names(("fp16.enabled",), yes),
+    "zero_stage": Names(("zero_optimization.stage",), whole),
+    "offload_optimizer": Names(("offload_optimizer.device",), text),
+    "offload_weights": Names(("offload_param.device",), text),
+    "cpu_offload": Names(("zero_optimization.cpu_offload",), yes),
+    "optimizer": Names(("optimizer.type",), text),
+    "learning_rate": Names(("optimizer.params.lr", "scheduler.params.warmup_max_lr"), number),
+    "warmup_steps": Names(("scheduler.params.warmup_num_steps",), positive),
+    "max_steps": Names(("scheduler.params.total_num_steps",), positive),
+    "model": Names(("model", "model_name_or_path"), text),
+    "epochs": Names(("num_train_epochs", "epochs"), number),
+    "method_name": Names(("method",), text),
+}
+
+
+def read_deepspeed(written: WrittenConfig) -> Configuration:
+    found = gather(written, DEEPSPEED_FIELDS)
+    values = found.values
+    settle_halves(found)
+    for field in ("offload_optimizer", "offload_weights"):
+        values[field] = values.get(field) in ("cpu", "nvme")
+    if values.pop("cpu_offload", None):
+        move(found, "cpu_offload", "offload_optimizer", True)
+    name = values.pop("method_name", None)
+    if name in ("lora", "qlora", "dora", "full"):
+        move(found, "method_name", "method", name)
+    return configure(written, "deepspeed", found)
+
+
+LLAMA_FACTORY_FIELDS = {
+    **TRAINING_FIELDS,
+    "max_length": Names(("cutoff_len",), positive),
+    "packing": Names(("packing", "neat_packing"), yes),
+    "document_masks": Names(("neat_packing",), yes),
+    "method_name": Names(("finetuning_type",), text),
+    "attention": Names(("flash_attn",), text),
+    "quantised": Names(("quantization_bit",), whole),
+}
+
+
+def read_llama_factory(written: WrittenConfig) -> Configuration:
+    found = gather(written, LLAMA_FACTORY_FIELDS)
+    values = found.values
+    if values.pop("quantised", None) == 4:
+        values["bits"] = 4
+        found.places["bits"] = found.places["quantised"]
+    if values.get("attention") == "fa2":
+        values["attention"] = "flash_attention_2"
+    settle(found)
+    if values.get("method") == "lora" and "rank" not in values:
+        values["rank"] = 8
+    return configure(written, "llama-factory", found)
+
+
+GRAFT_FIELDS = {
+    "model": ("base",),
+    "method": ("train", "method"),
+    "rank": ("train", "rank"),
+    "alpha": ("train", "alpha"),
+    "stabilised": ("train", "rank_stabilised"),
+    "learning_rate": ("train", "learning_rate"),
+    "epochs": ("train", "epochs"),
+    "batch": ("train", "batch_rows"),
+    "cards": ("train", "processes"),
+    "warmup_share": ("train", "warmup_share"),
+    "save_steps": ("train", "checkpoint_every"),
+    "eval_steps": ("train", "examine", "every"),
+    "best_metric": ("train", "examine", "metric"),
+    "max_length": ("data", "max_tokens"),
+    "offload_optimizer": ("train", "offload"),
+    "mirror": ("train", "run", "mirror"),
+    "deadline_minutes": ("train", "run", "deadline_minutes"),
+    "precision": ("train", "precision"),
+    "packing": ("train", "packing"),
+    "targets": ("train", "targets"),
+    "ram_gib": ("plan", "memory_limit_gib"),
+}
+
+
+def read_graft(settings: dict[str, Any], written: WrittenConfig, *, model: str = "") -> Configuration:
+    """`settings` are those of `model`; its own keys are looked for first."""
+    values: dict[str, Any] = {}
+    places: dict[str, ConfigLocation] = {}
+    for field, path in GRAFT_FIELDS.items():
+        value = _at(settings, path)
+        if value is not None:
+            values[field] = value
+            places[field] = _place(written, path, model)
+    if values.get("precision") == "auto":
+        del values["precision"], places["precision"]
+    # Packed rows never see each other here, whatever the switch says.
+    values["packing"], values["document_masks"] = values.get("packing") != "off", True
+    if values.get("targets") == "all":
+        del values["targets"]
+    values["save_when"] = "steps"
+    examine = _at(settings, ("train", "examine")) or {}
+    values["eval_when"] = "steps" if examine.get("every") else "no"
+    values["stops_early"] = examine.get("patience") is not None
+    values["zero_stage"] = {"zero2": 2, "zero3": 3, "fsdp": 3}.get(str(_at(settings, ("train", "strategy"))))
+    values["target_rate"] = _highest_rate(settings)
+    places["target_rate"] = _place(written, ("gate", "rules"), model)
+    return Configuration.model_validate(
+        {
+            **values,
+            "file": written.file,
+            "kind": "graft",
+            "places": {k: v for k, v in places.items() if v.line},
+        }
+    )
+
+
+def _highest_rate(settings: dict[str, Any]) -> float | None:
+    """The strictest rate of the gate that is held by the lower bound of its interval."""
+    rules = _at(settings, ("gate", "rules")) or []
+    rates = [
+        rule["over"]
+        for rule in rules
+        if rule.get("over") is not None and 0 < rule["over"] < 1 and rule.get("bound") in (None, "lower")
+    ]
+    return max(rates, default=None)
+
+
+def _at(settings: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        settings = settings.get(part) if isinstance(settings, dict) else None
+    return settings
+
+
+def _place(written: WrittenConfig, path: tuple[str, ...], model: str) -> ConfigLocation:
+    for tried in (("models", model, *path), path):
+        leaf = written.leaves.get(tried)
+        if leaf is not None:
+            return ConfigLocation(key=".".join(tried), line=leaf.line)
+    return ConfigLocation(key=".".join(path))
+
+
+READERS = {
+    "training": read_training,
+    "deepspeed": read_deepspeed,
+    "axolotl": read_axolotl,
+    "llama-factory": read_llama_factory,
+}
+KNOWN_ENOUGH = 2
+"""Fields that must be found before a file counts as a training configuration."""
+
+
+def detect(written: WrittenConfig) -> Kind:
+    if ("project",) in written.leaves and any(path[0] == "data" for path in written.leaves):
+        return "graft"
+    if written.has("train_micro_batch_size_per_gpu", "zero_optimization.stage"):
+        return "deepspeed"
+    if written.has("sequence_len", "micro_batch_size") and written.has("base_model"):
+        return "axolotl"
+    if written.has("cutoff_len", "finetuning_type") and written.has("model_name_or_path"):
+        return "llama-factory"
+    return "training"
+
+
+def read_foreign(written: WrittenConfig) -> Configuration:
+    """A configuration of another tool, by its own reader."""
+    kind = detect(written)
+    found = READERS[kind](written)
+    if len(found.places) < KNOWN_ENOUGH:
+        raise UserMistake(
+            "this does not look like a training configuration",
+            why="hardly any key in it is one that a trainer knows",
+            fix="name a graft.yaml, a YAML of TrainingArguments, axolotl or LLaMA-Factory, "
+            "or a DeepSpeed JSON",
+            where=written.file,
+        )
+    return found

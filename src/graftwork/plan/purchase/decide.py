@@ -1,0 +1,505 @@
+"""Keep, buy or rent: the answer in one sentence with its main assumption.
+
+In: the choices. Out: the best of them, and words. The cheapest possible choice wins, waiting counted at what
+the user says an hour is worth; what would make another one right is said with it.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from graftwork.plan.catalog.hardware import USUAL_RAM_GIB
+from graftwork.plan.cost.assess import best_of_each_place, count, dollars, duration
+from graftwork.plan.cost.compare import compare_places, finder
+from graftwork.plan.cost.runs import Brief, card_run, describe_run, fit_in_brief
+from graftwork.plan.cost.types import PlaceComparison, Terms
+from graftwork.plan.purchase.types import (
+    MachineReach,
+    Payback,
+    Purchase,
+    PurchaseChoice,
+    PurchaseOption,
+    Reach,
+    Rental,
+)
+from graftwork.records.base import Figure
+from graftwork.records.errors import UserMistake
+from graftwork.records.fit import FitQuestion, Method
+from graftwork.records.hardware import Gpu, Machine
+
+METHODS: tuple[Method, ...] = ("qlora", "lora", "full")
+LADDER = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+class Ask(NamedTuple):
+    """The fit of the team's run on a machine, with another method or length where these are given."""
+
+    fit: Callable[[Machine, Method | None, int | None], Brief]
+    max_positions: int
+
+
+def reach_of(machine: Machine, ask: Ask) -> MachineReach:
+    answer = ask.fit(machine, None, None)
+    run = card_run(answer)
+    alone = ask.fit(machine.model_copy(update={"gpus": 1}), None, None) if machine.gpus > 1 else None
+    return MachineReach(
+        label=machine.name,
+        gpu=run.gpu,
+        gpus=run.gpus,
+        watts=run.watts,
+        fits=run.fits,
+        why_not=run.why_not,
+        hours=run.hours,
+        strategy=run.strategy,
+        link=link_words(machine),
+        alone_hours=alone.hours if alone is not None and alone.fits else None,
+        reaches=tuple(_reach(machine, method, ask, own=answer) for method in METHODS),
+    )
+
+
+def link_words(machine: Machine) -> str:
+    """How two of its cards meet."""
+    gpu = machine.gpu
+    if gpu is None or machine.gpus < 2:
+        return "one card"
+    if machine.link_gb_s is not None:
+        return f"{machine.link_gb_s:g} GB/s between cards, as stated"
+    if gpu.nvlink_gb_s:
+        return f"NVLink, {gpu.nvlink_gb_s:g} GB/s one way"
+    return f"through the host: each card's connector gives {gpu.pcie_gb_s:g} GB/s one way at best"
+
+
+def news(have: MachineReach, other: MachineReach) -> tuple[str, ...]:
+    """What the other machine can and the one that is there cannot."""
+    found = []
+    before = {reach.method: reach for reach in have.reaches}
+    for reach in other.reaches:
+        was = before.get(reach.method)
+        longest = was.longest if was else None
+        if reach.longest is not None and longest is None:
+            found.append(f"{reach.method} at all, up to {reach.longest:,} tokens")
+        elif reach.longest is not None and longest is not None and reach.longest > longest:
+            found.append(f"{reach.method} up to {reach.longest:,} tokens instead of {longest:,}")
+    return tuple(found)
+
+
+def _reach(machine: Machine, method: Method, ask: Ask, *, own: Brief) -> Reach:
+    lengths = [length for length in LADDER if length <= ask.max_positions] or [ask.max_positions]
+    answers: dict[int, Brief] = {}
+
+    def fits(length: int) -> bool:
+        answers[length] = ask.fit(machine, method, length)
+        return answers[length].fits
+
+    longest = _last_that(lengths, fits)
+    at_own = own if own.question.method == method else ask.fit(machine, method, None)
+    shortest = answers.get(lengths[0])
+    return Reach(
+        method=method,
+        longest=longest,
+        hours=at_own.hours if at_own.fits else None,
+        why_not="" if longest is not None or shortest is None else shortest.why_not,
+    )
+
+
+def _last_that(lengths: Sequence[int], holds: Callable[[int], bool]) -> int | None:
+    """The last for which it holds, where it holds up to a point and not beyond."""
+    low, high = 0, len(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if holds(lengths[middle]) else (low, middle)
+    return lengths[low - 1] if low else None
+
+
+WEEKS_A_YEAR = 365.25 / 7
+WEEKS_A_MONTH = WEEKS_A_YEAR / 12
+MOST_HOURS_A_WEEK = 0.9 * 168
+"""More than that leaves no time for anything that goes wrong."""
+ENDLESS = 1200.0
+"""Months that stand for never: JSON has no infinity."""
+RESIDUAL_SPREAD = (0.6, 1.3)
+"""Of the residual share: what second-hand prices did within two years."""
+
+
+class Use(NamedTuple):
+    """How much, for how long, at which prices."""
+
+    runs_a_week: float
+    years: float
+    electricity_usd_kwh: float
+    residual_share: float
+    host_watts: float
+    waiting_usd_per_hour: float
+
+    @property
+    def runs(self) -> float:
+        return self.runs_a_week * self.years * WEEKS_A_YEAR
+
+
+class Price(NamedTuple):
+    """What must be paid, and who says so."""
+
+    usd: float
+    source: str
+
+
+def own_choice(
+    machine: MachineReach,
+    *,
+    label: str,
+    price: Price,
+    use: Use,
+    have: MachineReach,
+    rentals: Sequence[Rental],
+) -> PurchaseChoice:
+    """Keeping (price 0) or buying a machine."""
+    power = _power(machine, use)
+    down, up = RESIDUAL_SPREAD
+    residual = Figure(
+        value=price.usd * use.residual_share,
+        low=price.usd * use.residual_share * down,
+        high=min(price.usd * use.residual_share * up, price.usd),
+        unit="USD",
+    )
+    # Several cards can each have a run of their own: the week is then shorter than its runs together.
+    apart = _times(machine.alone_hours, 1 / machine.gpus, "h") if machine.alone_hours else machine.hours
+    week = _times(min(machine.hours, apart, key=lambda one: one.value), use.runs_a_week, "h a week")
+    in_week = week.value <= MOST_HOURS_A_WEEK
+    too_slow = f"{use.runs_a_week:g} runs take {week.value:.0f} of a week's 168 hours"
+    a_run = Figure(
+        value=(price.usd - residual.value) / use.runs + power.value,
+        low=(price.usd - residual.high) / use.runs + power.low,
+        high=(price.usd - residual.low) / use.runs + power.high,
+        unit="USD",
+    )
+    return PurchaseChoice(
+        label=label,
+        machine=machine,
+        price_usd=Figure.exact(price.usd, "USD"),
+        price_source=price.source,
+        residual_usd=residual,
+        possible=machine.fits and in_week,
+        why_not=machine.why_not if not machine.fits else "" if in_week else too_slow,
+        hours_a_run=machine.hours,
+        hours_a_week=week,
+        speed_up=_speed_up(have, machine),
+        **_at_once(have, machine),
+        power_usd_a_run=power,
+        cost_usd_a_run=a_run,
+        total_usd=_times(a_run, use.runs, "USD"),
+        becomes_possible=news(have, machine) if machine.label != have.label else (),
+        paybacks=tuple(_payback(rental, price=price, power=power, use=use) for rental in rentals)
+        if price.usd and machine.fits
+        else (),
+    )
+
+
+def rent_choice(rental: Rental, *, use: Use, have: MachineReach) -> PurchaseChoice:
+    """Renting the best offer for every run."""
+    hours = rental.hours_to_result
+    nothing = Figure.exact(0.0, "USD")
+    faster = have.fits and hours.low > 0
+    return PurchaseChoice(
+        label=f"rent {rental.label}",
+        machine=None,
+        price_usd=nothing,
+        price_source=f"prices of {rental.dated}",
+        residual_usd=nothing,
+        possible=True,
+        hours_a_run=hours,
+        hours_a_week=_times(hours, use.runs_a_week, "h a week"),
+        speed_up=_ratio(have.hours, hours) if faster else None,
+        power_usd_a_run=nothing,
+        cost_usd_a_run=rental.cost_usd,
+        total_usd=_times(rental.cost_usd, use.runs, "USD"),
+    )
+
+
+def score(choice: PurchaseChoice, use: Use) -> float:
+    """Dollars a run, waiting included: less is better."""
+    return choice.cost_usd_a_run.value + use.waiting_usd_per_hour * choice.hours_a_run.value
+
+
+def with_thresholds(choice: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> PurchaseChoice:
+    """What an hour of waiting must be worth for a dearer choice to be the best: of all, and of own cards."""
+    if not choice.possible:
+        return choice
+    able = [one for one in choices if one.possible and one.label != choice.label]
+    found = {"pays_above_usd_per_hour": _best_above(choice, able)}
+    if choice.machine is not None:
+        kept = [one for one in able if one.machine is not None]
+        found["pays_unrented_above_usd_per_hour"] = _best_above(choice, kept)
+    return choice.model_copy(update=found)
+
+
+def _best_above(choice: PurchaseChoice, others: Sequence[PurchaseChoice]) -> Figure | None:
+    """From which worth of an hour on it beats them all; None where that is from nothing on, or never."""
+    low, high = 0.0, float("inf")
+    for other in others:
+        dearer = choice.cost_usd_a_run.value - other.cost_usd_a_run.value
+        quicker = other.hours_a_run.value - choice.hours_a_run.value
+        if quicker > 0:
+            low = max(low, dearer / quicker)
+        elif quicker < 0:
+            high = min(high, dearer / quicker)
+        elif dearer > 0:
+            return None
+    return Figure.exact(low, "USD/h") if 0 < low < high else None
+
+
+def _power(machine: MachineReach, use: Use) -> Figure:
+    return _times(machine.hours, (machine.watts + use.host_watts) / 1000 * use.electricity_usd_kwh, "USD")
+
+
+def _payback(rental: Rental, *, price: Price, power: Figure, use: Use) -> Payback:
+    saved = rental.cost_usd.value - power.value
+    low, high = rental.cost_usd.low - power.high, rental.cost_usd.high - power.low
+    months = None
+    if saved > 0:
+        a_month = use.runs_a_week * WEEKS_A_MONTH
+        value = price.usd / (saved * a_month)
+        months = Figure(
+            value=value,
+            low=price.usd / (high * a_month),
+            # A range that reaches no saving at all has no end.
+            high=max(min(price.usd / (low * a_month), ENDLESS) if low > 0 else ENDLESS, value),
+            unit="months",
+        )
+    return Payback(
+        against=rental.label,
+        place=rental.place,
+        cost_usd=rental.cost_usd,
+        saves_usd_a_run=Figure(value=saved, low=low, high=high, unit="USD"),
+        months=months,
+        in_time=months is not None and months.value <= 12 * use.years,
+    )
+
+
+def _speed_up(have: MachineReach, machine: MachineReach) -> Figure | None:
+    if not have.fits or not machine.fits:
+        return None
+    # Errors of the same estimate cancel: the ratio is surer than either.
+    value = have.hours.value / machine.hours.value
+    if have.label == machine.label:
+        return Figure.exact(1.0, "×")
+    return Figure.about(value, down=0.85, up=1.15, unit="×")
+
+
+def _at_once(have: MachineReach, machine: MachineReach) -> dict[str, Any]:
+    """What several cards do with several runs."""
+    if machine.alone_hours is None or not have.fits:
+        return {}
+    # What two runs on one host take from each other is not known: a tenth is allowed for.
+    value = machine.gpus * have.hours.value / machine.alone_hours.value
+    return {
+        "runs_at_once": machine.gpus,
+        "throughput": Figure.about(value, down=0.9, up=1.0, unit="×"),
+    }
+
+
+def _ratio(one: Figure, other: Figure) -> Figure:
+    value = one.value / other.value
+    return Figure(
+        value=value, low=min(value, one.low / other.high), high=max(value, one.high / other.low), unit="×"
+    )
+
+
+def _times(figure: Figure, factor: float, unit: str) -> Figure:
+    return Figure(value=figure.value * factor, low=figure.low * factor, high=figure.high * factor, unit=unit)
+
+
+def decide(
+    choices: Sequence[PurchaseChoice], *, use: Use
+) -> tuple[tuple[PurchaseChoice, ...], PurchaseChoice | None, str]:
+    """The choices in order, the best, the sentence."""
+    ranked = sorted(choices, key=lambda one: (not one.possible, score(one, use)))
+    best = ranked[0] if ranked and ranked[0].possible else None
+    if best is None:
+        return tuple(ranked), None, _nothing(ranked)
+    told = tuple(with_thresholds(one, ranked) for one in ranked)
+    return told, best, _sentence(best, told, use)
+
+
+def _sentence(best: PurchaseChoice, choices: Sequence[PurchaseChoice], use: Use) -> str:
+    verb = "Rent" if best.machine is None else "Buy" if best.price_usd.value else "Keep"
+    name = best.label.removeprefix("rent ").removeprefix("keep ").removeprefix("buy ")
+    head = (
+        f"{verb} {name}: a run costs {dollars(best.cost_usd_a_run.value)} "
+        f"and takes {duration(best.hours_a_run.value)}"
+    )
+    assumed = f"{count(use.runs_a_week, 'run')} a week for {count(use.years, 'year')}"
+    return f"{head}; {_against(best, choices)}, if it stays at {assumed}."
+
+
+def _against(best: PurchaseChoice, choices: Sequence[PurchaseChoice]) -> str:
+    """What the other side of the decision would take."""
+    others = [one for one in choices if one.possible and one.label != best.label]
+    if not others:
+        return "nothing else can do the run"
+    told = []
+    quicker = [(one.pays_above_usd_per_hour.value, one) for one in others if one.pays_above_usd_per_hour]
+    if quicker:
+        worth, nearest = min(quicker, key=lambda pair: pair[0])
+        told.append(
+            f"to {_costs(nearest)} is right where an hour of waiting is worth more than {dollars(worth)}"
+        )
+    told += _unrented(best, others)
+    if told:
+        return "; ".join(told)
+    return f"to {_costs(others[0])}, which is next, is no quicker for it"
+
+
+def _unrented(best: PurchaseChoice, others: Sequence[PurchaseChoice]) -> list[str]:
+    """The card to buy where nothing may be rented, unless buying it is right anyway."""
+    if best.machine is None or any(one.pays_above_usd_per_hour for one in others if one.price_usd.value):
+        return []
+    bought = [
+        (one.pays_unrented_above_usd_per_hour.value, one)
+        for one in others
+        if one.price_usd.value and one.pays_unrented_above_usd_per_hour
+    ]
+    if not bought:
+        return []
+    worth, nearest = min(bought, key=lambda pair: pair[0])
+    return [
+        f"to {_costs(nearest)} only where nothing may be rented and an hour of it is worth "
+        f"more than {dollars(worth)}"
+    ]
+
+
+def _costs(choice: PurchaseChoice) -> str:
+    return (
+        f"{choice.label} ({dollars(choice.cost_usd_a_run.value)} a run, {duration(choice.hours_a_run.value)})"
+    )
+
+
+def _nothing(choices: Sequence[PurchaseChoice]) -> str:
+    told = "; ".join(f"{one.label}: {one.why_not}" for one in choices)
+    return f"Nothing here can do the run ({told})."
+
+
+LAUNCH = "launch price; street prices of 2026 ran well above it"
+
+
+def weigh_purchase(
+    question: FitQuestion,
+    *,
+    have: PurchaseOption,
+    options: Sequence[PurchaseOption],
+    use: Use,
+    terms: Terms,
+    ram_gib: float | None = None,
+    overlay: Path | None = None,
+    places: Sequence[str] = (),
+) -> Purchase:
+    """Keep what is there, buy one of the options, or rent: over the years, for this run."""
+    find = finder(overlay)
+    ask = _ask(question)
+    ram = USUAL_RAM_GIB if ram_gib is None else ram_gib
+    there = Machine(gpu=find(have.name), gpus=have.cards, ram_gib=ram)
+    now = reach_of(there, ask)
+    table = compare_places(question, terms=terms, overlay=overlay, places=places, with_sensitivity=False)
+    rentals = list_rentals(table)
+    choices = [
+        own_choice(
+            now, label=f"keep {now.label}", price=Price(0.0, "paid for"), use=use, have=now, rentals=rentals
+        )
+    ]
+    for wish in options:
+        gpu = find(wish.name)
+        machine = Machine(gpu=gpu, gpus=wish.cards, ram_gib=ram)
+        reach = reach_of(machine, ask)
+        price = price_of(wish, gpu, have=there)
+        choices.append(
+            own_choice(reach, label=f"buy {reach.label}", price=price, use=use, have=now, rentals=rentals)
+        )
+    if rentals:
+        cheapest = min(
+            rentals, key=lambda one: one.cost_usd.value + use.waiting_usd_per_hour * one.hours_to_result.value
+        )
+        choices.append(rent_choice(cheapest, use=use, have=now))
+    ranked, best, answer = decide(choices, use=use)
+    return Purchase(
+        run=describe_run(question),
+        runs_a_week=use.runs_a_week,
+        years=use.years,
+        electricity_usd_kwh=use.electricity_usd_kwh,
+        residual_share=use.residual_share,
+        waiting_usd_per_hour=use.waiting_usd_per_hour,
+        choices=ranked,
+        best=best.label if best else None,
+        answer=answer,
+        assumptions=(*_assumptions(use, terms), f"each machine has {ram:g} GiB of host memory (--ram)"),
+        notes=_notes(ranked),
+    )
+
+
+def price_of(wish: PurchaseOption, gpu: Gpu, *, have: Machine) -> Price:
+    """What the user states, or the launch price of the cards that are not there yet."""
+    if wish.usd is not None:
+        return Price(wish.usd, "as stated")
+    if gpu.launch_usd is None:
+        raise UserMistake(
+            f"{gpu.name} has no price",
+            why="it was not sold by itself at launch, or the catalog does not know for how much",
+            fix=f'state it: --option "{gpu.name}=1800"',
+            where="--option",
+        )
+    there = have.gpus if have.gpu is not None and have.gpu.name == gpu.name else 0
+    return Price(gpu.launch_usd * max(wish.cards - there, 0), LAUNCH)
+
+
+def list_rentals(table: PlaceComparison) -> tuple[Rental, ...]:
+    """The best paid offer of each place that does the run: what is free is no yardstick for a price."""
+    found: dict[str, Rental] = {}
+    for row in best_of_each_place(table.rows):
+        if not row.eligible or row.billing in {"free", "electricity"}:
+            continue
+        rental = Rental(
+            label=row.label,
+            place=row.place,
+            cost_usd=row.cost_usd,
+            hours_to_result=row.hours_to_result,
+            dated=row.price_dated,
+            stale=row.stale,
+        )
+        if row.place not in found or rental.cost_usd.value < found[row.place].cost_usd.value:
+            found[row.place] = rental
+    return tuple(sorted(found.values(), key=lambda one: one.cost_usd.value))
+
+
+def _ask(question: FitQuestion) -> Ask:
+    known: dict[tuple[str, str | None, int | None], Brief] = {}
+
+    def asked(machine: Machine, method: Method | None, seq: int | None) -> Brief:
+        key = (machine.name, method, seq)
+        if key not in known:
+            changed: dict[str, object] = {"machine": machine, "method": method or question.method}
+            if seq is not None:
+                # Only whether it fits is asked: a row a card tells, and more rows need not be tried.
+                changed |= {"lengths": (seq,), "batch_rows": max(machine.gpus, 1)}
+            known[key] = fit_in_brief(question.model_copy(update=changed))
+        return known[key]
+
+    return Ask(fit=asked, max_positions=question.shape.max_positions)
+
+
+def _assumptions(use: Use, terms: Terms) -> tuple[str, ...]:
+    return (
+        f"{count(use.runs_a_week, 'run')} a week for {count(use.years, 'year')}, "
+        f"{use.runs:,.0f} in all, all like this one",
+        f"a card is sold for {100 * use.residual_share:.0f} % of its price in the end",
+        f"electricity costs {use.electricity_usd_kwh:g} USD a kWh; the machine around the cards takes "
+        f"{use.host_watts:g} W while it trains, and is not counted while it does not",
+        f"rents stay as they were on the day of their lists, and subscriptions are shared among "
+        f"{terms.runs_a_month:.0f} runs a month",
+    )
+
+
+def _notes(choices: Sequence[PurchaseChoice]) -> tuple[str, ...]:
+    found = [
+        f'{one.label}: {one.price_usd.value:,.0f} USD is the {LAUNCH}; state yours as --option "…=PRICE"'
+        for one in choices
+        if one.price_source == LAUNCH and one.price_usd.value
+    ]
+    return tuple(found)
