@@ -158,6 +158,8 @@ def apply_system_prompt(
 
 
 SUMMARY = "summary.json"
+MOST_CHARACTERS_PER_TOKEN = 100
+"""A row with more characters per allowed token is overlong without being tokenized."""
 SUBSET_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "rl")
 """The splits of a model subset are indexes into this list."""
 
@@ -337,35 +339,43 @@ class _RenderRequest(NamedTuple):
 def _render(
     rows: Sequence[Interaction], *, renderer: Renderer, settings: DataSettings
 ) -> tuple[list[_RenderedPart], dict[int, str]]:
-    asked = [one for place, row in enumerate(rows) for one in _list_requests(place, row, settings=settings)]
+    requests = [
+        request
+        for position, row in enumerate(rows)
+        for request in _list_requests(position, row, settings=settings)
+    ]
+    most = settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
+    sizes = [_count_characters(request.messages, request.reply) for request in requests]
+    batch = [request[2:] for request, size in zip(requests, sizes, strict=True) if size <= most]
+    results = iter(renderer.render_batch(batch))
     ready: list[_RenderedPart] = []
     refused: dict[int, str] = {}
-    for one, rendered in zip(asked, renderer.render_batch([one[2:] for one in asked]), strict=True):
-        row = rows[one.position]
+    for request, size in zip(requests, sizes, strict=True):
+        rendered = next(results) if size <= most else None
+        row = rows[request.position]
         if isinstance(rendered, UserMistake):
-            refused[one.position] = f"refused by the template: {rendered.what}"
-        elif rendered.trained_from >= len(rendered.tokens):
-            refused[one.position] = "nothing to train on: the template leaves no token of the reply"
-        elif len(rendered.tokens) <= settings.max_tokens:
-            ready.append(_RenderedPart(one.position, row, one.part, one.messages, one.reply, rendered))
+            refused[request.position] = f"refused by the template: {rendered.what}"
+        elif rendered is not None and rendered.trained_from >= len(rendered.tokens):
+            refused[request.position] = "nothing to train on: the template leaves no token of the reply"
+        elif rendered is not None and len(rendered.tokens) <= settings.max_tokens:
+            ready.append(_RenderedPart(request.position, row, *request[1:], rendered))
         else:
-            may_shorten = settings.overlong != "drop"
             only_last = settings.train_on == "every" or row.capture is not None
-            pieces = (
-                _shorten(one, renderer=renderer, settings=settings, only_last=only_last)
-                if may_shorten
-                else []
-            )
+            parts = _shorten(request, renderer=renderer, settings=settings, only_last=only_last)
             ready += [
-                _RenderedPart(one.position, row, one.part + n, *piece) for n, piece in enumerate(pieces)
+                _RenderedPart(request.position, row, request.part + n, *part) for n, part in enumerate(parts)
             ]
-            if not pieces:
-                length = len(rendered.tokens)
-                part = f"answer {one.part + 1}, " if one.part else ""
-                refused[one.position] = (
-                    f"overlong: {part}{length} tokens, data.max_tokens is {settings.max_tokens}"
+            if not parts:
+                length = f"{size:,} characters" if rendered is None else f"{len(rendered.tokens)} tokens"
+                answer = f"answer {request.part + 1}, " if request.part else ""
+                refused[request.position] = (
+                    f"overlong: {answer}{length}, data.max_tokens is {settings.max_tokens}"
                 )
     return ready, refused
+
+
+def _count_characters(messages: Sequence[Message], reply: str) -> int:
+    return sum(len(message.content) for message in messages) + len(reply)
 
 
 def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -> Iterator[_RenderRequest]:
@@ -379,20 +389,25 @@ def _list_requests(position: int, row: Interaction, *, settings: DataSettings) -
 
 
 def _shorten(
-    one: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
+    request: _RenderRequest, *, renderer: Renderer, settings: DataSettings, only_last: bool
 ) -> list[tuple[tuple[Message, ...], str, TokenizedRow]]:
-    def count(turns: Sequence[Message], said: str) -> int:
-        return renderer.count_tokens(turns, said)
+    if settings.overlong == "drop":
+        return []
 
-    shorter = fit_row(one.messages, one.reply, count=count, settings=settings).rows
+    def count(messages: Sequence[Message], reply: str) -> int:
+        size = _count_characters(messages, reply)
+        is_long = size > settings.max_tokens * MOST_CHARACTERS_PER_TOKEN
+        return size if is_long else renderer.count_tokens(messages, reply)
+
+    shorter = fit_row(request.messages, request.reply, count=count, settings=settings).rows
     if only_last:
         # The answers before this one are rows of their own already.
         shorter = shorter[-1:]
     rendered = renderer.render_batch(shorter)
     return [
-        (turns, said, one)
-        for (turns, said), one in zip(shorter, rendered, strict=True)
-        if not isinstance(one, UserMistake)
+        (messages, reply, row)
+        for (messages, reply), row in zip(shorter, rendered, strict=True)
+        if not isinstance(row, UserMistake)
     ]
 
 
